@@ -1,114 +1,140 @@
-"""The analytical prior for attention on a GPU: predicted seconds of a config at given sizes.
+"""What generated attention kernels are expected to take.
 
-    t = launches + |rounds · (start + steps · (products + powers)), memory| + parts
+    t(flash) = launch + waves of programs · steps · |latency, together · busy|      or the bytes over the bandwidth
+    t(split) = the same with the keys of a program shared + launch + what the second launch reads
 
-    rounds    programs go to the places that shared memory and registers leave; the last round may have fewer of them
-    steps     blocks of keys that a block of rows sees; half of them under a causal mask
-    products  both products of a step, by the rate of the tensor cores and the share of it that blocks of so many rows reach
-    powers    an exponential for each score, by the rate of the special function units, half of it beside the products
-    memory    operands and result once, keys and values again for each block of rows from the second-level cache
-    parts     what split keys leave in memory and add up in a second launch
-
-The shares are estimates that order configs; no device was fitted. Where they are wrong: programs whose warps divide the work
-(`ws`) are expected to be a sixth faster wherever they take part.
+A step is the work of a program on one block of keys. `busy` is what it takes of a multiprocessor that has other programs to do,
+`latency` what it takes alone. STEPS has both for the blocks that were measured on an H200, the first as a share of the peak of
+the tensor cores; other blocks take what their neighbours do.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from polytile.attention.problem import AttentionProblem
-from polytile.attention.triton.configs import shared_bytes
-from polytile.attention.triton.unit import padded
-from polytile.cost.library_attention import bias_bytes, work
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.triton.configs import Row, head_block, row_of, shared_bytes
+from polytile.attention.triton.split import COLUMNS, MOST, STEP
+from polytile.cost.library_attention import bias_bytes
 from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
-SHARE = {16: 0.25, 32: 0.4, 64: 0.55, 128: 0.65}
-"""Share of the tensor cores' rate, by rows of a block."""
-WARPED = 1.15
-"""How much faster programs are whose warps divide the work."""
-POWERS = 16.0
-"""Exponentials of a multiprocessor in a cycle."""
-START = 2000.0
-"""Cycles of a program beside its steps: the block of q, the first keys, the result."""
-STEP = 150.0
-"""Cycles of a step that nothing else hides."""
-THREADS_REGISTERS = 168
-"""Registers of a thread, about."""
+STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
+    (2, 64): {(16, 128, 3, 4): (0.089, 0.86e-6), (64, 64, 3, 4): (0.35, 0.74e-6), (128, 64, 3, 4): (0.35, 1.5e-6)},
+    (2, 128): {(16, 128, 3, 4): (0.079, 0.2e-6), (64, 64, 3, 4): (0.379, 0.2e-6), (128, 64, 3, 8): (0.379, 0.2e-6),
+               (128, 128, 2, 8): (0.337, 0.2e-6)},
+    (2, 256): {(16, 64, 2, 4): (0.089, 1.5e-6), (64, 32, 3, 4): (0.288, 0.2e-6), (128, 32, 3, 8): (0.364, 0.2e-6),
+               (128, 64, 2, 8): (0.379, 0.2e-6)},
+    (4, 64): {(16, 64, 3, 4): (0.154, 0.2e-6), (32, 32, 3, 4): (0.18, 1.9e-6), (64, 64, 2, 4): (0.237, 5.5e-6),
+              (128, 64, 2, 8): (0.288, 0.2e-6)},
+    (4, 128): {(16, 32, 3, 4): (0.173, 0.2e-6), (32, 32, 3, 4): (0.246, 3.2e-6), (128, 32, 2, 8): (0.237, 0.2e-6)},
+    (4, 256): {(16, 32, 2, 4): (0.173, 0.2e-6), (32, 32, 2, 4): (0.121, 0.2e-6)},
+    (4, 512): {(16, 16, 2, 4): (0.046, 8.7e-6)},
+}  # fmt: skip
+"""(bytes of an element, head size) → block → share of the peak when busy, seconds of a step alone."""
+UNKNOWN = 0.2, 2e-6
+"""The same of blocks that were not measured."""
+BEGIN = 2e-6
+"""Seconds from a program's start to its first step, and from its last to its end."""
+COMBINE = 1.5e-6
+"""Seconds of a turn of the second launch of `split`."""
+REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
+"""Registers of a thread: those beside blocks, for each element of the sums, and of the scores."""
 
 
-def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
-    """What `cost` is made of, and what the work is."""
-    products, moved = work(problem, size)
-    loop, again = _loop(problem, config, size, device, products)
-    return {
-        **{f"work.{name}": float(size[name]) for name in ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")},
-        "work.itemsize": float(problem.dtype.itemsize),
-        "work.causal": float(bool(problem.causal.value)),
-        "work.bias": float(bias_bytes(problem, size)),
-        "loop_s": loop,
-        "memory_s": moved / device.bandwidth,
-        "cache_s": again / device.l2_bandwidth,
-        "parts_s": _parts(config, size, device),
-        "launch_s": device.launch_seconds * (2 if config["variant"] == "split" else 1),
-    }
+@dataclass(frozen=True)
+class Programs:
+    """How many programs run, with how many steps on average and at most."""
+
+    count: int
+    mean: float
+    most: int
 
 
 def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds of one call."""
-    known = terms(problem, config, size, device)
-    return known["launch_s"] + max(known["loop_s"], known["memory_s"], known["cache_s"]) + known["parts_s"]
+    parts = terms(problem, config, size, device)
+    return parts["launch"] + max(parts["steps"], parts["memory"], parts["cache"]) + parts["combine"]
 
 
-def _loop(
-    problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts, products: float
-) -> tuple[float, float]:
-    """Seconds of all rounds of programs, and the bytes of keys and values that they read in all."""
-    m, n, stages, warps = (int(config[name]) for name in ("m", "n", "stages", "warps"))
-    head = max(padded(size["D"]), padded(size["Dv"]))
-    blocks, splits = _blocks(config, size, device)
-    scores = max(1, size["B"] * size["Hq"] * size["Mq"] * size["Mkv"])
-    seen = products / (scores * max(1, size["D"] + size["Dv"]))
-    keys = seen * size["Mkv"] / splits
-    rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
-    rate = rates.get(problem.dtype.itemsize, PLAIN_FLOPS) if problem.dtype.itemsize < 4 or problem.tf32 else PLAIN_FLOPS
-    share = SHARE[max((rows for rows in SHARE if rows <= m), default=16)] * (WARPED if config.get("ws") else 1.0)
-    multiply = 4.0 * m * n * head / (rate * share)
-    powers = m * n / POWERS
-    step = max(multiply, powers) + 0.5 * min(multiply, powers) + STEP
-    shared = shared_bytes((m, n, stages, warps), head, problem.dtype.itemsize)
-    threads = warps * device.warp
-    resident = max(1, min(device.shared_per_sm // max(1, shared), device.registers_per_sm // (threads * THREADS_REGISTERS)))
-    count = blocks * splits
-    side_by_side = min(resident, math.ceil(count / device.sms))
-    rounds = math.ceil(count / (device.sms * max(1, side_by_side)))
-    overlapped = side_by_side * (1.0 if side_by_side == 1 else 0.85)
-    cycles = rounds * (START + math.ceil(keys / n) * step * overlapped)
-    again = count * keys * (size["D"] + size["Dv"]) * problem.dtype.itemsize
-    return cycles / device.clock, float(again)
+def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
+    """Seconds: `launch`, then the largest of `steps` (computing), `memory` and `cache` (moving keys), then `combine`."""
+    own, row, itemsize = programs(problem, config, size, device), row_of(config), problem.dtype.itemsize
+    heads, head = size["D"] + size["Dv"], head_block(size)
+    share, latency = STEPS.get((itemsize, head), {}).get(row, UNKNOWN)
+    busy = 4.0 * row[0] * row[1] * head / (_rate(problem, device) * share)
+    split = str(config["variant"]) == "split"
+    rows = size["B"] * (size["Hq"] * size["Mq"] * heads)
+    keys = size["B"] * size["Hkv"] * size["Mkv"] * heads
+    moved = (rows + keys) * itemsize + bias_bytes(problem, size)
+    return {
+        "launch": device.launch_seconds + BEGIN,
+        "steps": _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
+        "memory": moved / device.bandwidth,
+        "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
+        "combine": _combine(problem, config, size, device) if split else 0.0,
+    }
 
 
-def _blocks(config: Config, size: Mapping[str, int], device: DeviceFacts) -> tuple[int, int]:
-    """Blocks of rows, and parts of their keys."""
+def programs(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> Programs:
+    """The programs of the first launch."""
+    m, n, _, _ = row_of(config)
+    group = size["Hq"] // max(1, size["Hkv"]) if config.get("packed") else 1
+    tiles, blocks = -(-size["Mq"] * group // m), -(-size["Mkv"] // n)
+    count = size["B"] * size["Hq"] // max(1, group) * tiles
+    if str(config["variant"]) == "split":
+        shared = parts(config, count, size, device)
+        blocks = -(-blocks // shared)
+        return Programs(count * shared, blocks, blocks)
+    if problem.causal is Causal.NO or tiles <= 1:
+        return Programs(count, blocks, blocks)
+    return Programs(count, blocks * (tiles + 1) / (2 * tiles), blocks)
+
+
+def parts(config: Config, count: int, size: Mapping[str, int], device: DeviceFacts) -> int:
+    """How many programs share the keys of each of `count` blocks of rows: as in attention/triton/split.py."""
+    places = device.sms * int(config["waves"])
+    return max(1, min(MOST, places // max(1, count), size["Mkv"] // int(config["n"])))
+
+
+def _combine(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     group = size["Hq"] // max(1, size["Hkv"])
-    packed = bool(config.get("packed"))
-    rows, heads = (group * size["Mq"], size["Hkv"]) if packed else (size["Mq"], size["Hq"])
-    blocks = max(1, size["B"] * heads * -(-rows // int(config["m"])))
-    if config["variant"] != "split":
-        return blocks, 1
-    wanted = int(config["waves"]) * device.sms // blocks
-    return blocks, max(1, min(wanted, -(-size["Mkv"] // int(config["n"]))))
+    count = size["B"] * size["Hkv"] * -(-size["Mq"] * group // int(config["m"]))
+    shared, rows = parts(config, count, size, device), size["B"] * size["Hq"] * size["Mq"]
+    waves = -(-rows * max(1, head_block(size) // COLUMNS) // (device.sms * 8))
+    written = 2 * 4 * rows * shared * size["Dv"] / device.l2_bandwidth
+    return device.launch_seconds + waves * COMBINE * (1 + -(-shared // STEP)) + written
 
 
-def _parts(config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds for what the parts leave in memory, float32, written and read."""
-    blocks, splits = _blocks(config, size, device)
-    if splits == 1:
-        return 0.0
-    return 2 * 4 * blocks * splits * int(config["m"]) * size["Dv"] / device.l2_bandwidth + device.launch_seconds
+def _rounds(own: Programs, busy: float, latency: float, together: int, sms: int) -> float:
+    """Seconds of all steps: full rounds of the multiprocessors and one that is not full, or, where programs differ, those that
+    end last."""
+    places = sms * together
+    full = max(latency, together * busy)
+    last = max(latency, -(-min(own.count, places) // sms) * busy)
+    if own.mean < own.most:
+        return max(own.count * own.mean * full / places, own.most * last)
+    rest = own.count % places
+    return own.most * (own.count // places * full + (max(latency, -(-rest // sms) * busy) if rest else 0.0))
 
 
-__all__ = ["cost", "terms"]
+def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
+    """Programs that a multiprocessor has at the same time."""
+    m, n, _, warps = row
+    threads = warps * device.warp
+    registers = min(255.0, REGISTERS + (SUMS * m * head + SCORES * m * n) / threads)
+    by_registers = device.registers_per_sm // int(registers * threads)
+    by_memory = device.shared_per_sm // (shared_bytes(row, head, itemsize) + 1024)
+    return max(1, min(by_registers, by_memory, device.threads_per_sm // threads))
+
+
+def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:
+    """Floating-point operations of a multiprocessor in a second, at most."""
+    rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
+    flops = rates.get(problem.dtype.itemsize, PLAIN_FLOPS)
+    return flops * device.clock / (3 if problem.dtype.itemsize == 4 and not problem.tf32 else 1)
+
+
+__all__ = ["Programs", "cost", "parts", "programs", "terms"]

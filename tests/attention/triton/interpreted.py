@@ -53,13 +53,18 @@ def integers(problem: AttentionProblem, made: Mapping[str, torch.Tensor], size: 
 
 
 def run(
-    problem: AttentionProblem, how: Config, made: Mapping[str, torch.Tensor], size: Mapping[str, int], wide: bool = False
+    problem: AttentionProblem,
+    how: Config,
+    made: Mapping[str, torch.Tensor],
+    size: Mapping[str, int],
+    wide: bool = False,
+    chip: Chip = CHIP,
 ) -> None:
     """Runs the kernel of `how` on the tensors."""
     values = integers(problem, made, size)
     exact = tuple((name, values[name]) for name in ("D", "Dv", "Hq", "Hkv"))
     facts = Facts(frozenset(n for n, v in values.items() if v % 16 == 0), frozenset(made), wide, exact)
-    assert interpret.run(generate(problem, how, facts, CHIP), made, values) == 0
+    assert interpret.run(generate(problem, how, facts, chip), made, values) == 0
 
 
 def expected(
@@ -69,7 +74,7 @@ def expected(
     group = size["Hq"] // max(1, size["Hkv"])
     q, k, v = (made[name].double() for name in "qkv")
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = q @ k.transpose(2, 3) * problem.scale
+    scores = q @ k.transpose(2, 3) * (size["D"] ** -0.5 if problem.scale is None else problem.scale)
     if problem.bias is not None:
         bias = made["bias"]
         scores = torch.where(bias, scores, problem.bias.fill) if bias.dtype == torch.bool else scores + bias.double()
@@ -78,17 +83,20 @@ def expected(
         seen = torch.ones(size["Mq"], size["Mkv"], dtype=torch.bool).tril(offset)
         scores = torch.where(seen, scores, -float("inf"))
     weights = torch.softmax(scores, -1)
-    if problem.empty_is_0:
+    if problem.empty_is_0 or not size["Mkv"]:
         weights = torch.where((scores == -float("inf")).all(-1, keepdim=True), 0.0, weights)
     return weights @ v, torch.logsumexp(scores, -1)
 
 
-def check(problem: AttentionProblem, how: Config, size: Mapping[str, int], wide: bool = False) -> None:
-    """Runs the kernel on random tensors and compares."""
+def check(
+    problem: AttentionProblem, how: Config, size: Mapping[str, int], wide: bool = False, chip: Chip = CHIP
+) -> dict[str, torch.Tensor]:
+    """Runs the kernel on random tensors and compares. Returns them."""
     made = tensors(problem, size)
-    run(problem, how, made, size, wide)
+    run(problem, how, made, size, wide, chip)
     out, lse = expected(problem, made, size)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[problem.dtype]
     torch.testing.assert_close(made["out"].double(), out, atol=tolerance, rtol=tolerance, equal_nan=True)
     if problem.lse:
         torch.testing.assert_close(made["lse"].double(), lse, atol=1e-4, rtol=1e-4)
+    return made

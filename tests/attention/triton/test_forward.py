@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from polytile.attention.problem import AttentionProblem, Bias, Causal
+from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
-from tests.attention.triton.interpreted import check, config
+from tests.attention.triton.interpreted import check, config, expected, run, tensors
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 CONFIGS = {
@@ -49,10 +50,34 @@ def test_half_types(how: Config, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("how", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("size", EDGES, ids=str)
 def test_sizes_at_the_edge(how: Config, size: dict[str, int]) -> None:
-    check(AttentionProblem(F32, 0.3, Causal.NO, lse=True), how, SIZE | size, wide=True)
+    for zeros in (True, False):
+        check(AttentionProblem(F32, None, Causal.NO, empty_is_0=zeros, lse=True), how, SIZE | size, wide=True)
 
 
 @pytest.mark.parametrize("how", CONFIGS.values(), ids=CONFIGS)
 def test_rows_without_keys_are_zero_or_nan(how: Config) -> None:
     for zeros in (True, False):
         check(AttentionProblem(F32, 0.3, Causal.BOTTOM_RIGHT, empty_is_0=zeros, lse=True), how, SIZE | {"Mq": 40, "Mkv": 9})
+
+
+@pytest.mark.parametrize("how", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("added", [True, False])
+def test_nan_of_hidden_keys_stays_where_a_mask_is_added(how: Config, added: bool) -> None:
+    problem = AttentionProblem(F32, None, bias=Bias(torch.bool, "n"), empty_is_0=added)
+    made = tensors(problem, SIZE)
+    made["bias"][..., 3], made["bias"][..., 4] = False, True
+    made["k"][:, :, 3] = float("nan")
+    run(problem, how, made, SIZE)
+    right, _ = expected(problem, made, SIZE)
+    assert right.isnan().all() == added
+    torch.testing.assert_close(made["out"].double(), right, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+def test_many_parts_are_combined_in_the_same_order_each_time(waves: int) -> None:
+    problem, size = AttentionProblem(F32, None, Causal.BOTTOM_RIGHT, lse=True), SIZE | {"Mq": 3, "Mkv": 700, "Dv": 80}
+    chip, how = Chip(80), config("split", packed=1, waves=waves)  # 40 and 43 parts; some have no key that a row sees
+    made = check(problem, how, size, chip=chip)
+    again = {name: made[name].clone() for name in made}
+    run(problem, how, again, size, chip=chip)
+    assert all(torch.equal(made[name], again[name]) for name in ("out", "lse"))

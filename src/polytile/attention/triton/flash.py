@@ -55,10 +55,9 @@ def finish(unit: Unit) -> None:
     line, problem = unit.out.line, unit.problem
     if problem.lse:
         line(f"tl.store({lse_at(unit)}, {unit.logarithm}, mask=inside)")
-    if problem.empty_is_0:
-        line("total = tl.where(total == 0, 1.0, total)")
+    line(f"total = {unit.divisor}")
     line("acc = acc / total[:, None]")
-    store(unit, "acc")
+    store(unit, "acc", "tl.arange(0, BLOCK_DV)[None, :]")
 
 
 def lse_at(unit: Unit) -> str:
@@ -67,9 +66,8 @@ def lse_at(unit: Unit) -> str:
     return f"lse + (p0.to(tl.int64) * {unit.number('Hq')} + {head}) * {unit.number('Mq')} + {query}"
 
 
-def store(unit: Unit, value: str) -> None:
-    """Lines that store the block's rows of `value` in out."""
-    along = "tl.arange(0, BLOCK_DV)[None, :]"
+def store(unit: Unit, value: str, along: str) -> None:
+    """Lines that store the block's rows of `value` in out, in the columns `along`."""
     masks = " & ".join(["inside[:, None]", *unit.head_mask("Dv", along)])
     unit.out.line(f"out_at = {unit.base('out', 'p1')} + p2 * {unit.number('out_stride_m')} + {along}")
     unit.out.line(f"tl.store(out_at, {value}.to(out.dtype.element_ty), mask={masks})")

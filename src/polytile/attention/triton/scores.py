@@ -2,7 +2,7 @@
 
     causal              mask   n <= m,  n <= m + Mkv - Mq
     bias added          score  s + bias[b, h, m, n]
-    bias of booleans    mask   bias[b, h, m, n]             score  bias[b, h, m, n] ? s : fill    where fill is a number
+    bias of booleans    score  s + (bias[b, h, m, n] ? 0 : -inf),  bias[b, h, m, n] ? s : fill
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def scores_of(problem: AttentionProblem) -> Scores:
     if problem.bias is not None and problem.bias.dtype != torch.bool:
         score = expr.op("add", torch.float32, SCORE, _added(problem.bias))
     elif problem.bias is not None:
-        seen = expr.load(torch.bool, "bias", _place("bias"))
-        if problem.bias.fill == -math.inf:
-            mask = seen if mask is None else expr.op("logical_and", torch.bool, mask, seen)
+        seen, fill = expr.load(torch.bool, "bias", _place("bias")), expr.const(problem.bias.fill, torch.float32)
+        if problem.bias.fill == -math.inf and problem.empty_is_0:  # scaled_dot_product_attention adds it: NaN stays
+            added = expr.op("where", torch.float32, seen, expr.const(0.0, torch.float32), fill)
+            score = expr.op("add", torch.float32, SCORE, added)
         else:
-            score = expr.op("where", torch.float32, seen, SCORE, expr.const(problem.bias.fill, torch.float32))
+            score = expr.op("where", torch.float32, seen, SCORE, fill)
     return Scores(problem, score, mask)
 
 

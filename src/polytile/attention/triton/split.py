@@ -2,10 +2,10 @@
 combines what they leave in a fixed order, so that equal calls give equal bits.
 
     launch 0   program (block of rows, part): as flash over its share of the keys; acc / total and log2 of the weights to scratch
-    launch 1   out = Σ 2^(log - max log) · acc  /  Σ 2^(log - max log)
+    launch 1   program (row, columns of v): out = Σ 2^(log - max log) · acc  /  Σ 2^(log - max log)
 
 The number of parts follows from the sizes of the call (`parts`): as many as the multiprocessors take at the same time, `waves`
-times over, but each at least LEAST blocks of keys.
+times over, but each with a whole block of keys at least.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
-MOST = 128
+MOST = 256
 """Parts at most."""
-LEAST = 1
-"""Blocks of keys of a part at least."""
-COMBINE_WARPS, STEP = 4, 16
-"""Of the second launch: warps of a program, and parts that it takes at once."""
+COMBINE_WARPS, STEP, COLUMNS = 4, 32, 64
+"""Of the second launch: warps of a program, parts that it takes at once, and columns of v at most."""
 
 
 def parts(unit: Unit) -> sympy.Expr:
     """How many programs share the keys of a block of rows."""
     places = unit.chip.sms * int(unit.config["waves"])
     programs = sympy.Max(sizes.ONE, row_blocks(unit) * unit.heads)
-    shares = FloorDiv(symbol("Mkv"), sympy.Integer(LEAST * unit.constants["BLOCK_N"]))
+    shares = FloorDiv(symbol("Mkv"), sympy.Integer(unit.constants["BLOCK_N"]))
     wanted = sympy.Min(FloorDiv(sympy.Integer(places), programs), shares, sympy.Integer(MOST))
     return sympy.Max(sizes.ONE, wanted)
 
@@ -69,31 +67,34 @@ def _shares(unit: Unit, count: sympy.Expr) -> Launch:
 
 
 def _combine(unit: Unit, count: sympy.Expr) -> Launch:
-    """One program for each row."""
+    """One program for each row and COLUMNS of v."""
     line = unit.out.line
-    unit.constants |= {"BLOCK_M": 1, "MOST": MOST, "STEP": STEP}
+    block, rows = unit.constants["BLOCK_DV"], unit.heads * unit.row_count
+    columns = min(COLUMNS, block)
+    unit.constants |= {"BLOCK_M": 1, "MOST": MOST, "STEP": STEP, "COLUMNS": columns}
     line(f"parts = {unit.index(count)}")
     _place(unit)
     values, logs = unit.scratch(0, torch.float32), unit.scratch(1, torch.float32)
     line("place = tl.program_id(0).to(tl.int64) * parts")
-    line("part = tl.arange(0, MOST)")
-    line(f'log = tl.load({logs} + place + part, mask=part < parts, other=float("-inf"))')
-    line("high = tl.max(log, 0)")
+    line("parts_all = tl.arange(0, MOST)")
+    line(f'logs = tl.load({logs} + place + parts_all, mask=parts_all < parts, other=float("-inf"))')
+    line("high = tl.max(logs, 0)")
     line('high = tl.where(high == float("-inf"), 0.0, high)')
-    line("total = tl.sum(tl.exp2(log - high), 0)")
-    line("acc = tl.zeros([BLOCK_DV], tl.float32)")
+    line("total = tl.sum(tl.exp2(logs - high), 0)")
+    line("along = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]")
+    line("acc = tl.zeros([COLUMNS], tl.float32)")
     with unit.out.indented("for begin in range(0, parts, STEP):"):
         line("part = begin + tl.arange(0, STEP)")
         line(f'weight = tl.exp2(tl.load({logs} + place + part, mask=part < parts, other=float("-inf")) - high)')
-        line(f"value_at = {values} + (place + part)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :]")
+        line(f"value_at = {values} + (place + part)[:, None] * BLOCK_DV + along")
         line("acc += tl.sum(weight[:, None] * tl.load(value_at, mask=(part < parts)[:, None], other=0.0), 0)")
     if unit.problem.lse:
-        line(f"tl.store({lse_at(unit)}, (high + tl.log2(total) + tl.zeros([1], tl.float32)) * {LN2}, mask=inside)")
-    if unit.problem.empty_is_0:
-        line("total = tl.where(total == 0, 1.0, total)")
+        line(f"logarithm = (high + tl.log2(total) + tl.zeros([1], tl.float32)) * {LN2}")
+        line(f"tl.store({lse_at(unit)}, logarithm, mask=inside & (tl.program_id(1) == 0))")
+    line(f"total = {unit.divisor}")
     line("acc = (acc / total)[None, :]")
-    store(unit, "acc")
-    return unit.launch((unit.heads * unit.row_count, sizes.ONE, sizes.ONE), COMBINE_WARPS)
+    store(unit, "acc", "along")
+    return unit.launch((rows, sympy.Integer(block // columns), sizes.ONE), COMBINE_WARPS)
 
 
 __all__ = ["parts", "split"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from polytile.attention.problem import AXES, AttentionProblem, symbol
+from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.bounds import WHOLE, Analysis, Bounds, Interval, Range
 from polytile.attention.triton.scores import HEAD, KEY, QUERY, SCORE, scores_of
 from polytile.codegen.triton import text
@@ -69,20 +69,14 @@ class Unit:
             "BLOCK_D": padded(values["D"]), "BLOCK_DV": padded(values["Dv"]),
         }  # fmt: skip
         self.scratch_types: dict[int, torch.dtype] = {}
-        self.specialised = bool(config.get("ws")) and self._describable()
         self.scores = scores_of(problem)
         of_rows = self._axes(HEAD, QUERY) if self.packed else self._axes(QUERY)
         self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: none of its points lies outside
         self.keys = Dim("BLOCK_N", self._axes(KEY), self.constants["BLOCK_N"])
         self.tiles = {masked: self._tile(not masked) for masked in (True, False)}
         self.body = Body(self.scores.kernel, self.tiles[True], facts)
-        self.body.made[id(SCORE)] = lambda scope: f"s * {problem.scale!r}" if problem.scale != 1 else "s"
-
-    def _describable(self) -> bool:
-        """Whether hardware can copy blocks of q, k and v (TMA): rows of 16-byte steps, each without gaps."""
-        named = [f"{name}_stride_{axis}" for name in "qkv" for axis in AXES[name][:3]]
-        aligned = all(name in self.facts.aligned for name in "qkv") and all(map(self.facts.divides, named))
-        return aligned and all(self.problem.dense) and not self.packed
+        self.scale = problem.scale if problem.scale is not None else max(1, values["D"]) ** -0.5
+        self.body.made[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
 
     def _axes(self, *symbols: sympy.Symbol) -> tuple:
         axes = {axis.symbol: axis for axis in self.scores.kernel.loop.axes}
@@ -164,28 +158,14 @@ class Unit:
     def queries(self, name: str, size: str, variable: str) -> None:
         """A line that loads the block's rows of q, or of what lies like it."""
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
-        if self.specialised:
-            self.descriptor(name, "p1", "Mq", "m", f"BLOCK_M, {block}")
-            self.out.line(f"{variable} = {name}_rows.load([start, 0])")
-            return
         along = f"tl.arange(0, {block})[None, :]"
         stride = self.number(f"{name}_stride_m")
         self.out.line(f"{variable}_at = {self.base(name, 'p1')}")
         pointer = f"{variable}_at + p2 * {stride} + {self.along_head(name, along)}"
         self.out.line(f"{variable} = {self.load(pointer, self.head_mask(size, along))}")
 
-    def descriptor(self, name: str, head: str, length: str, axis: str, block: str) -> None:
-        """A line that has `name`_rows describe a head's rows."""
-        size = self.number("Dv" if name == "v" else "D")
-        shape = f"[{self.number(length)}, {size}], [{self.number(f'{name}_stride_{axis}')}, 1], [{block}]"
-        self.out.line(f"{name}_rows = tl.make_tensor_descriptor({self.base(name, head)}, {shape})")
-
     def keys_at(self) -> None:
         """Lines that point at the first block of keys and of values, each a head's rows."""
-        if self.specialised:
-            for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
-                self.descriptor(name, "kv", "Mkv", "n", f"BLOCK_N, {size}")
-            return
         for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
             along = self.along_head(name, f"tl.arange(0, {size})[None, :]")
             rows = self.wide("tl.arange(0, BLOCK_N)") + f"[:, None] * {self.number(f'{name}_stride_n')}"
@@ -193,8 +173,6 @@ class Unit:
 
     def key_block(self, name: str, size: str, masked: bool) -> str:
         """The load of the block of keys or values that begins at j."""
-        if self.specialised:
-            return f"{name}_rows.load([j, 0])"
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
         masks = self.head_mask(size, f"tl.arange(0, {block})[None, :]")
         if masked:
@@ -265,7 +243,7 @@ class Unit:
     @property
     def folded(self) -> bool:
         """Whether scores stay products until they are exponents: scale and the base of exponentials are one factor."""
-        return self.scores.score is None and self.problem.scale > 0
+        return self.scores.score is None and self.scale > 0
 
     @property
     def may_hide(self) -> bool:
@@ -287,7 +265,7 @@ class Unit:
         if self.scores.score is not None:
             lines.append(f"s = {self.body.emit(self.scores.score, scope)}")
         elif not self.folded:
-            lines.append(f"s = s * {self.problem.scale!r}")
+            lines.append(f"s = s * {self.scale!r}")
         if conditions:
             lines.append(f's = tl.where({" & ".join(conditions)}, s, float("-inf"))')
         return lines
@@ -295,15 +273,13 @@ class Unit:
     @property
     def unit(self) -> float:
         """What scores are multiplied with to be exponents of 2."""
-        return LOG2E * (self.problem.scale if self.folded else 1.0)
+        return LOG2E * (self.scale if self.folded else 1.0)
 
     def dot(self, a: str, b: str, acc: str = "") -> str:
-        """A product of blocks. float32 operands are split into three of TF32, or multiplied as they are, unless they may be
-        rounded."""
+        """A product of blocks. float32 operands are split into three of TF32 unless they may be rounded."""
         options = ""
         if self.problem.dtype == torch.float32:
-            precise = "ieee" if self.config.get("ieee") else "tf32x3"
-            options = f', input_precision="{"tf32" if self.problem.tf32 else precise}"'
+            options = f', input_precision="{"tf32" if self.problem.tf32 else "tf32x3"}"'
         return f"tl.dot({a}, {b}{', ' + acc if acc else ''}{options})"
 
     def step(self, masked: bool) -> list[str]:
@@ -343,12 +319,7 @@ class Unit:
         self.out.line('high = tl.full([BLOCK_M], float("-inf"), tl.float32)')
         self.out.line("total = tl.zeros([BLOCK_M], tl.float32)")
         self.out.line("acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)")
-        parts = self.parts(self.bounds(), split)
-        if self.specialised:  # one loop: the compiler divides the work of no more
-            with self.out.indented("for j in tl.range(lo, hi, BLOCK_N, warp_specialize=True):"):
-                self.out.extend(self.step(masked=True))
-            return
-        for part in parts:
+        for part in self.parts(self.bounds(), split):
             with self.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
                 self.out.extend(self.step(part.masked))
 
@@ -356,6 +327,12 @@ class Unit:
     def logarithm(self) -> str:
         """The natural logarithm of each row's sum of exponentials: -inf where there is no key."""
         return f"(high + tl.log2(total)) * {LN2}" if self.folded else f"high + tl.log2(total) * {LN2}"
+
+    @property
+    def divisor(self) -> str:
+        """What the sum of values is divided by. Without any key the result is 0; of a row whose keys are all hidden 0 or NaN."""
+        nothing = "total == 0" if self.problem.empty_is_0 else f"(total == 0) & ({self.number('Mkv')} == 0)"
+        return f"tl.where({nothing}, 1.0, total)"
 
     # text --------------------------------------------------------------------------------------------------------------
 
@@ -382,7 +359,7 @@ class Unit:
             arguments,
             constants,
             tuple((a.name, 16) for a in arguments if self._divisible(a)),
-            warps or int(self.config["warps"]) * (2 if self.config.get("ws") and not self.specialised else 1),
+            warps or int(self.config["warps"]),
             int(self.config["stages"]),
             grid,
             self.chip.overlaps,

@@ -1,0 +1,46 @@
+"""Attention kernels compiled for an H100 by worker processes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.triton.configs import label, space, valid
+from polytile.attention.triton.schedules import generate
+from polytile.candidates.triton import WORKER, job_of, triton_version
+from polytile.matmul.triton.unit import Chip
+from polytile.runtime.cuda import cubins, device, workers
+from polytile.schedule.facts import Facts
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+H100 = device.named("H100")
+SIZE = {"B": 1, "Hq": 8, "Hkv": 2, "Mq": 3, "Mkv": 999, "D": 64, "Dv": 64}
+NAMES = ("flash packed 16x128 s3 w4", "split 16x128 s3 w4 1 waves")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    workers.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_launch_compiles_without_spills(name: str, empty_cache: Path) -> None:
+    problem = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=True)
+    (config,) = [config for config in space(problem, H100) if label(config) == name]
+    assert valid(problem, config, SIZE)
+    divisible = frozenset(name for name, value in problem.dense_strides(SIZE).items() if value % 16 == 0)
+    facts = Facts(divisible, frozenset("qkv"), exact=tuple((name, SIZE[name]) for name in ("Hq", "Hkv", "D", "Dv")))
+    launches = generate(problem, config, facts, Chip(H100.sms, overlaps=True)).launches
+    jobs = [job_of(launch, H100.target) for launch in launches]
+    promises = [cubins.request(cubins.Order("attention", WORKER, job, triton_version())) for job in jobs]
+    for promise in promises:
+        compiled = promise.result().facts
+        assert not compiled.spills
+        assert compiled.shared <= H100.shared_per_block
