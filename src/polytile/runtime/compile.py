@@ -249,6 +249,17 @@ def compile_c(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilatio
     return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()))
 
 
+def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
+    """Whether the cache holds what `compile_c` would compile, or has been asked for it."""
+    try:
+        tools = toolchain.find()
+    except CompilerMissing:
+        return False
+    order = Order(name, source, "c", (*toolchain.EXTENSION_FLAGS, *flags), (), tools.command, tools.identity)
+    cache = current()
+    return (cache.root, order.key) in _state.compilations or cache.holds(f"{cache.stem('kernels', name, order.key, '.so')}.so")
+
+
 def _request(
     name: str, source: str, language: str, words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]]
 ) -> Compilation:
@@ -430,6 +441,7 @@ __all__ = [
     "compile_c",
     "compile_cpp",
     "compile_log",
+    "has_c",
     "load",
     "reset",
     "verified",

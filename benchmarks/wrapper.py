@@ -1,0 +1,175 @@
+"""`python -m benchmarks.wrapper [--device cuda] [--models llama gpt2 bert] [--json]`: what the program around the kernels costs.
+
+Chains of 1, 10, 50 and 100 small kernels, one dynamic compile each, written in Python, in C and as an FX graph: host time of a
+call of the program, Dynamo's guards apart. Then what a program in C takes to make: writing and compiling its text, bytes of both.
+On a GPU calls are given without waiting for the device, a few hundred at a time.
+
+With --models, on a GPU, whole transformers by Python's wrapper and by C's: wall time of a call and kernel time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import polytile
+from benchmarks import record
+from benchmarks.timing import compare, disturbance
+from polytile.compiler.programs import compiled_programs
+from polytile.compiler.tiers import wait_until_built
+from polytile.report import Column, Table, show
+from polytile.report.tables import micros
+from polytile.runtime import compile as compiling
+from polytile.wrapper import Line, Wrapped, backend, compiled, cpp, register_backend
+
+LENGTHS = (1, 10, 50, 100)
+SHAPE = (4, 16)
+TARGETS = ("python", "c", "fx")
+MODEL_TARGETS = ("python", "cpp")
+SHAPES = ((1, 16), (1, 128), (8, 200))
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a program in C took to make: seconds of writing and compiling (0: the cache had it), bytes of text and object."""
+
+    writing: float
+    compiling: float
+    text: int
+    object: int
+
+
+made: list[Made] = []
+
+
+def at_once(name: str, lines: tuple[Line, ...]) -> Wrapped:
+    """A wrapper backend: C from the first call on."""
+    began = time.perf_counter()
+    unit = cpp.unit(name, lines)
+    writing = time.perf_counter() - began
+    library = compiling.compile_c(compiled.FILE, unit.source, compiled.FLAGS).result()
+    made.append(Made(writing, library.seconds, len(unit.source), library.path.stat().st_size))
+    run = compiled.load(name, unit, library, backend("python")(name, lines).call)
+
+    def call(args: list[Any]) -> list[Any]:
+        return run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.program = run  # type: ignore[attr-defined]
+    return Wrapped(unit.source, call)
+
+
+def chain(length: int, x: torch.Tensor) -> torch.Tensor:
+    for step in range(length):
+        x = x.sin() if step % 2 else x.cos()
+    return x
+
+
+@contextmanager
+def program(function: Callable[..., Any], target: str, *args: torch.Tensor) -> Iterator[Callable[[list[Any]], list[Any]]]:
+    """The program of `function`, one kernel for each operator."""
+    torch._dynamo.reset()
+    polytile.reset()
+    options = {"wrapper": target, "fuse": False, "stall": "compile", "tune": "off"}
+    run = polytile.compile(function, options=options)
+    run(*args)
+    (only,) = compiled_programs()
+    yield getattr(only.call, "program", only.call)
+
+
+def of_chain(length: int, device: str) -> dict[str, Any]:
+    """Microseconds of a call by each target."""
+    x = torch.randn(*SHAPE, device=device)
+    calls: dict[str, Callable[[], Any]] = {}
+    made.clear()
+    kept = []
+    for target in TARGETS:
+        function = functools.partial(chain, length)
+        with program(lambda x, function=function: function(x), target, x) as call:
+            kept.append(call)
+            want = chain(length, x)
+            torch.testing.assert_close(call([*SHAPE, x])[0], want)
+            calls[target] = lambda call=call: call([*SHAPE, x])
+    found = compare(calls, seconds=2.0, burst_seconds=2e-3)
+    us = {target: found[target].low * 1e6 for target in TARGETS}
+    return {"kernels": length, "us": us, "cores_used_by_others": found.others, "c": vars(made[0]), "note": disturbance([found])}
+
+
+def of_model(name: str, shapes: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
+    """Wall and kernel time of whole calls by Python's wrapper and by C's."""
+    from benchmarks.gpu.models import DTYPE, MODELS, tokens
+    from benchmarks.gpu.replay import kernel_times, wall_times
+
+    model = MODELS[name]().to("cuda", DTYPE).eval()
+    calls: dict[str, Callable[..., Any]] = {}
+    for target in MODEL_TARGETS:
+        run = polytile.compile(lambda words: model(words)[0], options={"wrapper": target})
+        for shape in shapes:
+            for _ in range(3):
+                run(*tokens(*shape))
+        wait_until_built()
+        for _ in range(50):
+            for shape in shapes:
+                run(*tokens(*shape))
+        polytile.wait()
+        compiling.settle(120)
+        calls[target] = run
+    rows = []
+    for shape in shapes:
+        bound = {target: functools.partial(call, *tokens(*shape)) for target, call in calls.items()}
+        times = {"wall_us": wall_times(bound), "kernel_us": kernel_times(bound, places=1)}
+        rows.append({"model": name, "shape": list(shape), **times})
+    return rows
+
+
+def tables(rows: list[Mapping[str, Any]]) -> Iterator[Table]:
+    columns: list[Column | str] = ["kernels", *[Column(f"µs, {target}", micros) for target in TARGETS]]
+    body = [(row["kernels"], *[row["us"][target] * 1e-6 for target in TARGETS]) for row in rows]
+    yield Table.from_rows("Host time of a call of a program", columns, body, [rows[-1]["note"]])
+    columns = ["kernels", "ms of writing", "s of compiling", "KB of text", "KB of object"]
+    body = [(row["kernels"], *_making(row["c"])) for row in rows]
+    yield Table.from_rows("Making a program in C", columns, body)
+
+
+def _making(c: Mapping[str, Any]) -> tuple[str, ...]:
+    kilobytes = (f"{c[what] / 1e3:.1f}" for what in ("text", "object"))
+    return f"{c['writing'] * 1e3:.1f}", f"{c['compiling']:.2f}", *kilobytes
+
+
+def of_models(rows: list[Mapping[str, Any]]) -> Table:
+    what = [(kind, target) for kind in ("wall_us", "kernel_us") for target in MODEL_TARGETS]
+    body = [(row["model"], "×".join(map(str, row["shape"])), *[row[kind][t] * 1e-6 for kind, t in what]) for row in rows]
+    columns = ["model", "shape", *[Column(f"{kind.removesuffix('_us')}, {target}", micros) for kind, target in what]]
+    return Table.from_rows("µs of a call", columns, body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="kernels of a chain")
+    parser.add_argument("--models", nargs="*", choices=("llama", "gpt2", "bert"), default=[], help="whole models; needs a GPU")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/wrapper_DEVICE.json")
+    given = parser.parse_args()
+    register_backend("c", at_once)
+    results: dict[str, Any] = {"chains": [], "models": []}
+    with torch.inference_mode():
+        results["chains"] = [of_chain(length, given.device) for length in given.lengths]
+        for table in tables(results["chains"]):
+            show(table)
+        for name in given.models:
+            results["models"] += of_model(name, SHAPES)
+    if results["models"]:
+        show(of_models(results["models"]))
+    if given.json:
+        print(record.write(f"wrapper_{given.device}", results))
+
+
+if __name__ == "__main__":
+    main()
