@@ -27,7 +27,7 @@ from polytile.compiler.tiers import wait_until_built
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros
 from polytile.runtime import compile as compiling
-from polytile.wrapper import Line, Wrapped, backend, compiled, cpp, register_backend
+from polytile.wrapper import Line, Wrapped, compiled, cpp, python, register_backend
 
 LENGTHS = (1, 10, 50, 100)
 SHAPE = (4, 16)
@@ -38,8 +38,10 @@ SHAPES = ((1, 16), (1, 128), (8, 200))
 
 @dataclass(frozen=True)
 class Made:
-    """What a program in C took to make: seconds of writing and compiling (0: the cache had it), bytes of text and object."""
+    """What a program in C took to make: seconds of writing it in Python and in C, and of compiling (0: the cache had it); bytes
+    of text and object."""
 
+    python: float
     writing: float
     compiling: float
     text: int
@@ -52,18 +54,23 @@ made: list[Made] = []
 def at_once(name: str, lines: tuple[Line, ...]) -> Wrapped:
     """A wrapper backend: C from the first call on."""
     began = time.perf_counter()
-    unit = cpp.unit(name, lines)
-    writing = time.perf_counter() - began
+    text = python.write(name, lines)
+    middle = time.perf_counter()
+    in_c = cpp.write(lines, text)
+    writing = time.perf_counter() - middle
+    plain = python.load(name, f"{text.source()}\n{in_c}", text.scope)
+    unit = compiled.unit_of(plain)
+    assert unit is not None
     library = compiling.compile_c(compiled.FILE, unit.source, compiled.FLAGS).result()
-    made.append(Made(writing, library.seconds, len(unit.source), library.path.stat().st_size))
-    run = compiled.load(name, unit, library, backend("python")(name, lines).call)
+    made.append(Made(middle - began, writing, library.seconds, len(unit.source), library.path.stat().st_size))
+    run = compiled.in_c(name, unit, library, plain.call)
 
     def call(args: list[Any]) -> list[Any]:
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     call.program = run  # type: ignore[attr-defined]
-    return Wrapped(unit.source, call)
+    return Wrapped(plain.source, call)
 
 
 def chain(length: int, x: torch.Tensor) -> torch.Tensor:
@@ -133,14 +140,14 @@ def tables(rows: list[Mapping[str, Any]]) -> Iterator[Table]:
     columns: list[Column | str] = ["kernels", *[Column(f"µs, {target}", micros) for target in TARGETS]]
     body = [(row["kernels"], *[row["us"][target] * 1e-6 for target in TARGETS]) for row in rows]
     yield Table.from_rows("Host time of a call of a program", columns, body, [rows[-1]["note"]])
-    columns = ["kernels", "ms of writing", "s of compiling", "KB of text", "KB of object"]
+    columns = ["kernels", "ms of writing Python", "ms of writing C", "s of compiling", "KB of text", "KB of object"]
     body = [(row["kernels"], *_making(row["c"])) for row in rows]
     yield Table.from_rows("Making a program in C", columns, body)
 
 
 def _making(c: Mapping[str, Any]) -> tuple[str, ...]:
     kilobytes = (f"{c[what] / 1e3:.1f}" for what in ("text", "object"))
-    return f"{c['writing'] * 1e3:.1f}", f"{c['compiling']:.2f}", *kilobytes
+    return f"{c['python'] * 1e3:.1f}", f"{c['writing'] * 1e3:.1f}", f"{c['compiling']:.2f}", *kilobytes
 
 
 def of_models(rows: list[Mapping[str, Any]]) -> Table:

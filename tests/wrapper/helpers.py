@@ -15,7 +15,7 @@ from polytile.ir.evaluate import run_loop
 from polytile.ir.program import Extern, Loop, Program, Ref, Template, View, whole
 from polytile.passes.fusion.graph import symbols_of
 from polytile.runtime import compile as compiling
-from polytile.wrapper import KernelCall, Line, Wrapped, backend, compiled, cpp, schedule
+from polytile.wrapper import KernelCall, Line, Wrapped, backend, compiled, cpp, python, schedule
 from tests.passes.helpers import CPU, Net
 
 aten = torch.ops.aten
@@ -69,10 +69,12 @@ def written(name: str, given: tuple[Line, ...], target: str = "python") -> Wrapp
     """What a backend makes of lines; of "cpp" the program in C itself, compiled now."""
     if target != "cpp":
         return backend(target)(name, given)
-    unit = cpp.unit(name, given)
-    plain = backend("python")(name, given).call
+    text = python.write(name, given)
+    plain = python.load(name, f"{text.source()}\n{cpp.write(given, text)}", text.scope)
+    unit = compiled.unit_of(plain)
+    assert unit is not None
     library = compiling.compile_c(compiled.FILE, unit.source, compiled.FLAGS).result()
-    return Wrapped(unit.source, compiled.load(name, unit, library, plain))
+    return Wrapped(plain.source, compiled.in_c(name, unit, library, plain.call))
 
 
 def wrapped(program: Program, inplace: Mapping[str, str] | None = None, target: str = "python") -> Wrapped:

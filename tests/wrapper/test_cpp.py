@@ -17,7 +17,7 @@ from polytile.ir.program import Buffer, Program
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import program as in_c
-from polytile.wrapper import compiled, cpp, lines
+from polytile.wrapper import compiled, cpp, lines, python
 from tests.passes.helpers import S0, S1, Net
 from tests.wrapper.helpers import lines_of, wrapped, written
 from tests.wrapper.test_python import a_small_network
@@ -50,7 +50,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def test_the_text_of_a_program_is_what_a_person_found_good() -> None:
     program, inplace = optimize(a_small_network())
-    text = cpp.unit("small", lines_of(program, inplace)).source.split("#define DO")[1]
+    given = lines_of(program, inplace)
+    text = cpp.write(given, python.write("small", given))
     path = GOLDEN / "small_network.c.txt"
     if os.environ.get("POLYTILE_ACCEPT") == "1":
         path.write_text(text)
@@ -97,7 +98,7 @@ def test_lines_without_a_form_in_c_stay_with_python() -> None:
     buffer = Buffer("buf0", torch.float32, (S0,), (ONE,), torch.device("meta"))
     given = lines.TakeArguments(("s0",)), lines.Allocate(buffer), lines.Return(("buf0",))
     with pytest.raises(cpp.NoProgramInC, match="Allocate: 'meta'"):
-        cpp.unit("elsewhere", given)
+        cpp.write(given, python.write("elsewhere", given))
     (got,) = compiled.wrap("elsewhere", given).call([4])
     assert got.shape == (4,) and got.is_meta
 
@@ -136,8 +137,9 @@ def test_memory_that_kernels_alone_see_is_one_allocation_however_large() -> None
     first, second, third = net.op("sin", x), net.op("cos", x), net.op("sin", small)
     total = net.op("add", net.op("mul", first, second), net.op("cos", third))
     program = net.program(net.op("mul", net.op("sin", total), net.op("exp", net.op("cos", second))))
-    assert cpp.unit("sums", lines_of(program)).source.count("api->carve(") >= 3
-    call = wrapped(program, target="cpp").call
+    made = wrapped(program, target="cpp")
+    assert made.source.count("api->carve(") >= 3
+    call = made.call
     for shape in ((2, 3), (64, 65), (1, 1), (0, 7), (2, 3), *((n, 5) for n in range(1, 12))):
         x, small = torch.randn(shape), torch.randn(shape[1])
         (got,) = call([x, small])

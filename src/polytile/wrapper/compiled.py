@@ -7,7 +7,7 @@ from the first call. The two give the same results, bit for bit: they call the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -36,15 +36,28 @@ Call = Callable[[list[Any]], list[Any]]
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     """The program of `all_lines`: Python's, and C's as soon as that is there."""
-    plain = python.wrap(name, all_lines)
-    if program.module() is None:
-        return plain
+    text = python.write(name, all_lines)
     try:
-        unit = cpp.unit(name, all_lines)
+        in_c = cpp.write(all_lines, text)
     except cpp.NoProgramInC as error:
         log.info("Program %s stays with Python's wrapper: no C for its line %s", name, error)
+        in_c = ""
+    return load(name, f"{text.source()}\n\n{in_c}", text.scope)
+
+
+def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
+    """The program whose Python text `source` is, and that in C which the text may hold."""
+    plain = python.load(name, source, scope)
+    unit = unit_of(plain)
+    if unit is None or program.module() is None:
         return plain
-    return Wrapped(plain.source, _Swapped(name, unit, plain.call).call)
+    return Wrapped(source, _Swapped(name, unit, plain.call).call)
+
+
+def unit_of(made: Wrapped) -> cpp.Unit | None:
+    """What Python's text of a program holds for C."""
+    held = made.call.__globals__.get(cpp.NAME)
+    return None if held is None else cpp.Unit(*held)
 
 
 class _Swapped:
@@ -81,21 +94,21 @@ class _Swapped:
     def take_over(self, unit: cpp.Unit, compilation: Future[compiling.Library]) -> None:
         """Has C serve from the next call on; where it cannot be compiled or loaded, Python's goes on."""
         try:
-            self.scope["serve"] = load(self.name, unit, compilation.result(), self.plain)
+            self.scope["serve"] = in_c(self.name, unit, compilation.result(), self.plain)
         except CompilerMissing:
             return
         except CompileFailed as error:
             log.warning("Program %s stays with Python's wrapper: %s", self.name, error)
 
 
-def load(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:
+def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:
     """The program of a compiled unit; `plain` makes the calls that it declines, of arguments that are no plain tensors. Raises
     LoadFailed."""
     made: Call = program.module().Program(
-        name, library.address(cpp.FUNCTION), unit.kernels, unit.snippets.all(), unit.constants, unit.errors, unit.arguments,
+        name, library.address(cpp.FUNCTION), unit.kernels, unit.parts, unit.constants, unit.errors, unit.arguments,
         unit.tensors, unit.memories, tensors.as_declared, plain,
     )  # fmt: skip
     return made
 
 
-__all__ = ["FILE", "FLAGS", "load", "wrap"]
+__all__ = ["FILE", "FLAGS", "in_c", "load", "unit_of", "wrap"]

@@ -1,7 +1,9 @@
 """The C++ backend of the wrapper: lines to a C function that touches tensors, kernels and Python through runtime/program.h alone.
 
 Sizes are variables of the function, exact in 64 bits. A line for which C has no form, a library call above all, is a call of a
-small Python function (snippets.py). The text has no name of a program and no address in it, so equal programs share one object.
+small Python function. The text has no name of a program and no address in it, so equal programs share one object.
+
+What its numbers stand for is the tuple IN_C of a Python text, so that whoever loads a program's Python text has the C text too.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from polytile.wrapper import c_numbers, lines, python
 from polytile.wrapper.arena import Arena, arena, tensors_of
 from polytile.wrapper.c_numbers import NotInC
 from polytile.wrapper.lines import Argument, Line
-from polytile.wrapper.snippets import Snippets
 
 FUNCTION = "polytile_program"
-OPERATIONS = 1
-"""Of a symbolic number from which on it is computed once."""
+NAME = "IN_C"
+"""The global of a program's Python text that holds its Unit."""
 
 
 class NoProgramInC(Exception):
@@ -32,35 +33,43 @@ class NoProgramInC(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A program in C: its text, and what its numbers stand for."""
+    """A program in C: its text without what all such texts begin with, and what its numbers stand for."""
 
-    source: str
+    text: str
     kernels: tuple[Callable[..., None], ...]
-    snippets: Snippets
+    parts: tuple[Callable[..., Any], ...]
+    """What Python does."""
     constants: tuple[torch.Tensor, ...]
     errors: tuple[tuple[type[Exception], str], ...]
     arguments: int
     tensors: int
     memories: int
 
+    @property
+    def source(self) -> str:
+        return f"{program.header()}\n{c_numbers.PRELUDE}\n{self.text}"
 
-def unit(name: str, all_lines: Sequence[Line]) -> Unit:
-    """The C form of the program `name`. Raises NoProgramInC."""
-    writer = _Writer(name, all_lines)
+
+def write(all_lines: Sequence[Line], beside: python.Text) -> str:
+    """Python's text of the Unit of these lines, to stand in a module beside the text that is Python's form of them. Raises
+    NoProgramInC."""
+    writer = _Writer(all_lines, python.Text(beside.name, beside))
     try:
         for line in all_lines:
             writer.write(line)
     except (NotInC, LookupError) as error:
         raise NoProgramInC(f"{type(line).__name__}: {error}") from error
-    return writer.unit()
+    return writer.source()
 
 
 class _Writer:
     """Collects the body of the function and what its numbers stand for."""
 
-    def __init__(self, name: str, all_lines: Sequence[Line]) -> None:
-        self.text = python.Text(name)
-        self.snippets = Snippets(name, self.text.scope)
+    def __init__(self, all_lines: Sequence[Line], text: python.Text) -> None:
+        self.text = text
+        self.functions: list[str] = []
+        """The text of the Python functions among the parts."""
+        self.parts: list[str] = []
         self.body: list[str] = []
         self.symbols = {symbol.name: symbol for line in all_lines for symbol in _symbols(line)}
         self.read = {name for line in all_lines for name in tensors_of(line)}
@@ -68,9 +77,8 @@ class _Writer:
         self.tensors: dict[str, str] = {}
         """What C calls the number of each tensor, in order of the numbers."""
         self.kernels: dict[str, int] = {}
-        self.runs: list[Callable[..., None]] = []
-        self.constants: list[torch.Tensor] = []
-        self.errors: list[tuple[type[Exception], str]] = []
+        self.constants: list[str] = []
+        self.errors: list[str] = []
         self.numbers: dict[sympy.Basic, str] = {}
         self.arrays: dict[tuple[sympy.Expr, ...], str] = {}
         self.arguments = 0
@@ -90,15 +98,16 @@ class _Writer:
         if self.arena is not None:
             self.make_arena(self.arena)
 
-    def unit(self) -> Unit:
-        head = [program.header(), c_numbers.PRELUDE, "#define DO(call) if ((call) != 0) return FAILED", ""]
-        head += [f"enum {{ {', '.join(self.tensors.values())} }};"] if self.tensors else []
-        head += [f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;"]
-        source = "\n".join([*head, *self.body, "}", ""])
-        return Unit(
-            source, tuple(self.runs), self.snippets, tuple(self.constants), tuple(self.errors), self.arguments, len(self.tensors),
-            0 if self.arena is None else len(self.arena.memories),
-        )  # fmt: skip
+    def source(self) -> str:
+        """The text of the Unit, in Python."""
+        head = ["#define DO(call) if ((call) != 0) return FAILED", ""]
+        head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
+        body = "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
+        memories = 0 if self.arena is None else len(self.arena.memories)
+        held = [list(self.kernels), self.parts, self.constants, self.errors]
+        counts = self.arguments, len(self.tensors), memories
+        after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
+        return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
     # text ------------------------------------------------------------------------------------------------------------
 
@@ -158,11 +167,15 @@ class _Writer:
     # what Python does ------------------------------------------------------------------------------------------------
 
     def expression(self, text: str, names: Sequence[str]) -> int:
-        return self.snippets.expression(text, self._ordered(names))
+        """The number of a Python function that gives the value of `text`. It takes the objects of the names, then the numbers."""
+        parameters = [*filter(self.is_object, names), *(name for name in names if not self.is_object(name))]
+        name = f"_part{len(self.parts)}"
+        self.functions += [f"def {name}({', '.join(parameters)}):", f"    return {text}", ""]
+        return self.part(name)
 
-    def _ordered(self, names: Sequence[str]) -> list[str]:
-        """The names as parameters: objects first, integers after them."""
-        return [*filter(self.is_object, names), *(name for name in names if not self.is_object(name))]
+    def part(self, name: str) -> int:
+        self.parts.append(name)
+        return len(self.parts) - 1
 
     def is_object(self, name: str) -> bool:
         symbol = self.symbols.get(name)
@@ -190,12 +203,11 @@ class _Writer:
         self.body += [f"    /* {_plain(text)} */" for text in line.text.splitlines()]
 
     def define_kernel(self, line: lines.DefineKernel) -> None:
-        self.kernels[line.name] = len(self.runs)
-        self.runs.append(line.run)
+        self.kernels[line.name] = len(self.kernels)
 
     def constant(self, line: lines.Constant) -> None:
         self.add(f"DO(api->constant(f, {len(self.constants)}, {self.tensor(line.name)}));")
-        self.constants.append(line.value)
+        self.constants.append(line.name)
 
     def on_device(self, line: lines.OnDevice) -> None:
         self.add(f"if (!api->on_device({line.device.index or 0})) return DECLINED;")
@@ -236,7 +248,7 @@ class _Writer:
             holds = f"k{len(self.errors)}"
             self.python_number(f"int(bool({python.number(line.condition)}))", names, holds)
         self.add(f"if (!({holds})) return bad ? api->overflow(f) : api->raise(f, {len(self.errors)});")
-        self.errors.append((line.error, line.message))
+        self.errors.append(f"({line.error.__name__}, {line.message!r})")
 
     # lines: memory ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +293,7 @@ class _Writer:
     # lines: calls ----------------------------------------------------------------------------------------------------
 
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
-        number = self.snippets.callable(line.find)
+        number = self.part(self.text.bound("_find_" + line.name, line.find))
         self.do(f"api->python(f, {number}, {self.tensor(line.name)}, {_ints('int', [self.tensor(line.weight)])}, 1, 0, 0)")
         self.add(f"const int64_t {self.symbol(line.symbol)} = !api->is_none(f, {self.tensor(line.name)});")
 
@@ -374,8 +386,8 @@ def _known_with_arguments(all_lines: Sequence[Line]) -> set[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` as it may stand in a comment of C."""
-    return text.replace("*/", "* /").replace("\\", "/")
+    """`text` as it may stand in a comment of C, and in a long string of Python."""
+    return text.replace("*/", "* /").replace("\\", "/").replace('"', "'")
 
 
 def _names(value: Any) -> list[str]:
@@ -407,4 +419,4 @@ def _symbols(value: Any) -> Iterable[sympy.Symbol]:
             yield from _symbols(part)
 
 
-__all__ = ["FUNCTION", "NoProgramInC", "Unit", "unit"]
+__all__ = ["FUNCTION", "NAME", "NoProgramInC", "Unit", "write"]

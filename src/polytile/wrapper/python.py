@@ -7,7 +7,7 @@ import keyword
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -36,12 +36,22 @@ _SCOPE = {
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     """The function of `all_lines`; its source shows in tracebacks."""
+    text = write(name, all_lines)
+    return load(name, text.source(), text.scope)
+
+
+def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
+    """The function of `all_lines` as text, and the objects that it refers to."""
     writer = _Writer(name)
     for line in all_lines:
         writer.write(line)
-    source = writer.source()
+    return writer
+
+
+def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
+    """The function `call` whose text `source` has, in which the names of `scope` stand for objects."""
     file = programs.new_file(name)
-    scope = dict(writer.scope)
+    scope = dict(scope)
     exec(compile(source, file, "exec"), scope)
     call = scope["call"]
     call._boxed_call = True
@@ -53,10 +63,11 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
 class Text:
     """Python expressions, and the objects that they refer to."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, beside: Text | None = None) -> None:
+        """`beside`: text of the same module, which refers to the same objects."""
         self.name = name
-        self.scope: dict[str, Any] = dict(_SCOPE)
-        self.callees: dict[int, str] = {}
+        self.scope: dict[str, Any] = dict(_SCOPE) if beside is None else beside.scope
+        self.callees: dict[int, str] = {} if beside is None else beside.callees
 
     def bound(self, name: str, value: Any) -> str:
         """A global of the function's module that holds `value`: `name`, or one like it."""
