@@ -9,7 +9,11 @@ enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a type 
 
 typedef struct Tensor {
     PyObject *object;   /* owned; NULL: not made yet */
-    void *handle;       /* at::Tensor *, in the object where there is one, else owned; NULL: not made yet */
+    void *handle;       /* at::Tensor *, in the object where there is one; NULL: not made yet */
+    void *memory;       /* at::Tensor * in another layout, from which the handle is made; or NULL */
+    char owns_handle, owns_memory; /* whether they go with this tensor; else they are in the object, or of the tensor that the
+                                      memory goes on under, which lives longer */
+    char shared;        /* whether another tensor uses the handle or memory of this one */
     char *data;         /* first element; NULL of one without elements */
     int device;         /* torch's type of device where kernels may use `data` */
     Layout layout;      /* of one that has no handle yet */
@@ -67,10 +71,12 @@ static inline int is_plain(PyObject *object)
 static void release(Tensor *tensor)
 {
     PyObject *object = tensor->object;
-    void *handle = object == NULL ? tensor->handle : NULL;
+    void *handle = tensor->owns_handle ? tensor->handle : NULL, *memory = tensor->owns_memory ? tensor->memory : NULL;
     *tensor = (Tensor){.device = UNREAD};
     if (handle != NULL)
         torch_functions.delete(handle);
+    if (memory != NULL)
+        torch_functions.delete(memory);
     Py_XDECREF(object);
 }
 
@@ -108,7 +114,18 @@ static int32_t view_of_base(Tensor *tensor)
 /* Sees to it that there is an at::Tensor. Not 0 on failure, without an exception. */
 static int32_t handle_of(Tensor *tensor)
 {
-    return tensor->handle != NULL ? 0 : tensor->base == NULL ? -1 : view_of_base(tensor);
+    const Layout *layout = &tensor->layout;
+    if (tensor->handle != NULL)
+        return 0;
+    int32_t code = -1;
+    if (tensor->memory != NULL)
+        code = torch_functions.reinterpret(tensor->memory, layout->rank, layout->sizes, layout->strides, 0, &tensor->handle);
+    else if (tensor->base != NULL)
+        code = view_of_base(tensor);
+    tensor->owns_handle = code == 0;
+    if (code != 0)
+        tensor->handle = NULL;
+    return code;
 }
 
 /* The Python object, borrowed. NULL and an exception on failure. */
@@ -120,10 +137,24 @@ static PyObject *object_of(Tensor *tensor)
         PyErr_SetString(PyExc_RuntimeError, "torch could not make a view of a program's own memory");
         return NULL;
     }
-    PyObject *object = torch_functions.wrap(tensor->handle);
-    if (object == NULL)
+    int keep = !tensor->owns_handle || (tensor->shared && tensor->memory == NULL);
+    void *own = tensor->handle; /* what is wrapped, and let go of */
+    if (keep && torch_functions.new_handle(tensor->handle, &own) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "torch could not give a tensor a second handle");
         return NULL;
-    torch_functions.delete(tensor->handle);
+    }
+    PyObject *object = torch_functions.wrap(own);
+    if (object == NULL) {
+        if (keep)
+            torch_functions.delete(own);
+        return NULL;
+    }
+    torch_functions.delete(own);
+    if (keep && tensor->owns_handle) {
+        tensor->memory = tensor->handle;
+        tensor->owns_memory = 1;
+    }
+    tensor->owns_handle = 0;
     tensor->object = object;
     tensor->handle = (char *)object + configured.handle_offset;
     return object;
@@ -249,6 +280,7 @@ static int allocate_tensor(Frame *frame, int number, const Layout *layout, int d
         tensor->handle = NULL;
         return allocate_in_python(tensor, layout, device_type, device);
     }
+    tensor->owns_handle = 1;
     return 0;
 }
 
@@ -301,30 +333,50 @@ static int view(Frame *frame, int number, int base, const Layout *layout, int64_
     return 0;
 }
 
-/* The memory goes on under another name, which outlives the old one. */
+/* Has `new` use what `before` has of the memory, and own it if that did. A copy of the handle where neither would. */
+static int32_t hand_on(Tensor *before, Tensor *new, int same)
+{
+    void *from = before->handle != NULL ? before->handle : before->memory;
+    char *owned = before->handle != NULL ? &before->owns_handle : &before->owns_memory;
+    int32_t code = *owned ? 0 : torch_functions.new_handle(from, &from);
+    if (code != 0)
+        return code;
+    *owned = 0;
+    new->shared = 1;
+    if (same && before->handle != NULL) {
+        new->handle = from;
+        new->owns_handle = 1;
+    } else {
+        new->memory = from;
+        new->owns_memory = 1;
+    }
+    return 0;
+}
+
+/* The memory goes on under another name, which lives longer than the old one. */
 static int reuse(Frame *frame, int number, int old, const Layout *layout)
 {
     Tensor *tensor = &frame->tensors[number], *before = &frame->tensors[old];
-    release(tensor);
-    if (before->in_arena) {
-        *tensor = (Tensor){.layout = layout == NULL ? before->layout : *layout, .base = before->base, .offset = before->offset,
-                           .in_arena = 1, .device = before->device, .data = before->data};
-        return 0;
+    int known = is_readable(before, TORCH_CPU) || before->device >= 0;
+    Tensor new = {.layout = layout != NULL ? *layout : before->layout, .device = known ? before->device : UNREAD,
+                  .data = known ? before->data : NULL};
+    int32_t code = 0;
+    if (layout == NULL && before->object != NULL) {
+        hold(&new, Py_NewRef(before->object));
+    } else if (before->in_arena) {
+        new.base = before->base;
+        new.offset = before->offset;
+        new.in_arena = 1;
+    } else {
+        code = before->handle == NULL && before->memory == NULL ? handle_of(before) : 0;
+        code = code == 0 ? hand_on(before, &new, layout == NULL) : code;
     }
-    int32_t code = handle_of(before);
-    if (code == 0 && layout == NULL)
-        code = torch_functions.new_handle(before->handle, &tensor->handle);
-    else if (code == 0)
-        code = torch_functions.reinterpret(before->handle, layout->rank, layout->sizes, layout->strides, 0, &tensor->handle);
     if (code != 0) {
-        tensor->handle = NULL;
         PyErr_SetString(PyExc_RuntimeError, "torch could not hand the memory of one tensor on to another");
         return FAILED;
     }
-    if (before->device >= 0) {
-        tensor->data = before->data;
-        tensor->device = before->device;
-    }
+    release(tensor);
+    *tensor = new;
     return 0;
 }
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from polytile import locks
-from polytile.errors import CompileFailed, CompilerMissing
+from polytile.errors import CacheError, CompileFailed, CompilerMissing
 from polytile.runtime import compile as compiling
 from polytile.runtime import program, programs
 from polytile.wrapper import cpp, python, tensors
@@ -72,31 +71,29 @@ class _Swapped:
         exec(compile("def call(args):\n    return serve(args)\n", programs.new_file(name), "exec"), self.scope)
         self.call: Any = self.scope["call"]
         self.call._boxed_call = True
-        if CALLS == 0 or compiling.has_c(FILE, unit.source, FLAGS):
-            self.begin()
+        if compiling.has_c(FILE, unit.source, FLAGS):
+            self.make()
 
     def count(self, args: list[Any]) -> list[Any]:
         """What serves until the program in C is asked for."""
         self.left -= 1
         if self.left <= 0:
-            self.begin()
+            self.scope["serve"] = self.plain
+            compiling.in_background(self.make)
         return self.plain(args)
 
-    def begin(self) -> None:
-        """Asks for the program in C, once."""
+    def make(self) -> None:
+        """Has C serve from the next call on; where it cannot be compiled or loaded, Python's goes on."""
         with self.lock:
             unit, self.unit = self.unit, None
-        if unit is not None:
-            self.scope["serve"] = self.plain
-            compilation = compiling.compile_c(FILE, unit.source, FLAGS)
-            compilation.add_done_callback(lambda done: self.take_over(unit, done))
-
-    def take_over(self, unit: cpp.Unit, compilation: Future[compiling.Library]) -> None:
-        """Has C serve from the next call on; where it cannot be compiled or loaded, Python's goes on."""
-        try:
-            self.scope["serve"] = in_c(self.name, unit, compilation.result(), self.plain)
-        except CompilerMissing:
+        if unit is None:
             return
+        self.scope["serve"] = self.plain
+        try:
+            library = compiling.compile_c(FILE, unit.source, FLAGS).result()
+            self.scope["serve"] = in_c(self.name, unit, library, self.plain)
+        except (CompilerMissing, CacheError) as error:
+            log.info("Program %s stays with Python's wrapper: %s", self.name, error)
         except CompileFailed as error:
             log.warning("Program %s stays with Python's wrapper: %s", self.name, error)
 
