@@ -1,7 +1,7 @@
 """The C++ backend of the wrapper: lines to a C function that touches tensors, kernels and Python through runtime/program.h alone.
 
 Sizes are variables of the function, exact in 64 bits. A line for which C has no form, a library call above all, is a call of a
-small Python function. The text has no name of a program and no address in it, so equal programs share one object.
+small Python function. The text has no name of a program, no comment and no address in it, so equal programs share one object.
 
 What its numbers stand for is the tuple IN_C of a Python text, so that whoever loads a program's Python text has the C text too.
 """
@@ -200,7 +200,7 @@ class _Writer:
     # lines: the arguments --------------------------------------------------------------------------------------------
 
     def comment(self, line: lines.Comment) -> None:
-        self.body += [f"    /* {_plain(text)} */" for text in line.text.splitlines()]
+        """Python's text, which stands beside this one, has it; programs that differ in nothing else share one object."""
 
     def define_kernel(self, line: lines.DefineKernel) -> None:
         self.kernels[line.name] = len(self.kernels)
@@ -383,11 +383,6 @@ def _known_with_arguments(all_lines: Sequence[Line]) -> set[str]:
         elif isinstance(line, lines.BindSize | lines.ReadSize):
             known.add(line.symbol.name)
     return known
-
-
-def _plain(text: str) -> str:
-    """`text` as it may stand in a comment of C, and in a long string of Python."""
-    return text.replace("*/", "* /").replace("\\", "/").replace('"', "'")
 
 
 def _names(value: Any) -> list[str]:
