@@ -167,6 +167,15 @@ def test_a_kernel_that_raises_ends_the_call_and_frees_what_there_is(target: str)
     assert args == [] and [one() for one in seen] == [None, None]
 
 
+def test_memory_that_cannot_be_had_is_an_error_of_torch(target: str) -> None:
+    buffer = Buffer("buf0", torch.float32, (S0,), (ONE,))
+    given = lines.TakeArguments(("s0",)), lines.Allocate(buffer), lines.Return(("buf0",))
+    call = written("large", given, target).call
+    with pytest.raises(RuntimeError, match="memory|bytes"):
+        call([2**58])
+    assert call([2])[0].shape == (2,)
+
+
 def test_views_of_arguments_are_views_for_autograd(target: str) -> None:
     x = Buffer("x", torch.float32, (S0, S1), (S1, ONE), CPU, "input")
     program = Program("alias", (Input("x", buffer="x"),), {"x": x}, (), (View("x", torch.float32, (S1,), (ONE,), S1), whole(x)))

@@ -501,7 +501,10 @@ static int is_as_declared(Tensor *tensor, const Layout *layout)
         return 0;
     if (layout->rank > 0 && memcmp(strides, layout->strides, (size_t)layout->rank * sizeof(int64_t)) != 0)
         return 0;
-    PyObject *negative = PyObject_CallMethod(tensor->object, "is_neg", NULL);
+    static PyObject *is_neg;
+    if (is_neg == NULL && (is_neg = PyUnicode_InternFromString("is_neg")) == NULL)
+        PyErr_Clear();
+    PyObject *negative = is_neg == NULL ? NULL : PyObject_CallMethodNoArgs(tensor->object, is_neg);
     if (negative == NULL)
         PyErr_Clear();
     Py_XDECREF(negative);

@@ -76,7 +76,7 @@ def shape(tensor: torch.Tensor | None, dim: int, what: str) -> int:
 
 def offset(tensor: torch.Tensor) -> int:
     """Where in its memory a tensor begins, in elements."""
-    return tensor.storage_offset()
+    return int(tensor.storage_offset())
 
 
 def is_there(value: object) -> int:
