@@ -111,7 +111,9 @@ class Decoder(nn.Module):
         return nn.ModuleList((nn.LayerNorm(width), inner, outer, nn.LayerNorm(width), last))
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm, inner, outer, after, last in self.layers:  # type: ignore[misc]
+        for layer in self.layers:
+            parts: Any = layer
+            norm, inner, outer, after, last = parts
             q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(0, 1) for part in inner(norm(x)).chunk(3, -1))
             attended = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1) @ v
             x = x + outer(attended.transpose(0, 1).flatten(-2))
