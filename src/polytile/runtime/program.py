@@ -60,11 +60,6 @@ def module() -> Any:
     return loaded
 
 
-def reset() -> None:
-    """Forgets the launcher; the next use looks for it again."""
-    module.cache_clear()
-
-
 def number_of(dtype: torch.dtype) -> int:
     """torch's number of a dtype. Raises LookupError for one that its C interface does not know."""
     return _number_of(str(dtype).removeprefix("torch."))
@@ -119,4 +114,4 @@ def _self_test(loaded: Any) -> str | None:
     return None
 
 
-__all__ = ["DEVICE_TYPES", "header", "module", "number_of", "reset"]
+__all__ = ["DEVICE_TYPES", "header", "module", "number_of"]
