@@ -202,7 +202,7 @@ static int take_tensor(Frame *frame, int argument, int tensor)
 {
     PyObject *object = argument_at(frame, argument);
     if (!is_plain(object) && object != Py_None)
-        return DECLINED;
+        return REFUSED;
     hold(&frame->tensors[tensor], Py_NewRef(object));
     return 0;
 }
@@ -217,10 +217,10 @@ static int take_integer(Frame *frame, int argument, int64_t *integer)
 {
     PyObject *object = argument_at(frame, argument);
     if (!PyLong_CheckExact(object))
-        return DECLINED;
+        return REFUSED;
     int overflows;
     *integer = PyLong_AsLongLongAndOverflow(object, &overflows);
-    return overflows ? DECLINED : 0;
+    return overflows ? REFUSED : 0;
 }
 
 static int on_device(int device)
@@ -267,7 +267,7 @@ static int allocate_in_python(Tensor *tensor, const Layout *layout, int device_t
     Py_XDECREF(sizes);
     Py_XDECREF(strides);
     if (object == NULL)
-        return FAILED;
+        return RAISED;
     hold(tensor, object);
     return 0;
 }
@@ -306,7 +306,7 @@ static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, 
     int64_t total = plan->total;
     int number = (int)self->tensors;
     if (allocate_tensor(frame, number, &(Layout){1, &total, &step, TORCH_UINT8}, device_type, device) < 0)
-        return FAILED;
+        return RAISED;
     read_tensor(&frame->tensors[number]);
     return 0;
 }
@@ -373,7 +373,7 @@ static int reuse(Frame *frame, int number, int old, const Layout *layout)
     }
     if (code != 0) {
         PyErr_SetString(PyExc_RuntimeError, "torch could not hand the memory of one tensor on to another");
-        return FAILED;
+        return RAISED;
     }
     release(tensor);
     *tensor = new;
@@ -392,12 +392,12 @@ static int objects_of(Frame *frame, PyObject **objects, const int *tensors, int 
 {
     for (int i = 0; i < tensor_count; i++)
         if ((objects[i] = object_of(&frame->tensors[tensors[i]])) == NULL)
-            return FAILED;
+            return RAISED;
     for (int i = 0; i < count; i++)
         if ((objects[tensor_count + i] = PyLong_FromLongLong(integers[i])) == NULL) {
             while (i-- > 0)
                 Py_DECREF(objects[tensor_count + i]);
-            return FAILED;
+            return RAISED;
         }
     return 0;
 }
@@ -431,9 +431,10 @@ static int dispatch_native(Dispatcher *self, void *const *pointers, const long *
     Py_BEGIN_ALLOW_THREADS
     code = slot.kernel(pointers, integers, slot.threads);
     Py_END_ALLOW_THREADS
+    int has_python = slot.call != NULL; /* for what the native form declines */
     Py_DECREF(slot.entry);
-    if (code == 0)
-        return 1;
+    if (code == 0 || has_python)
+        return code == 0;
     report(self, code);
     return -1;
 }
@@ -459,11 +460,11 @@ static int call_kernel(Frame *frame, int kernel, const int *tensors, int tensor_
     if (Py_TYPE(callable)->tp_dealloc == dispatcher_dealloc) {
         int done = call_dispatcher(frame, (Dispatcher *)callable, tensors, tensor_count, integers, count);
         if (done != 0)
-            return done > 0 ? 0 : FAILED;
+            return done > 0 ? 0 : RAISED;
     }
     PyObject *result = call_object(frame, callable, tensors, tensor_count, integers, count);
     Py_XDECREF(result);
-    return result == NULL ? FAILED : 0;
+    return result == NULL ? RAISED : 0;
 }
 
 /* Without a result (-1) the callable is called for what it does. */
@@ -471,7 +472,7 @@ static int call_python(Frame *frame, int callable, int result, const int *tensor
 {
     PyObject *object = call_object(frame, PyTuple_GET_ITEM(frame->program->callables, callable), tensors, tensor_count, integers, count);
     if (object == NULL)
-        return FAILED;
+        return RAISED;
     if (result >= 0)
         hold(&frame->tensors[result], object);
     else
@@ -483,14 +484,14 @@ static int number(Frame *frame, int callable, int64_t *result, const int *tensor
 {
     PyObject *object = call_object(frame, PyTuple_GET_ITEM(frame->program->callables, callable), tensors, tensor_count, integers, count);
     if (object == NULL)
-        return FAILED;
+        return RAISED;
     PyObject *integer = PyNumber_Index(object);
     Py_DECREF(object);
     if (integer == NULL)
-        return FAILED;
+        return RAISED;
     *result = PyLong_AsLongLong(integer);
     Py_DECREF(integer);
-    return *result == -1 && PyErr_Occurred() ? FAILED : 0;
+    return *result == -1 && PyErr_Occurred() ? RAISED : 0;
 }
 
 /* Whether the strides are these; of a tensor whose sign is not left to be changed by whoever reads it. */
@@ -517,7 +518,7 @@ static int pick(Frame *frame, int number, int source, int output, const Layout *
     PyObject *result = frame->tensors[source].object;
     PyObject *object = output < 0 ? Py_NewRef(result) : PySequence_GetItem(result, output);
     if (object == NULL)
-        return FAILED;
+        return RAISED;
     hold(tensor, object);
     if (object == Py_None || is_as_declared(tensor, layout))
         return 0;
@@ -525,7 +526,7 @@ static int pick(Frame *frame, int number, int source, int output, const Layout *
     PyObject *declared = strides == NULL ? NULL : PyObject_CallFunctionObjArgs(frame->program->as_declared, object, strides, NULL);
     Py_XDECREF(strides);
     if (declared == NULL)
-        return FAILED;
+        return RAISED;
     hold(tensor, declared);
     return 0;
 }
@@ -539,14 +540,14 @@ static int raise_error(Frame *frame, int error)
 {
     PyObject *made = PyTuple_GET_ITEM(frame->program->errors, error); /* (kind, message) */
     PyErr_SetObject(PyTuple_GET_ITEM(made, 0), PyTuple_GET_ITEM(made, 1));
-    return FAILED;
+    return RAISED;
 }
 
 static int overflow(Frame *frame)
 {
     PyErr_Format(PyExc_OverflowError, "program %R: a size does not fit a signed 64-bit integer, or a divisor is 0.",
                  frame->program->name);
-    return FAILED;
+    return RAISED;
 }
 
 /* ---- results ---- */
@@ -555,7 +556,7 @@ static int give(Frame *frame, PyObject *object)
 {
     int failed = object == NULL || PyList_Append(frame->results, object) < 0;
     Py_XDECREF(object);
-    return failed ? FAILED : 0;
+    return failed ? RAISED : 0;
 }
 
 static int give_tensor(Frame *frame, int tensor)
@@ -606,10 +607,10 @@ static PyObject *call_program(PyObject *object, PyObject *const *arguments, size
         return NULL;
     int status = self->function(&api, &frame);
     release_all(&frame);
-    if (status == DONE)
+    if (status == RETURNED)
         return frame.results;
     Py_DECREF(frame.results);
-    return status == DECLINED ? PyObject_CallOneArg(self->fallback, given) : NULL;
+    return status == REFUSED ? PyObject_CallOneArg(self->fallback, given) : NULL;
 }
 
 /* Program(name, address, kernels, callables, constants, errors, number of arguments, of tensors, of memories,

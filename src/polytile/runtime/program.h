@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { DONE = 0, FAILED = -1, DECLINED = 1 }; /* declined: nothing was done, Python's wrapper makes this call */
+enum { RETURNED = 0, RAISED = -1, REFUSED = 1 }; /* refused: nothing was done, Python's wrapper makes this call */
 
 typedef struct {
     int64_t rank;

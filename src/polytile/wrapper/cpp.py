@@ -100,7 +100,7 @@ class _Writer:
 
     def source(self) -> str:
         """The text of the Unit, in Python."""
-        head = ["#define DO(call) if ((call) != 0) return FAILED", ""]
+        head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
         head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
         body = "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
         memories = 0 if self.arena is None else len(self.arena.memories)
@@ -122,7 +122,7 @@ class _Writer:
     def check(self) -> None:
         if self.computed:
             self.computed = False
-            self.add(f"if (bad) return {'api->overflow(f)' if self.accepted else 'DECLINED'};")
+            self.add(f"if (bad) return {'api->overflow(f)' if self.accepted else 'REFUSED'};")
 
     def tensor(self, name: str) -> str:
         return self.tensors.setdefault(name, f"t_{_identifier(name)}")
@@ -210,19 +210,19 @@ class _Writer:
         self.constants.append(line.name)
 
     def on_device(self, line: lines.OnDevice) -> None:
-        self.add(f"if (!api->on_device({line.device.index or 0})) return DECLINED;")
+        self.add(f"if (!api->on_device({line.device.index or 0})) return REFUSED;")
 
     def take_arguments(self, line: lines.TakeArguments) -> None:
         self.arguments = len(line.names)
         for position, name in enumerate(line.names):
             symbol = self.symbols.get(name)
             if name in self.read:
-                self.add(f"if (api->take_tensor(f, {position}, {self.tensor(name)}) != 0) return DECLINED;")
+                self.add(f"if (api->take_tensor(f, {position}, {self.tensor(name)}) != 0) return REFUSED;")
             elif symbol is not None and symbol.is_integer:
                 self.add(f"int64_t {self.symbol(symbol)};")
-                self.add(f"if (api->take_integer(f, {position}, &{self.symbol(symbol)}) != 0) return DECLINED;")
+                self.add(f"if (api->take_integer(f, {position}, &{self.symbol(symbol)}) != 0) return REFUSED;")
             else:
-                self.add(f"if (api->take_value(f, {position}, {self.tensor(name)}) != 0) return DECLINED;")
+                self.add(f"if (api->take_value(f, {position}, {self.tensor(name)}) != 0) return REFUSED;")
 
     def bind_size(self, line: lines.BindSize) -> None:
         if not line.symbol.is_integer:
@@ -236,7 +236,7 @@ class _Writer:
         read = f"{what}_of_{tensor}"
         if f"    const int64_t *{read} = api->{what}(f, {tensor});" not in self.body:
             self.add(f"const int64_t *{read} = api->{what}(f, {tensor});")
-            self.add(f"if ({read} == 0) return DECLINED;")
+            self.add(f"if ({read} == 0) return REFUSED;")
         self.add(f"const int64_t {self.symbol(line.symbol)} = {read}[{line.dim}];")
 
     def check_sizes(self, line: lines.CheckSizes) -> None:
@@ -329,7 +329,7 @@ class _Writer:
             else:
                 self.python(python.number(value), _names(value), result := f"result {k}")
                 self.do(f"api->give_tensor(f, {self.tensor(result)})")
-        self.add("return DONE;")
+        self.add("return RETURNED;")
 
 
 _BEFORE_ACCEPTANCE = (
