@@ -4,7 +4,7 @@
    or a part of something else has none until a library call, a Python candidate or the caller wants the object. The GIL is
    held but while a kernel runs. */
 
-enum { TORCH_UINT8 = 0, FLOAT32 = 6 };
+enum { DTYPE_UINT8 = 0, DTYPE_FLOAT32 = 6 };
 enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a type of device */
 
 typedef struct Tensor {
@@ -305,7 +305,7 @@ static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, 
     memcpy(frame->offsets, plan->offsets, (size_t)count * sizeof(int64_t)); /* another thread may change the plan */
     int64_t total = plan->total;
     int number = (int)self->tensors;
-    if (allocate_tensor(frame, number, &(Layout){1, &total, &step, TORCH_UINT8}, device_type, device) < 0)
+    if (allocate_tensor(frame, number, &(Layout){1, &total, &step, DTYPE_UINT8}, device_type, device) < 0)
         return RAISED;
     read_tensor(&frame->tensors[number]);
     return 0;
@@ -730,8 +730,8 @@ static PyObject *try_programs(PyObject *module, PyObject *unused)
     Tensor tensors[3] = {{.device = UNREAD}, {.device = UNREAD}, {.device = UNREAD}};
     Frame frame = {.tensors = tensors};
     PyObject *made = NULL;
-    if (allocate_tensor(&frame, 0, &(Layout){2, sizes, strides, FLOAT32}, TORCH_CPU, 0) == 0
-        && view(&frame, 1, 0, &(Layout){1, &row, &step, FLOAT32}, 3, sizeof(float), 0) == 0 && reuse(&frame, 2, 0, NULL) == 0
+    if (allocate_tensor(&frame, 0, &(Layout){2, sizes, strides, DTYPE_FLOAT32}, TORCH_CPU, 0) == 0
+        && view(&frame, 1, 0, &(Layout){1, &row, &step, DTYPE_FLOAT32}, 3, sizeof(float), 0) == 0 && reuse(&frame, 2, 0, NULL) == 0
         && object_of(&tensors[0]) != NULL && object_of(&tensors[1]) != NULL && object_of(&tensors[2]) != NULL)
         made = PyTuple_Pack(3, tensors[0].object, tensors[1].object, tensors[2].object);
     for (int i = 0; i < 3; i++)
