@@ -271,14 +271,14 @@ def in_background(work: Callable[[], None]) -> None:
 
 
 def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
-    """Whether the cache holds what `compile_c` would compile, or has been asked for it."""
+    """Whether the cache holds what `compile_c` would compile."""
     try:
         tools = toolchain.find()
     except CompilerMissing:
         return False
     order = Order(name, source, "c", (*toolchain.EXTENSION_FLAGS, *flags), (), tools.command, tools.identity)
     cache = current()
-    return (cache.root, order.key) in _state.compilations or cache.holds(f"{cache.stem('kernels', name, order.key, '.so')}.so")
+    return cache.holds(f"{cache.stem('kernels', name, order.key, '.so')}.so")
 
 
 def _request(
