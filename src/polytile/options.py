@@ -150,8 +150,10 @@ TABLE: tuple[Option, ...] = (
     Option(
         "wrapper",
         str,
-        "python",
-        "Backend that writes the program around the kernels. Packages may register others (docs/extending.md).",
+        "cpp",
+        "What the program around the kernels is written in. cpp: C, compiled in the background once a program has been called "
+        "ten times; Python until then, and where there is no compiler. python: Python alone. fx: a torch.fx.GraphModule. "
+        "Packages may register others (docs/extending.md).",
         keys=PROGRAMS,
     ),
     Option("sources", str, "",

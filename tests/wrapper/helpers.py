@@ -14,7 +14,8 @@ from polytile.ir import interpret
 from polytile.ir.evaluate import run_loop
 from polytile.ir.program import Extern, Loop, Program, Ref, Template, View, whole
 from polytile.passes.fusion.graph import symbols_of
-from polytile.wrapper import KernelCall, Line, Wrapped, backend, schedule
+from polytile.runtime import compile as compiling
+from polytile.wrapper import KernelCall, Line, Wrapped, backend, compiled, cpp, python, schedule
 from tests.passes.helpers import CPU, Net
 
 aten = torch.ops.aten
@@ -61,8 +62,23 @@ def lines_of(
     return schedule(program, lambda operation: kernel_call(operation, program), inplace, traced)
 
 
-def wrapped(program: Program, inplace: Mapping[str, str] | None = None) -> Wrapped:
-    return backend("python")(program.name, lines_of(program, inplace))
+TARGETS = "python", "cpp", "fx"
+
+
+def written(name: str, given: tuple[Line, ...], target: str = "python") -> Wrapped:
+    """What a backend makes of lines; of "cpp" the program in C itself, compiled now."""
+    if target != "cpp":
+        return backend(target)(name, given)
+    text = python.write(name, given)
+    plain = python.load(name, f"{text.source()}\n{cpp.write(given, text)}", text.scope)
+    unit = compiled.unit_of(plain)
+    assert unit is not None
+    library = compiling.compile_c(compiled.FILE, unit.source, compiled.FLAGS).result()
+    return Wrapped(plain.source, compiled.in_c(name, unit, library, plain.call))
+
+
+def wrapped(program: Program, inplace: Mapping[str, str] | None = None, target: str = "python") -> Wrapped:
+    return written(program.name, lines_of(program, inplace), target)
 
 
 class LibraryNet(Net):

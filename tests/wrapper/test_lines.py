@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ import torch
 
 from polytile.ir.program import Assert, Buffer, Input, Program, View, whole
 from polytile.passes.pipeline import optimize
-from polytile.wrapper import Line, backend, lines
+from polytile.wrapper import Line, backend, cpp, fx, lines, python
 from polytile.wrapper.lines import Argument
-from polytile.wrapper.python import _WRITE
 from tests.passes.helpers import CPU, S0, S1, Net, layer_norm, softmax
 from tests.wrapper.helpers import LibraryNet, like, lines_of
 
@@ -107,9 +107,10 @@ def test_each_kernel_is_defined_once_before_its_calls() -> None:
     assert len(defined) == len(set(defined)) and set(defined) == called
 
 
-def test_the_python_backend_has_a_form_for_every_line() -> None:
+@pytest.mark.parametrize("target", [python, cpp, fx])
+def test_every_target_has_a_form_for_every_line(target: ModuleType) -> None:
     kinds = {kind for kind in vars(lines).values() if isinstance(kind, type) and issubclass(kind, Line)} - {Line}
-    assert set(_WRITE) == kinds
+    assert set(target._WRITE) == kinds
 
 
 def test_operators_and_reasons_stand_in_comments() -> None:

@@ -27,13 +27,13 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from polytile.ir.program import Assert, Buffer, Extern, Input, Program, Ref, View, whole
+from polytile.ir.program import Buffer, Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import Wrapped, backend, lines, tensors
 from polytile.wrapper.lines import Argument, Line
 from polytile.wrapper.tensors import as_declared
-from tests.passes.helpers import CPU, S0, S1, S2, Net, softmax
-from tests.wrapper.helpers import LibraryNet, like, lines_of, wrapped
+from tests.passes.helpers import S0, S1, S2, Net, softmax
+from tests.wrapper.helpers import LibraryNet, lines_of, wrapped
 
 aten = torch.ops.aten
 GOLDEN = Path(__file__).parent / "golden"
@@ -181,86 +181,9 @@ def test_tracebacks_show_the_line_and_its_text_goes_with_the_program() -> None:
     assert file not in linecache.cache
 
 
-# behaviour -----------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_handed_on_as_a_plain_function_that_takes_a_list() -> None:
+def test_it_is_handed_on_as_a_plain_function() -> None:
     made = python(lines.TakeArguments(("x",)), lines.Return(("x",)))
     assert made.call._boxed_call is True  # type: ignore[attr-defined]
-    args = [torch.ones(2)]
-    assert made.call(args)[0].sum() == 2 and args == []
-
-
-def test_a_check_that_fails_raises_its_message() -> None:
-    net = Net()
-    program = net.program(net.op("sin", net.input("x", S0)))
-    checked = replace(program, operations=(Assert("check", S0 > 2, "s0 must be 3 or more"), *program.operations))
-    run = wrapped(checked).call
-    assert run([torch.ones(3)])[0].shape == (3,)
-    with pytest.raises(RuntimeError, match="s0 must be 3 or more"):
-        run([torch.ones(2)])
-
-
-def test_constants_are_the_graphs_own_tensors() -> None:
-    constant = Buffer("c", torch.float32, (THREE,), (ONE,), CPU, "constant")
-    held = torch.arange(3.0)
-    program = Program("constant", (), {"c": constant}, (), (whole(constant),), {"c": held})
-    assert wrapped(program).call([])[0] is held
-
-
-def test_a_size_that_only_the_run_tells_is_taken_from_a_result() -> None:
-    u0 = sympy.Symbol("u0", integer=True, nonnegative=True)
-    x = Buffer("x", torch.float32, (S0,), (ONE,), CPU, "input")
-    found = Buffer("buf0", torch.int64, (u0, ONE), (ONE, ONE), CPU)
-    call = Extern(
-        "lib0", aten.nonzero.default, (Ref(whole(x)),), (), ("buf0",), ("nonzero",), "", ((u0, ("size", 0, 0)),)
-    )
-    program = Program("unbacked", (Input("x", buffer="x"),), {"x": x, "buf0": found}, (call,), (whole(found), u0 + 1))
-    indices, size = wrapped(program).call([torch.tensor([1.0, 0.0, 2.0])])
-    assert indices.tolist() == [[0], [2]] and size == 3
-
-
-def test_a_number_is_taken_from_a_result() -> None:
-    u0 = sympy.Symbol("u0", integer=True)
-    x = Buffer("x", torch.int64, (), (), CPU, "input")
-    item = Extern(
-        "lib0", lambda t: (t + 1, t.item()), (Ref(whole(x)),), (), (None, None), (), "", ((u0, ("item", 1)),), many=True
-    )
-    program = Program("item", (Input("x", buffer="x"),), {"x": x}, (item,), (u0 * 2,))
-    assert wrapped(program).call([torch.tensor(21)]) == [42]
-
-
-def test_results_of_lists_are_picked_by_number() -> None:
-    net = LibraryNet()
-    x = net.input("x", S0, 4)
-    one = like(x, sizes=(S0, sympy.Integer(2)), strides=(sympy.Integer(4), ONE))
-    first, second = net.library(aten.split.Tensor, x, 2, 1, like=(one, one), many=True)
-    (alone,) = net.library(lambda t: [t + 1], x, like=(x,), many=True)
-    program = net.program(net.op("add", first, second), alone)
-    a = torch.randn(3, 4)
-    total, more = wrapped(program).call([a])
-    torch.testing.assert_close(total, a[:, :2] + a[:, 2:])
-    torch.testing.assert_close(more, a + 1)
-
-
-def test_a_call_for_its_effect_alone_has_no_result() -> None:
-    x = Buffer("x", torch.float32, (S0,), (ONE,), CPU, "input")
-    fill = Extern("lib0", aten.fill_.Scalar, (Ref(whole(x)), 3.0), (), (None,), (), "", mutates=("x",))
-    program = Program("fill", (Input("x", buffer="x"),), {"x": x}, (fill,), ())
-    given = torch.zeros(2)
-    assert "result" not in wrapped(program).source
-    assert wrapped(program).call([given]) == []
-    assert given.tolist() == [3.0, 3.0]
-
-
-def test_bits_read_as_another_type_of_the_same_width() -> None:
-    x = Buffer("x", torch.float32, (S0, S1), (S1, ONE), CPU, "input")
-    view = View("x", torch.int32, (S1,), (ONE,), S1)
-    program = Program("bits", (Input("x", buffer="x"),), {"x": x}, (), (view,))
-    given = torch.randn(3, 4)
-    (bits,) = wrapped(program).call([given])
-    assert bits.dtype == torch.int32 and torch.equal(bits, given.view(torch.int32)[1])
-    assert bits.data_ptr() == given[1].data_ptr()
 
 
 # library results in another layout -----------------------------------------------------------------------------------

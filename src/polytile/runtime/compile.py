@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import functools
 import json
+import logging
 import os
 import queue
 import shlex
@@ -35,6 +36,8 @@ from polytile.problem import digest
 from polytile.runtime import background, toolchain
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.cpu import side_by_side
+
+log = logging.getLogger("polytile")
 
 FORMAT = 1
 """Part of every key; raise it when the same source and flags should be compiled anew."""
@@ -158,16 +161,29 @@ class Compilation(Future[Library]):
             return super().result(timeout)
 
 
+class _Errand:
+    """Something else that a thread of the pool does; what it raises is logged."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Exception:
+            log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+
+
 class _Pool:
     """Daemon threads that run Compilations in order. Grows to the wanted number when work comes, not before."""
 
     def __init__(self) -> None:
-        self.waiting: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[Compilation | _Errand] = queue.SimpleQueue()
         self.threads = 0
         self.idle = threading.Semaphore(0)
         self.lock = threading.Lock()
 
-    def submit(self, compilation: Compilation) -> None:
+    def submit(self, compilation: Compilation | _Errand) -> None:
         wanted = options.get("compile_workers") or side_by_side(COMPILER_BYTES)
         with self.lock:
             self.waiting.put(compilation)
@@ -247,6 +263,22 @@ def compile_cpp(name: str, source: str, flags: tuple[str, ...] = (), openmp: boo
 def compile_c(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
     """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel."""
     return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()))
+
+
+def in_background(work: Callable[[], None]) -> None:
+    """Has a thread that serves compilers do something, which asks for a compiler in the end."""
+    _state.pool.submit(_Errand(work))
+
+
+def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
+    """Whether the cache holds what `compile_c` would compile."""
+    try:
+        tools = toolchain.find()
+    except CompilerMissing:
+        return False
+    order = Order(name, source, "c", (*toolchain.EXTENSION_FLAGS, *flags), (), tools.command, tools.identity)
+    cache = current()
+    return cache.holds(f"{cache.stem('kernels', name, order.key, '.so')}.so")
 
 
 def _request(
@@ -430,6 +462,8 @@ __all__ = [
     "compile_c",
     "compile_cpp",
     "compile_log",
+    "has_c",
+    "in_background",
     "load",
     "reset",
     "verified",

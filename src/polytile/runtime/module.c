@@ -148,6 +148,8 @@ static PyMethodDef module_methods[] = {
     {"time_burst", time_burst, METH_VARARGS, NULL},
     {"region_seconds", region_seconds, METH_VARARGS, NULL},
     {"configure_weights", configure_weights, METH_VARARGS, NULL},
+    {"configure_programs", configure_programs, METH_VARARGS, NULL},
+    {"try_programs", try_programs, METH_NOARGS, NULL},
     {"weighs", weighs, METH_NOARGS, NULL},
     {"state_of", state_of, METH_O, NULL},
     {"sample", sample_method, METH_VARARGS, NULL},
@@ -170,7 +172,9 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 PyMODINIT_FUNC PyInit_polytile_launcher(void)
 {
     PyObject *module = PyModule_Create(&module_definition);
-    if (module != NULL && (add_type(module, "Dispatcher", &dispatcher_spec) < 0 || add_type(module, "Keeper", &keeper_spec) < 0))
+    if (module != NULL
+        && (add_type(module, "Dispatcher", &dispatcher_spec) < 0 || add_type(module, "Keeper", &keeper_spec) < 0
+            || add_type(module, "Program", &program_spec) < 0))
         Py_CLEAR(module);
     return module;
 }

@@ -32,7 +32,8 @@ log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("formula.c", "table.c", "trial.c", "launcher.c", "weights.c", "module.c")
+    Path(__file__).with_name(name)
+    for name in ("formula.c", "table.c", "trial.c", "launcher.c", "weights.c", "program.h", "arena.c", "program.c", "module.c")
 )
 """Read in this order, one translation unit."""
 
@@ -109,14 +110,20 @@ def _configure(loaded: Any) -> None:
         loaded.configure_weights(0, 0, 0)
 
 
-def _library() -> ctypes.CDLL:
+def library_path(name: str) -> str:
+    """The file of one of torch's own libraries: "torch_cpu", "torch_python"."""
     suffix = "dylib" if sys.platform == "darwin" else "so"
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
+    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
+
+
+def torch_library() -> ctypes.CDLL:
+    """The library that has torch's stable C interface."""
+    return ctypes.CDLL(library_path("torch_cpu"))
 
 
 def _torch_functions() -> tuple[int, int]:
     """Addresses of the two functions of torch's stable C interface that the fast path calls."""
-    library = _library()
+    library = torch_library()
     names = ("aoti_torch_get_data_ptr", "aoti_torch_get_device_type")
     first, second = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names)
     return first or 0, second or 0
@@ -124,7 +131,7 @@ def _torch_functions() -> tuple[int, int]:
 
 def _version_function() -> int:
     """Address of the count of writes to a tensor: `at::TensorBase::_version() const`."""
-    return ctypes.cast(_library()._ZNK2at10TensorBase8_versionEv, ctypes.c_void_p).value or 0
+    return ctypes.cast(torch_library()._ZNK2at10TensorBase8_versionEv, ctypes.c_void_p).value or 0
 
 
 def _handle_offset() -> int:
@@ -231,4 +238,4 @@ def _weights_self_test(loaded: Any) -> str | None:
     return None
 
 
-__all__ = ["module", "prepare", "reset"]
+__all__ = ["library_path", "module", "prepare", "reset", "torch_library"]

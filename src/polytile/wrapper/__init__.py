@@ -5,11 +5,13 @@ that may share memory. Leaves: structured lines (`lines.py`), planned for memory
 Called by `polytile.compiler`; knows ir and runtime.
 """
 
+from polytile.wrapper import compiled, fx, python
 from polytile.wrapper.backends import Wrapped, backend, register_backend
 from polytile.wrapper.lines import KernelCall, Line
-from polytile.wrapper.python import wrap
 from polytile.wrapper.schedule import schedule
 
-register_backend("python", wrap)
+register_backend("cpp", compiled.wrap)
+register_backend("python", python.wrap)
+register_backend("fx", fx.wrap)
 
 __all__ = ["KernelCall", "Line", "Wrapped", "backend", "register_backend", "schedule"]

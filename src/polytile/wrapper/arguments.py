@@ -29,7 +29,8 @@ def argument_lines(program: Program, fresh: Callable[[str], str]) -> list[Line]:
             names.append(item.size.name)
         else:
             names.append(item.name)
-    out: list[Line] = [lines.TakeArguments(tuple(names))]
+    kept = frozenset(buffer.name for buffer in program.buffers.values() if buffer.role == "input" and buffer.weight)
+    out: list[Line] = [lines.TakeArguments(tuple(names), kept)]
     facts = list(_facts(program))
     for size, line in facts:
         if isinstance(size, sympy.Symbol) and size not in known:

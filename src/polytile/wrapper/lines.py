@@ -67,9 +67,11 @@ class Constant(Line):
 
 @dataclass(frozen=True)
 class TakeArguments(Line):
-    """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early."""
+    """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early. `kept` are those
+    that live on after the call, as weights do."""
 
     names: tuple[str, ...]
+    kept: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

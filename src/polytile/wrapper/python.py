@@ -7,7 +7,7 @@ import keyword
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -36,12 +36,22 @@ _SCOPE = {
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     """The function of `all_lines`; its source shows in tracebacks."""
+    text = write(name, all_lines)
+    return load(name, text.source(), text.scope)
+
+
+def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
+    """The function of `all_lines` as text, and the objects that it refers to."""
     writer = _Writer(name)
     for line in all_lines:
         writer.write(line)
-    source = writer.source()
+    return writer
+
+
+def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
+    """The function `call` whose text `source` has, in which the names of `scope` stand for objects."""
     file = programs.new_file(name)
-    scope = dict(writer.scope)
+    scope = dict(scope)
     exec(compile(source, file, "exec"), scope)
     call = scope["call"]
     call._boxed_call = True
@@ -50,27 +60,14 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     return Wrapped(source, call)
 
 
-class _Writer:
-    """Collects the text of the function and the objects that it refers to."""
+class Text:
+    """Python expressions, and the objects that they refer to."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, beside: Text | None = None) -> None:
+        """`beside`: text of the same module, which refers to the same objects."""
         self.name = name
-        self.body: list[str] = []
-        self.device: torch.device | None = None
-        self.scope: dict[str, Any] = dict(_SCOPE)
-        self.callees: dict[int, str] = {}
-        self.numbers: dict[sympy.Expr, str] = {}
-
-    def write(self, line: Line) -> None:
-        _WRITE[type(line)](self, line)
-
-    def add(self, text: str) -> None:
-        self.body.append(INDENT + text)
-
-    def source(self) -> str:
-        return "\n".join([f"# polytile program {self.name}", "", "def call(args):", *self.body, ""])
-
-    # names and values ------------------------------------------------------------------------------------------------
+        self.scope: dict[str, Any] = dict(_SCOPE) if beside is None else beside.scope
+        self.callees: dict[int, str] = {} if beside is None else beside.callees
 
     def bound(self, name: str, value: Any) -> str:
         """A global of the function's module that holds `value`: `name`, or one like it."""
@@ -112,6 +109,59 @@ class _Writer:
         return self.callees[id(target)]
 
     def number(self, value: Any) -> str:
+        return number(value)
+
+    def numbers_of(self, values: Iterable[sympy.Basic]) -> str:
+        return _tuple([self.number(value) for value in values])
+
+    def library_call(self, line: lines.CallLibrary) -> str:
+        args = [self.value(a) for a in line.args]
+        args += [f"{name}={self.value(v)}" for name, v in line.kwargs if not keyword.iskeyword(name)]
+        args += [f"**{{{name!r}: {self.value(v)}}}" for name, v in line.kwargs if keyword.iskeyword(name)]
+        return f"{self.callee(line.target)}({', '.join(args)})"
+
+    def view(self, line: lines.MakeView) -> tuple[str, list[str]]:
+        """A view, and the names in its text."""
+        view, offset = line.view, self.number(line.view.offset)
+        base = view.buffer if line.dtype is None else f"{view.buffer}.view({line.dtype})"
+        symbols = {s.name for value in (*view.sizes, *view.strides, view.offset) for s in value.free_symbols}
+        if line.alias:
+            offset = f"{base}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
+            text = f"{base}.as_strided({self.numbers_of(view.sizes)}, {self.numbers_of(view.strides)}, {offset})"
+        else:
+            text = self.reinterpreted(base, view, offset)
+        return text, [view.buffer, *sorted(symbols)]
+
+    def reinterpreted(self, base: str, layout: Any, offset: str) -> str:
+        """`base` under the sizes and strides of a buffer or view."""
+        return f"_reinterpret({base}, {self.numbers_of(layout.sizes)}, {self.numbers_of(layout.strides)}, {offset})"
+
+    def picked_size(self, line: lines.PickSize) -> str:
+        read = {"item": "", "offset": ".storage_offset()"}.get(line.what, f".{line.what}({line.dim})")
+        return f"{_picked(line.source, line.k)}{read}"
+
+
+class _Writer(Text):
+    """Collects the text of the function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.body: list[str] = []
+        self.device: torch.device | None = None
+        self.numbers: dict[sympy.Expr, str] = {}
+
+    def write(self, line: Line) -> None:
+        _WRITE[type(line)](self, line)
+
+    def add(self, text: str) -> None:
+        self.body.append(INDENT + text)
+
+    def source(self) -> str:
+        return "\n".join([f"# polytile program {self.name}", "", "def call(args):", *self.body, ""])
+
+    # numbers ---------------------------------------------------------------------------------------------------------
+
+    def number(self, value: Any) -> str:
         """The text of a symbolic number. What takes several operations is computed once, into a variable: the strides of an
         image behind convolutions take longer to compute than an operator to call."""
         if not isinstance(value, sympy.Expr) or sympy.count_ops(value) < OPERATIONS:
@@ -127,9 +177,6 @@ class _Writer:
             self.add(f"{name} = {number(value.xreplace(known))}")
             self.numbers[value] = name
         return self.numbers[value]
-
-    def _numbers(self, values: Iterable[sympy.Basic]) -> str:
-        return _tuple([self.number(value) for value in values])
 
     # lines: the arguments --------------------------------------------------------------------------------------------
 
@@ -161,7 +208,7 @@ class _Writer:
 
     def allocate(self, line: lines.Allocate) -> None:
         buffer = line.buffer
-        layout = f"{self._numbers(buffer.sizes)}, {self._numbers(buffer.strides)}"
+        layout = f"{self.numbers_of(buffer.sizes)}, {self.numbers_of(buffer.strides)}"
         if buffer.device.type == "cpu":
             self.add(f"{buffer.name} = _empty_cpu({layout}, {buffer.dtype})")
         elif buffer.device == self.device and buffer.device.type == "cuda":
@@ -176,21 +223,11 @@ class _Writer:
     def reuse(self, line: lines.Reuse) -> None:
         new, old = line.buffer, line.old
         same = new.sizes == old.sizes and new.strides == old.strides
-        text = old.name if same else self._reinterpreted(old.name, new, "0")
+        text = old.name if same else self.reinterpreted(old.name, new, "0")
         self.add(f"{new.name} = {text}  # reuse")
 
     def make_view(self, line: lines.MakeView) -> None:
-        view, offset = line.view, self.number(line.view.offset)
-        base = view.buffer if line.dtype is None else f"{view.buffer}.view({line.dtype})"
-        if line.alias:
-            offset = f"{base}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
-            self.add(f"{line.name} = {base}.as_strided({self._numbers(view.sizes)}, {self._numbers(view.strides)}, {offset})")
-        else:
-            self.add(f"{line.name} = {self._reinterpreted(base, view, offset)}")
-
-    def _reinterpreted(self, base: str, layout: Any, offset: str) -> str:
-        """`base` under the sizes and strides of a buffer or view."""
-        return f"_reinterpret({base}, {self._numbers(layout.sizes)}, {self._numbers(layout.strides)}, {offset})"
+        self.add(f"{line.name} = {self.view(line)[0]}")
 
     # lines: calls ----------------------------------------------------------------------------------------------------
 
@@ -202,18 +239,14 @@ class _Writer:
         self.add(f"{line.kernel}({', '.join([*line.tensors, *map(self.number, line.sizes)])})")
 
     def call_library(self, line: lines.CallLibrary) -> None:
-        args = [self.value(a) for a in line.args]
-        args += [f"{name}={self.value(v)}" for name, v in line.kwargs if not keyword.iskeyword(name)]
-        args += [f"**{{{name!r}: {self.value(v)}}}" for name, v in line.kwargs if keyword.iskeyword(name)]
-        result = "" if line.result is None else f"{line.result} = "
-        self.add(f"{result}{self.callee(line.target)}({', '.join(args)})")
+        call = self.library_call(line)
+        self.add(call if line.result is None else f"{line.result} = {call}")
 
     def pick_output(self, line: lines.PickOutput) -> None:
-        self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {self._numbers(line.buffer.strides)})")
+        self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {self.numbers_of(line.buffer.strides)})")
 
     def pick_size(self, line: lines.PickSize) -> None:
-        read = {"item": "", "offset": ".storage_offset()"}.get(line.what, f".{line.what}({line.dim})")
-        self.add(f"{line.symbol} = {_picked(line.source, line.k)}{read}")
+        self.add(f"{line.symbol} = {self.picked_size(line)}")
 
     def on_device(self, line: lines.OnDevice) -> None:
         self.device, index = line.device, line.device.index or 0

@@ -1,0 +1,117 @@
+"""Programs in C: what a wrapper's C text is compiled with, and the object that runs it (program.c).
+
+    header()                  the text that a program's C text begins with
+    module()                  the launcher, ready for programs; None, and the log says why, where there can be none
+    number_of(dtype)          torch's number of a dtype, which C knows it by
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytile.runtime import native
+from polytile.runtime.arguments import DEVICES
+
+log = logging.getLogger("polytile")
+
+STABLE = (
+    "empty_strided", "_reinterpret_tensor", "_alloc_from_pool", "view_dtype", "new_tensor_handle", "delete_tensor_object",
+    "get_sizes", "get_strides", "get_storage_size", "get_numel", "get_current_device_index",
+)  # fmt: skip
+"""Functions of torch's stable C interface, in the order of program.c's torch_functions."""
+
+WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
+"""THPVariable_Wrap, which makes the Python object of a tensor: its names in different versions of torch. Either takes the address
+of the tensor, and may take the tensor itself out of there."""
+
+DEVICE_TYPES = {name: number for number, name in DEVICES.items()}
+"""torch's numbers of the types of devices that programs in C allocate memory on."""
+
+
+@functools.cache
+def header() -> str:
+    """The text of program.h."""
+    return Path(__file__).with_name("program.h").read_text()
+
+
+@functools.cache
+def module() -> Any:
+    """The launcher, able to run programs in C; None where there is none, or torch's functions are not where they are sought."""
+    loaded = native.module()
+    if loaded is None:
+        return None
+    try:
+        loaded.configure_programs(_addresses(), _allocate)
+        with torch.device("cpu"), torch.inference_mode(False):
+            trouble = _self_test(loaded)
+    except (OSError, AttributeError, LookupError, RuntimeError) as error:
+        trouble = str(error)
+    if trouble:
+        log.warning("torch %s: programs run by Python's wrapper, about 1 us a line, since %s.", torch.__version__, trouble)
+        loaded.configure_programs((), None)
+        return None
+    return loaded
+
+
+def number_of(dtype: torch.dtype) -> int:
+    """torch's number of a dtype. Raises LookupError for one that its C interface does not know."""
+    return _number_of(str(dtype).removeprefix("torch."))
+
+
+@functools.cache
+def _number_of(name: str) -> int:
+    function = getattr(native.torch_library(), f"aoti_torch_dtype_{name}", None)
+    if function is None:
+        raise LookupError(f"torch {torch.__version__} has no number for {name} in its C interface")
+    return int(function())
+
+
+def _addresses() -> tuple[int, ...]:
+    library = native.torch_library()
+    stable = [getattr(library, f"aoti_torch_{name}") for name in STABLE]
+    python = ctypes.CDLL(native.library_path("torch_python"))
+    wrap = next((getattr(python, name) for name in WRAP if hasattr(python, name)), None)
+    if wrap is None:
+        raise LookupError("it does not make Python objects of tensors as it used to")
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (*stable, wrap))
+
+
+def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, device_type: int, device: int) -> torch.Tensor:
+    """Called where torch's C function could not allocate: raises what is wrong, or can."""
+    kind = next(d for d in vars(torch).values() if isinstance(d, torch.dtype) and _known(d) == dtype)
+    where = torch.device(DEVICES[device_type], device) if device_type else torch.device("cpu")
+    return torch.empty_strided(tuple(sizes), tuple(strides), dtype=kind, device=where)
+
+
+def _known(dtype: torch.dtype) -> int | None:
+    try:
+        return number_of(dtype)
+    except LookupError:
+        return None
+
+
+def _self_test(loaded: Any) -> str | None:
+    """What is wrong with tensors that are made in C, or None."""
+    whole, row, again = loaded.try_programs()
+    if not all(type(tensor) is torch.Tensor for tensor in (whole, row, again)):
+        return "what it makes of a tensor in C is no Tensor"
+    whole.copy_(torch.arange(6.0).reshape(2, 3))
+    address, want = whole.data_ptr(), whole.tolist()
+    if (whole.shape, row.shape, again.shape) != ((2, 3), (3,), (2, 3)) or whole.dtype != torch.float32:
+        return "the sizes of tensors that are made in C are wrong"
+    if again.data_ptr() != address or row.data_ptr() != address + 12:
+        return "the memory of tensors that are made in C is not shared"
+    del whole
+    if again.tolist() != want or row.tolist() != want[1]:
+        return "the memory of tensors that are made in C does not live as long as they do"
+    return None
+
+
+__all__ = ["DEVICE_TYPES", "header", "module", "number_of"]

@@ -1,0 +1,135 @@
+"""Which of a program's memories may lie in one arena, and from which line to which each is needed.
+
+A memory is what an Allocate or a library call brings, under all names that it goes on under by Reuse. It may lie in the arena
+where kernels alone see it: no library call, which may keep or return it, and nobody outside. Where in the arena it lies is
+computed for the sizes of a call (runtime/arena.c), and so is whether an arena takes more memory at its peak than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+
+from polytile.ir.program import Buffer
+from polytile.wrapper import lines
+from polytile.wrapper.lines import Line
+
+
+@dataclass
+class Memory:
+    """The memory that is first known as `buffer`, or that the argument of this name brings; it is needed from line `first` until
+    before line `last`. `inside`: it may lie in the arena."""
+
+    buffer: Buffer | str
+    first: int
+    last: int
+    inside: bool
+    names: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """All memories whose sizes are known when the arguments are, in the order of their lines, on one device. Arguments that may
+    be freed before the end are among them."""
+
+    device: torch.device
+    memories: tuple[Memory, ...]
+
+    def number_at(self, name: str) -> int | None:
+        """The number of the memory that an Allocate of `name` has in the arena; None: it is allocated by itself."""
+        for number, memory in enumerate(self.memories):
+            if memory.inside and isinstance(memory.buffer, Buffer) and memory.buffer.name == name:
+                return number
+        return None
+
+
+def arena(all_lines: Sequence[Line], known: Set[str]) -> Arena | None:
+    """The arena of a program in which the symbols `known` have values when the arguments do; None where less than two memories
+    would be in it."""
+    found = _memories(all_lines)
+    shown = _seen_by_others(all_lines)
+    sized = [memory for memory in found if _symbols_of(memory.buffer) <= known]
+    for memory in sized:
+        memory.inside = memory.inside and not memory.names & shown
+    devices = {memory.buffer.device for memory in sized if isinstance(memory.buffer, Buffer)}
+    if sum(memory.inside for memory in sized) < 2 or len(devices) != 1:
+        return None
+    return Arena(devices.pop(), tuple(sized))
+
+
+def _symbols_of(buffer: Buffer | str) -> set[str]:
+    if isinstance(buffer, str):
+        return set()
+    return {symbol.name for extent in (*buffer.sizes, *buffer.strides) for symbol in extent.free_symbols}
+
+
+def _memories(all_lines: Sequence[Line]) -> list[Memory]:
+    found: list[Memory] = []
+    owner: dict[str, Memory] = {}
+    alive: dict[int, set[str]] = {}
+    for position, line in enumerate(all_lines):
+        if isinstance(line, lines.TakeArguments):
+            for name in line.names:
+                owner[name] = Memory(name, 0, len(all_lines), False, {name})
+                alive[id(owner[name])] = {name}
+            found += [memory for name, memory in owner.items() if name not in line.kept]
+        elif isinstance(line, lines.Allocate | lines.PickOutput):
+            memory = Memory(line.buffer, position, len(all_lines), isinstance(line, lines.Allocate), {line.buffer.name})
+            found.append(memory)
+            owner[line.buffer.name] = memory
+            alive[id(memory)] = {line.buffer.name}
+        elif isinstance(line, lines.Reuse) and line.old.name in owner:
+            memory = owner[line.buffer.name] = owner[line.old.name]
+            memory.names.add(line.buffer.name)
+            alive[id(memory)].add(line.buffer.name)
+        elif isinstance(line, lines.Free) and line.name in owner:
+            memory = owner[line.name]
+            alive[id(memory)].discard(line.name)
+            if not alive[id(memory)]:
+                memory.last = position
+    return [memory for memory in found if isinstance(memory.buffer, Buffer) or memory.last < len(all_lines)]
+
+
+def _seen_by_others(all_lines: Sequence[Line]) -> set[str]:
+    """Names of buffers that something else than a kernel sees, by themselves or by a view."""
+    base = {line.name: line.view.buffer for line in all_lines if isinstance(line, lines.MakeView)}
+    seen: set[str] = set()
+    for line in all_lines:
+        if not isinstance(line, lines.CallKernel | lines.MakeView | lines.Reuse):
+            seen |= {base.get(name, name) for name in tensors_of(line)}
+        elif isinstance(line, lines.MakeView) and line.alias:
+            seen.add(line.view.buffer)
+    return seen
+
+
+def tensors_of(line: Line) -> Iterable[str]:
+    """Names of the tensors that a line reads."""
+    if isinstance(line, lines.ReadSize):
+        yield line.tensor
+    elif isinstance(line, lines.Reuse):
+        yield line.old.name
+    elif isinstance(line, lines.MakeView):
+        yield line.view.buffer
+    elif isinstance(line, lines.FindPackedWeight):
+        yield line.weight
+    elif isinstance(line, lines.CallKernel):
+        yield from line.tensors
+    elif isinstance(line, lines.CallLibrary):
+        yield from _named([*line.args, *(value for _, value in line.kwargs)])
+    elif isinstance(line, lines.Return):
+        yield from (value for value in line.values if isinstance(value, str))
+
+
+def _named(value: object) -> Iterable[str]:
+    if isinstance(value, lines.Argument):
+        yield from [value.value] if isinstance(value.value, str) else []
+    elif isinstance(value, dict):
+        yield from _named([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _named(part)
+
+
+__all__ = ["Arena", "Memory", "arena", "tensors_of"]

@@ -1,0 +1,417 @@
+"""The C++ backend of the wrapper: lines to a C function that touches tensors, kernels and Python through runtime/program.h alone.
+
+Sizes are variables of the function, exact in 64 bits. A line for which C has no form, a library call above all, is a call of a
+small Python function. The text has no name of a program, no comment and no address in it, so equal programs share one object.
+
+What its numbers stand for is the tuple IN_C of a Python text, so that whoever loads a program's Python text has the C text too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.runtime import program
+from polytile.wrapper import c_numbers, lines, python
+from polytile.wrapper.arena import Arena, arena, tensors_of
+from polytile.wrapper.c_numbers import NotInC
+from polytile.wrapper.lines import Argument, Line
+
+FUNCTION = "polytile_program"
+NAME = "IN_C"
+"""The global of a program's Python text that holds its Unit."""
+
+
+class NoProgramInC(Exception):
+    """Why lines have no form in C: Python's wrapper runs them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A program in C: its text without what all such texts begin with, and what its numbers stand for."""
+
+    text: str
+    kernels: tuple[Callable[..., None], ...]
+    parts: tuple[Callable[..., Any], ...]
+    """What Python does."""
+    constants: tuple[torch.Tensor, ...]
+    errors: tuple[tuple[type[Exception], str], ...]
+    arguments: int
+    tensors: int
+    memories: int
+
+    @property
+    def source(self) -> str:
+        return f"{program.header()}\n{c_numbers.PRELUDE}\n{self.text}"
+
+
+def write(all_lines: Sequence[Line], beside: python.Text) -> str:
+    """Python's text of the Unit of these lines, to stand in a module beside the text that is Python's form of them. Raises
+    NoProgramInC."""
+    writer = _Writer(all_lines, python.Text(beside.name, beside))
+    try:
+        for line in all_lines:
+            writer.write(line)
+    except (NotInC, LookupError) as error:
+        raise NoProgramInC(f"{type(line).__name__}: {error}") from error
+    return writer.source()
+
+
+class _Writer:
+    """Collects the body of the function and what its numbers stand for."""
+
+    def __init__(self, all_lines: Sequence[Line], text: python.Text) -> None:
+        self.text = text
+        self.functions: list[str] = []
+        """The text of the Python functions among the parts."""
+        self.parts: list[str] = []
+        self.body: list[str] = []
+        self.symbols = {symbol.name: symbol for line in all_lines for symbol in _symbols(line)}
+        self.read = {name for line in all_lines for name in tensors_of(line)}
+        self.arena = arena(all_lines, _known_with_arguments(all_lines))
+        self.tensors: dict[str, str] = {}
+        """What C calls the number of each tensor, in order of the numbers."""
+        self.kernels: dict[str, int] = {}
+        self.constants: list[str] = []
+        self.errors: list[str] = []
+        self.numbers: dict[sympy.Basic, str] = {}
+        self.arrays: dict[tuple[sympy.Expr, ...], str] = {}
+        self.arguments = 0
+        self.accepted = False
+        self.computed = False
+        """Whether a number has been computed since `bad` was last looked at."""
+
+    def write(self, line: Line) -> None:
+        if not self.accepted and not isinstance(line, _BEFORE_ACCEPTANCE):
+            self.accept()
+        _WRITE[type(line)](self, line)
+
+    def accept(self) -> None:
+        self.accepted = True
+        self.check()
+        self.add("api->accept(f);")
+        if self.arena is not None:
+            self.make_arena(self.arena)
+
+    def source(self) -> str:
+        """The text of the Unit, in Python."""
+        head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
+        head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
+        body = "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
+        memories = 0 if self.arena is None else len(self.arena.memories)
+        held = [list(self.kernels), self.parts, self.constants, self.errors]
+        counts = self.arguments, len(self.tensors), memories
+        after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
+        return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
+
+    # text ------------------------------------------------------------------------------------------------------------
+
+    def add(self, text: str) -> None:
+        self.body.append("    " + text)
+
+    def do(self, call: str) -> None:
+        """A call that may fail, after a look at the numbers computed before it."""
+        self.check()
+        self.add(f"DO({call});")
+
+    def check(self) -> None:
+        if self.computed:
+            self.computed = False
+            self.add(f"if (bad) return {'api->overflow(f)' if self.accepted else 'REFUSED'};")
+
+    def tensor(self, name: str) -> str:
+        return self.tensors.setdefault(name, f"t_{_identifier(name)}")
+
+    def symbol(self, symbol: sympy.Symbol) -> str:
+        return f"n_{_identifier(symbol.name)}"
+
+    def number(self, value: Any) -> str:
+        """The text of a symbolic integer; what takes operations is computed once, into a variable."""
+        value = sympy.sympify(value)
+        if value.is_Atom:
+            return c_numbers.integer(value, self.symbol)
+        if value not in self.numbers:
+            self.computed = True
+            name = f"c{len(self.numbers)}"
+            self.numbers[value] = name
+            try:
+                text = c_numbers.integer(value, self.symbol)
+            except NotInC:
+                self.python_number(python.number(value), _names(value), name)
+            else:
+                self.add(f"const int64_t {name} = {text};")
+        return self.numbers[value]
+
+    def array(self, values: Iterable[Any]) -> str:
+        """A variable that holds numbers, the same one for the same numbers."""
+        key = tuple(sympy.sympify(value) for value in values)
+        if not key:
+            return "0"
+        if key not in self.arrays:
+            items = ", ".join(self.number(value) for value in key)
+            self.arrays[key] = f"a{len(self.arrays)}"
+            static = "static " if all(isinstance(value, sympy.Integer) for value in key) else ""
+            self.add(f"{static}const int64_t {self.arrays[key]}[] = {{{items}}};")
+        return self.arrays[key]
+
+    def layout(self, of: Any) -> str:
+        """The layout of a buffer or view."""
+        sizes, strides = self.array(of.sizes), self.array(of.strides)
+        return f"&(const Layout){{{len(of.sizes)}, {sizes}, {strides}, {program.number_of(of.dtype)}}}"
+
+    # what Python does ------------------------------------------------------------------------------------------------
+
+    def expression(self, text: str, names: Sequence[str]) -> int:
+        """The number of a Python function that gives the value of `text`. It takes the objects of the names, then the numbers."""
+        parameters = [*filter(self.is_object, names), *(name for name in names if not self.is_object(name))]
+        name = f"_part{len(self.parts)}"
+        self.functions += [f"def {name}({', '.join(parameters)}):", f"    return {text}", ""]
+        return self.part(name)
+
+    def part(self, name: str) -> int:
+        self.parts.append(name)
+        return len(self.parts) - 1
+
+    def is_object(self, name: str) -> bool:
+        symbol = self.symbols.get(name)
+        return symbol is None or not symbol.is_integer
+
+    def given(self, names: Sequence[str]) -> str:
+        """The objects and integers of these names as arguments of the Api's calls."""
+        objects = [self.tensor(name) for name in names if self.is_object(name)]
+        integers = [self.symbol(self.symbols[name]) for name in names if not self.is_object(name)]
+        return f"{_ints('int', objects)}, {len(objects)}, {_ints('int64_t', integers)}, {len(integers)}"
+
+    def python(self, text: str, names: Sequence[str], result: str | None) -> None:
+        """`result` is the value of the Python expression `text`, which uses the names."""
+        where = "-1" if result is None else self.tensor(result)
+        self.do(f"api->python(f, {self.expression(text, names)}, {where}, {self.given(names)})")
+
+    def python_number(self, text: str, names: Sequence[str], variable: str) -> None:
+        """The C variable `variable` is the value of the Python expression `text`, an integer."""
+        self.add(f"int64_t {variable};")
+        self.do(f"api->number(f, {self.expression(text, names)}, &{variable}, {self.given(names)})")
+
+    # lines: the arguments --------------------------------------------------------------------------------------------
+
+    def comment(self, line: lines.Comment) -> None:
+        """Python's text, which stands beside this one, has it; programs that differ in nothing else share one object."""
+
+    def define_kernel(self, line: lines.DefineKernel) -> None:
+        self.kernels[line.name] = len(self.kernels)
+
+    def constant(self, line: lines.Constant) -> None:
+        self.add(f"DO(api->constant(f, {len(self.constants)}, {self.tensor(line.name)}));")
+        self.constants.append(line.name)
+
+    def on_device(self, line: lines.OnDevice) -> None:
+        self.add(f"if (!api->on_device({line.device.index or 0})) return REFUSED;")
+
+    def take_arguments(self, line: lines.TakeArguments) -> None:
+        self.arguments = len(line.names)
+        for position, name in enumerate(line.names):
+            symbol = self.symbols.get(name)
+            if name in self.read:
+                self.add(f"if (api->take_tensor(f, {position}, {self.tensor(name)}) != 0) return REFUSED;")
+            elif symbol is not None and symbol.is_integer:
+                self.add(f"int64_t {self.symbol(symbol)};")
+                self.add(f"if (api->take_integer(f, {position}, &{self.symbol(symbol)}) != 0) return REFUSED;")
+            else:
+                self.add(f"if (api->take_value(f, {position}, {self.tensor(name)}) != 0) return REFUSED;")
+
+    def bind_size(self, line: lines.BindSize) -> None:
+        if not line.symbol.is_integer:
+            self.python(python.number(line.value), _names(line.value), line.symbol.name)
+            return
+        value = self.number(line.value)
+        self.add(f"const int64_t {self.symbol(line.symbol)} = {value};")
+
+    def read_size(self, line: lines.ReadSize) -> None:
+        what, tensor = "strides" if line.stride else "sizes", self.tensor(line.tensor)
+        read = f"{what}_of_{tensor}"
+        if f"    const int64_t *{read} = api->{what}(f, {tensor});" not in self.body:
+            self.add(f"const int64_t *{read} = api->{what}(f, {tensor});")
+            self.add(f"if ({read} == 0) return REFUSED;")
+        self.add(f"const int64_t {self.symbol(line.symbol)} = {read}[{line.dim}];")
+
+    def check_sizes(self, line: lines.CheckSizes) -> None:
+        try:
+            holds = c_numbers.condition(line.condition, self.symbol)
+            self.computed = True
+        except NotInC:
+            names = _names(line.condition)
+            holds = f"k{len(self.errors)}"
+            self.python_number(f"int(bool({python.number(line.condition)}))", names, holds)
+        self.add(f"if (!({holds})) return bad ? api->overflow(f) : api->raise(f, {len(self.errors)});")
+        self.errors.append(f"({line.error.__name__}, {line.message!r})")
+
+    # lines: memory ---------------------------------------------------------------------------------------------------
+
+    def make_arena(self, made: Arena) -> None:
+        """One allocation, of all that kernels alone see."""
+        layouts, lives = [], []
+        for memory in made.memories:
+            of, inside = memory.buffer, int(memory.inside)
+            known = ("1", self.tensor(of)) if isinstance(of, str) else (str(of.dtype.itemsize), "-1")
+            layouts.append("0" if isinstance(of, str) else self.layout(of))
+            lives.append(f"{{{memory.first}, {memory.last}, {inside}, {', '.join(known)}}}")
+        self.add(f"static const Life lives[] = {{{', '.join(lives)}}};")
+        self.add(f"const Layout *const memories[] = {{{', '.join(layouts)}}};")
+        self.do(f"api->arena(f, lives, memories, {len(made.memories)}, {_device(made.device)})")
+
+    def allocate(self, line: lines.Allocate) -> None:
+        buffer, layout = line.buffer, self.layout(line.buffer)
+        number = None if self.arena is None else self.arena.number_at(buffer.name)
+        how = f"allocate(f, {self.tensor(buffer.name)}" if number is None else f"carve(f, {self.tensor(buffer.name)}, {number}"
+        self.do(f"api->{how}, {layout}, {_device(buffer.device)})")
+
+    def free(self, line: lines.Free) -> None:
+        if line.name in self.tensors:
+            self.add(f"api->free(f, {self.tensor(line.name)});")
+
+    def reuse(self, line: lines.Reuse) -> None:
+        new, old = line.buffer, line.old
+        same = new.sizes == old.sizes and new.strides == old.strides
+        layout = "0" if same else self.layout(new)
+        self.do(f"api->reuse(f, {self.tensor(new.name)}, {self.tensor(old.name)}, {layout})")
+
+    def make_view(self, line: lines.MakeView) -> None:
+        view = line.view
+        if line.alias:
+            self.python(*self.text.view(line), line.name)
+            return
+        layout, offset = self.layout(view), self.number(view.offset)
+        bits = int(line.dtype is not None)
+        name, base = self.tensor(line.name), self.tensor(view.buffer)
+        self.do(f"api->view(f, {name}, {base}, {layout}, {offset}, {view.dtype.itemsize}, {bits})")
+
+    # lines: calls ----------------------------------------------------------------------------------------------------
+
+    def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
+        number = self.part(self.text.bound("_find_" + line.name, line.find))
+        self.do(f"api->python(f, {number}, {self.tensor(line.name)}, {_ints('int', [self.tensor(line.weight)])}, 1, 0, 0)")
+        self.add(f"const int64_t {self.symbol(line.symbol)} = !api->is_none(f, {self.tensor(line.name)});")
+
+    def call_kernel(self, line: lines.CallKernel) -> None:
+        tensors, sizes = [self.tensor(name) for name in line.tensors], [self.number(size) for size in line.sizes]
+        given = f"{_ints('int', tensors)}, {len(tensors)}, {_ints('int64_t', sizes)}, {len(sizes)}"
+        self.do(f"api->kernel(f, {self.kernels[line.kernel]}, {given})")
+
+    def call_library(self, line: lines.CallLibrary) -> None:
+        names = dict.fromkeys([*_argument_names(line.args), *_argument_names([value for _, value in line.kwargs])])
+        self.python(self.text.library_call(line), list(names), line.result)
+
+    def pick_output(self, line: lines.PickOutput) -> None:
+        buffer, k = line.buffer, -1 if line.k is None else line.k
+        self.do(f"api->pick(f, {self.tensor(buffer.name)}, {self.tensor(line.source)}, {k}, {self.layout(buffer)})")
+
+    def pick_size(self, line: lines.PickSize) -> None:
+        text = self.text.picked_size(line)
+        if not line.symbol.is_integer:
+            self.python(text, [line.source], line.symbol.name)
+            return
+        self.python_number(text, [line.source], self.symbol(line.symbol))
+
+    def return_(self, line: lines.Return) -> None:
+        for k, value in enumerate(line.values):
+            if value is None:
+                self.do("api->give_none(f)")
+            elif isinstance(value, str):
+                self.do(f"api->give_tensor(f, {self.tensor(value)})")
+            elif type(value) is int or (isinstance(value, sympy.Expr) and value.is_integer):
+                number = self.number(value)
+                self.do(f"api->give_integer(f, {number})")
+            else:
+                self.python(python.number(value), _names(value), result := f"result {k}")
+                self.do(f"api->give_tensor(f, {self.tensor(result)})")
+        self.add("return RETURNED;")
+
+
+_BEFORE_ACCEPTANCE = (
+    lines.Comment, lines.DefineKernel, lines.Constant, lines.OnDevice, lines.TakeArguments, lines.BindSize, lines.ReadSize,
+)  # fmt: skip
+"""Lines that do nothing which a second call by Python's wrapper would do again."""
+
+_WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
+    lines.Comment: _Writer.comment,
+    lines.DefineKernel: _Writer.define_kernel,
+    lines.Constant: _Writer.constant,
+    lines.TakeArguments: _Writer.take_arguments,
+    lines.BindSize: _Writer.bind_size,
+    lines.ReadSize: _Writer.read_size,
+    lines.CheckSizes: _Writer.check_sizes,
+    lines.Allocate: _Writer.allocate,
+    lines.Free: _Writer.free,
+    lines.Reuse: _Writer.reuse,
+    lines.MakeView: _Writer.make_view,
+    lines.FindPackedWeight: _Writer.find_packed_weight,
+    lines.CallKernel: _Writer.call_kernel,
+    lines.CallLibrary: _Writer.call_library,
+    lines.PickOutput: _Writer.pick_output,
+    lines.PickSize: _Writer.pick_size,
+    lines.OnDevice: _Writer.on_device,
+    lines.Return: _Writer.return_,
+}
+
+
+def _identifier(name: str) -> str:
+    """`name` in letters that an identifier of C may have; different ones of different names."""
+    return re.sub(r"\W|_(?=[0-9a-f]+_)", lambda found: f"_{ord(found[0]):x}_", name, flags=re.ASCII)
+
+
+def _ints(kind: str, items: Sequence[str]) -> str:
+    return f"(const {kind}[]){{{', '.join(items)}}}" if items else "0"
+
+
+def _device(device: torch.device) -> str:
+    return f"{program.DEVICE_TYPES[device.type]}, {device.index or 0}"
+
+
+def _known_with_arguments(all_lines: Sequence[Line]) -> set[str]:
+    """Names of the symbols whose values are known before anything runs."""
+    known: set[str] = set()
+    for line in all_lines:
+        if not isinstance(line, _BEFORE_ACCEPTANCE):
+            break
+        if isinstance(line, lines.TakeArguments):
+            known |= set(line.names)
+        elif isinstance(line, lines.BindSize | lines.ReadSize):
+            known.add(line.symbol.name)
+    return known
+
+
+def _names(value: Any) -> list[str]:
+    return sorted(symbol.name for symbol in getattr(value, "free_symbols", ()))
+
+
+def _argument_names(value: Any) -> Iterable[str]:
+    """Names of the tensors and symbols among a library call's arguments."""
+    if isinstance(value, Argument):
+        yield from [value.value] if isinstance(value.value, str) else _names(value.value)
+    elif isinstance(value, dict):
+        yield from _argument_names([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _argument_names(part)
+
+
+def _symbols(value: Any) -> Iterable[sympy.Symbol]:
+    """All symbols that a line names."""
+    if isinstance(value, sympy.Basic):
+        yield from value.free_symbols
+    elif isinstance(value, dict):
+        yield from _symbols([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list | set | frozenset):
+        for part in value:
+            yield from _symbols(part)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for part in vars(value).values():
+            yield from _symbols(part)
+
+
+__all__ = ["FUNCTION", "NAME", "NoProgramInC", "Unit", "write"]
