@@ -178,7 +178,7 @@ class CudnnLibrary(FusedLibrary):
         longest = 256 if Target.of(self.target).facts.capability == 90 else 128
         even = all(sizes[name] % 8 == 0 and sizes[name] <= longest for name in ("D", "Dv"))
         square = self.problem.causal is Causal.NO or sizes["Mq"] == sizes["Mkv"]
-        return self.problem.dtype.itemsize == 2 and even and square and sizes["Mq"] > 1 and super().valid(sizes)
+        return self.problem.dtype.itemsize == 2 and even and square and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
         added = self.added(given)
