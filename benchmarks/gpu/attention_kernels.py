@@ -89,6 +89,7 @@ class Cell:
 
 def prefill() -> Iterator[Cell]:
     """Of targets A1 and A2, large and telling ones first."""
+    yield Cell("prefill", "bf16", 4, 8, 8, 1000, 1000, 512, True)
     lengths = [(4096, 4), (1024, 8), (8192, 2), (512, 16), (2048, 4), (300, 8), (128, 16), (1500, 4), (16384, 1), (1000, 4)]
     for (length, batch), head in itertools.product(lengths, (128, 64, 256)):
         for causal in (True, False):
@@ -106,12 +107,14 @@ def decode() -> Iterator[Cell]:
     for queries in (2, 4, 8):
         for batch in (8, 1):
             yield Cell("decode", "bf16", batch, 32, 8, queries, 8192, 128, False)
+    yield Cell("decode", "bf16", 1, 32, 8, 64, 8192, 128, False)
+    yield Cell("decode", "bf16", 8, 8, 1, 1, 8192, 512, False)
 
 
 def float32() -> Iterator[Cell]:
     for head in (64, 128):
         yield Cell("float32", "fp32", 1, 16, 4, 1, 4096, head, False)
-    for head, length, causal in ((64, 1024, True), (128, 2048, False), (64, 300, False), (256, 1024, False), (512, 512, False)):
+    for head, length, causal in ((64, 1024, True), (128, 2048, False), (64, 300, False), (256, 1024, False)):
         yield Cell("float32", "fp32", 4, 16, 16, length, length, head, causal)
 
 

@@ -31,7 +31,6 @@ STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
               (128, 64, 2, 8): (0.288, 0.2e-6)},
     (4, 128): {(16, 32, 3, 4): (0.173, 0.2e-6), (32, 32, 3, 4): (0.246, 3.2e-6), (128, 32, 2, 8): (0.237, 0.2e-6)},
     (4, 256): {(16, 32, 2, 4): (0.173, 0.2e-6), (32, 32, 2, 4): (0.121, 0.2e-6)},
-    (4, 512): {(16, 16, 2, 4): (0.046, 8.7e-6)},
 }  # fmt: skip
 """(bytes of an element, head size) → block → share of the peak when busy, seconds of a step alone."""
 UNKNOWN = 0.2, 2e-6

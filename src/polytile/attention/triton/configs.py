@@ -30,18 +30,15 @@ SINGLE: dict[int, tuple[Row, ...]] = {
     64: ((128, 64, 2, 8), (64, 64, 2, 4), (32, 32, 3, 4), (16, 64, 3, 4)),
     128: ((128, 32, 2, 8), (32, 32, 3, 4), (16, 32, 3, 4)),
     256: ((16, 32, 2, 4), (32, 32, 2, 4)),
-    512: ((16, 16, 2, 4),),
 }  # fmt: skip
-"""The same of float32."""
+"""The same of float32. Larger heads would not fit in registers."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
     2: {64: ((16, 128, 3, 4), (64, 64, 3, 4)), 128: ((16, 128, 3, 4), (16, 64, 3, 4), (64, 64, 3, 4)),
         256: ((16, 64, 2, 4), (16, 64, 3, 4)), 512: ((16, 32, 2, 4),)},
-    4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),), 512: ((16, 16, 2, 4),)},
+    4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),)},
 }  # fmt: skip
 """Blocks of split keys: bytes of an element → head size → rows."""
 WAVES = (1, 2, 4)
-WIDEST = 512
-"""Largest head that blocks hold."""
 FEW_ROWS = 256
 """Rows of a head of k, those of all its heads of q together, up to which its keys are split."""
 PACKED_UP_TO = 128
@@ -92,7 +89,7 @@ def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) ->
     """Whether `config` is worth trying at these sizes. Every config is right at all of them, where a block holds a head."""
     head, queries, itemsize = head_block(size), size["Mq"], problem.dtype.itemsize
     row, variant = row_of(config), str(config["variant"])
-    if head > WIDEST or row not in _rows(variant, itemsize)[head]:
+    if row not in _rows(variant, itemsize).get(head, ()):
         return False
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
