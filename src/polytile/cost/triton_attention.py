@@ -5,7 +5,7 @@
 
 A step is the work of a program on one block of keys. `busy` is what it takes of a multiprocessor that has other programs to do,
 `latency` what it takes alone. STEPS has both for the blocks that were measured on an H200, the first as a share of the peak of
-the tensor cores; other blocks take what their neighbours do.
+the tensor cores (benchmarks/gpu/attention_fit.py); other blocks take what their neighbours do.
 """
 
 from __future__ import annotations
