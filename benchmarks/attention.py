@@ -145,7 +145,8 @@ def _row(shape: Shape, device: str, seconds: float) -> dict[str, Any]:
     compiled = torch.compile(attention, backend="polytile", dynamic=True, options=OPTIONS)
     calls["polytile"] = lambda: compiled(**given)
     errors, failed = {}, {}
-    wide = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in given.items()}
+    floating = {name: x.double() for name, x in given.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    wide: dict[str, Any] = {**given, **floating}
     with sdpa_kernel(SDPBackend.MATH):
         wanted = scaled_dot_product_attention(**wide) if small else None
     for name, call in list(calls.items()):

@@ -127,7 +127,7 @@ def test_calls_of_a_gpus_kernels_fit_their_operators(kind: Any, name: str, monke
     target = torch.device("cuda")
     if problem.bias is not None and kind is FlashLibrary:
         pytest.skip("it takes no mask")
-    made = kind(problem, target, ()) if kind is CudnnLibrary else kind(problem, target)
+    made = kind(problem, target)
     monkeypatch.setattr(library, "once", lambda bias: bias)
     with FakeTensorMode():
         out, lse = made.run(operands(problem, _fake_args(problem, at)))
@@ -145,29 +145,6 @@ def _fake_args(problem: AttentionProblem, sizes: Mapping[str, int]) -> list[Any]
         else:
             tensors.append(torch.empty(shape, dtype=tensor.dtype, device="cuda"))
     return [*tensors, *[whole[name] for name in problem.size_names]]
-
-
-def test_a_plan_for_exact_sizes_is_used_at_these_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN builds a plan for each combination of sizes; in a regime that it won, other sizes go to another kernel."""
-    problem = AttentionProblem(BF16, 0.3)
-    ran: list[str] = []
-
-    def noting(name: str) -> Any:
-        def run(self: Any, given: Any) -> Any:
-            ran.append(name)
-            return given.q, None
-
-        return run
-
-    monkeypatch.setattr(FlashLibrary, "run", noting("flash"))
-    monkeypatch.setattr(library.aten, "_scaled_dot_product_cudnn_attention", lambda *a, **k: (ran.append("cudnn"), None)[1:] * 2)
-    monkeypatch.setattr(CudnnLibrary, "completed", lambda self, out, given, zeros: given.q)
-    target = torch.device("cuda")
-    cudnn = CudnnLibrary(problem, target, (FlashLibrary(problem, target),)).pinned_to(full({"D": 64, "Dv": 64}))
-    assert not cudnn.steady
-    for rows in (9, 10):
-        cudnn.run(operands(problem, make_args(problem, full({"D": 64, "Dv": 64, "Mq": rows}))))
-    assert ran == ["cudnn", "flash"]
 
 
 def test_a_result_is_handed_over_without_a_copy_where_memory_lies_alike() -> None:

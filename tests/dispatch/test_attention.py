@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from polytile.attention.problem import AttentionProblem, Bias
-from polytile.candidates.library.attention import CudnnLibrary
 from polytile.dispatch.define import _stored
-from polytile.dispatch.subdivision import Evidence, Expectation
 from tests.candidates.test_attention import CPU, PROBLEMS, TOLERANCE, arguments, full, integers, outputs, wanted
 
 KINDS = (
@@ -30,16 +28,6 @@ def test_scores_in_memory_agree_with_the_definition(name: str) -> None:
         for one, other in zip(outputs(problem, mine), wanted(problem, args), strict=True):
             tolerance = {key: 2 * bound for key, bound in TOLERANCE[problem.dtype].items()}
             torch.testing.assert_close(one.double(), other, **tolerance, equal_nan=True)
-
-
-def test_what_is_built_for_each_size_is_no_reason_to_subdivide() -> None:
-    """Deciding anew in a part of the regime would build once more."""
-    cuda = torch.device("cuda")
-    cudnn = CudnnLibrary(AttentionProblem(torch.bfloat16, 1.0), cuda, ())
-    here, there = ({"Mq": length, "Mkv": length} for length in (1000, 1400))
-    expectation = Expectation({cudnn.name: cudnn}, here, frozenset(here))
-    assert expectation.holds(cudnn.name, there, [Evidence(here, {cudnn.name: 1e-3})])
-    assert not cudnn.steady, "sizes that come often are decided for by themselves"
 
 
 def test_it_takes_no_part_where_there_is_no_product_or_too_much_memory() -> None:

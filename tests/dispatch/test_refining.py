@@ -75,6 +75,22 @@ def test_sizes_that_come_often_are_measured_once_and_get_their_own_candidate(fak
     assert counters["dispatch_misses"] == 1
 
 
+class Built(Fake):
+    """Builds something for each size, as cuDNN does for attention."""
+
+    per_size = True
+
+
+def test_what_is_built_for_each_size_runs_at_exact_sizes_alone(fake_clock: list[str]) -> None:
+    """The regime gets the best of the others, so that sizes that come once do not wait for anything to be built."""
+    kernel = MultiKernel(SPEC, [Fake("usual", SECONDS, SECONDS), Built("built", SECONDS / 2, 9 * SECONDS, "sdpa")])
+    assert call(kernel, 96) == "built"
+    timed = len(fake_clock)
+    assert [call(kernel, rows) for rows in (112, 128)] == ["usual", "usual"] and len(fake_clock) == timed
+    assert call(kernel, 112, ENOUGH) == "built", "sizes that come often have it built for them"
+    assert call(kernel, 128) == "usual"
+
+
 def test_what_is_as_good_there_stays(fake_clock: list[str]) -> None:
     kernel = MultiKernel(SPEC, two(gain=0.015))
     call(kernel, 96)

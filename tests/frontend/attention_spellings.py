@@ -180,7 +180,7 @@ def unscaled_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def safe_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """scaled_dot_product_attention taken apart by its rule for scores in memory."""
+    """scaled_dot_product_attention taken apart by its rule for scores in memory, which adds a mask as it is."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask)[0]
 
 

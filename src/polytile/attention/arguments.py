@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,18 +34,28 @@ class Operands:
 
 def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
     """Flat arguments as tensors in their own sizes and strides."""
-    size = dict(zip(problem.size_names, args[len(problem.tensors) :], strict=True))
-    return Operands(**{t.name: _strided(t.name, tensor, size) for t, tensor in zip(problem.tensors, args, strict=False)})
+    named = {}
+    for tensor, (name, extents, strides) in zip(args, _places(problem), strict=False):
+        shape = tuple([args[k] for k in extents])
+        if strides is None:
+            named[name] = tensor if tensor.shape == shape else tensor.view(shape)
+            continue
+        steps = tuple([args[k] for k in strides])
+        alike = tensor.shape == shape and tensor.stride() == steps
+        named[name] = tensor if alike else tensor.as_strided(shape, steps, tensor.storage_offset())
+    return Operands(**named)
 
 
-def _strided(name: str, tensor: torch.Tensor, size: Mapping[str, int]) -> torch.Tensor:
-    shape = tuple(size[extent] for extent in EXTENTS[name])
-    if name not in AXES:
-        return tensor if tensor.shape == shape else tensor.view(shape)
-    strides = tuple(size[f"{name}_stride_{axis}"] for axis in AXES[name])
-    if tensor.shape == shape and tensor.stride() == strides:
-        return tensor
-    return tensor.as_strided(shape, strides, tensor.storage_offset())
+@functools.lru_cache(1024)
+def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] | None]]:
+    """For each tensor its name and where among the flat arguments its sizes and its strides are."""
+    at = {name: k for k, name in enumerate(problem.size_names, len(problem.tensors))}
+    places: list[tuple[str, list[int], list[int] | None]] = []
+    for tensor in problem.tensors:
+        extents = [at[extent] for extent in EXTENTS[tensor.name]]
+        strided = AXES.get(tensor.name)
+        places.append((tensor.name, extents, [at[f"{tensor.name}_stride_{axis}"] for axis in strided] if strided else None))
+    return places
 
 
 def settings(problem: AttentionProblem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from polytile.candidates.handles import Handle
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
 
-READY_MADE = ("library", "sdpa", "padding", "split_k", "cublaslt")
+READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
 
 
@@ -96,8 +96,8 @@ class Candidate(ABC):
 
     @property
     def per_size(self) -> bool:
-        """Whether it does its own work at the very sizes that it is pinned to alone, and leaves others to something else, as it
-        builds something for each combination of sizes. Default: no."""
+        """Whether it builds something for each combination of sizes, in the first call there. It is chosen for exact sizes alone,
+        and its cost bears a share of the building. Default: no."""
         return False
 
     # what is known of it ---------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from polytile.runtime.formula import Formula, encode, evaluate
 
 MOST_BYTES = 1 << 31
 """Of the scores."""
+MOST_SIZES = 1024
+"""Sizes and strides of which the integers of the kernels are remembered."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class StoredAttention(Candidate):
     that attention on chip is never chosen where this is faster."""
 
     name = "stored"
-    origin = "decomposed"
+    origin = "unfused"
     config = Config()
 
     def __init__(self, problem: AttentionProblem, steps: Sequence[Step]) -> None:
@@ -46,6 +48,8 @@ class StoredAttention(Candidate):
         self._names = tuple(symbol.name for symbol in symbols)
         places = {symbol: k for k, symbol in enumerate(symbols)}
         self._formulas: list[list[Formula]] = [[encode(e, places) for e in step.integers] for step in steps]
+        self._known: dict[tuple[int, ...], list[list[int]]] = {}
+        """The integers of the three kernels, by those of the call and how its operands lie as rows."""
 
     @cached_property
     def source_hash(self) -> str:
@@ -79,14 +83,23 @@ class StoredAttention(Candidate):
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
-        sizes = dict(zip(self.problem.size_names, args[len(self.problem.tensors) :], strict=True))
         tensors = self._rows(given)
-        for name in "qkv":
-            sizes[f"{name}_stride_i"], sizes[f"{name}_stride_r"], _ = tensors[name].stride()
-        sizes[ITEMS.name], sizes[ROWS.name], _ = tensors["q"].shape
-        for step, ints in zip(self.steps, self._integers(sizes), strict=True):
+        for step, ints in zip(self.steps, self._integers_of_call(args[len(self.problem.tensors) :], tensors), strict=True):
             step.run(*[tensors[name] for name in step.tensors], *ints)
         given.out.copy_(tensors["out"].view(given.out.shape))
+
+    def _integers_of_call(self, own: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> list[list[int]]:
+        key = (*own, *tensors["q"].stride(), *tensors["k"].stride(), *tensors["v"].stride())
+        known = self._known.get(key)
+        if known is None:
+            sizes = dict(zip(self.problem.size_names, own, strict=True))
+            for name in "qkv":
+                sizes[f"{name}_stride_i"], sizes[f"{name}_stride_r"], _ = tensors[name].stride()
+            sizes[ITEMS.name], sizes[ROWS.name], _ = tensors["q"].shape
+            if len(self._known) >= MOST_SIZES:
+                self._known.clear()
+            known = self._known[key] = self._integers(sizes)
+        return known
 
     def _rows(self, given: Operands) -> dict[str, torch.Tensor]:
         """Operands as batches of matrices, and memory for what is computed."""

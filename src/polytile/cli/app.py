@@ -94,9 +94,7 @@ def explain_choice(
         from polytile.cli import why_program
         from polytile.cli.targets import Kind
 
-        reports, known = why_program.answer(
-            kernel, sizes or [], shapes or [], Kind(dtype, device), store_at(store), plan
-        )
+        reports, known = why_program.answer(kernel, sizes or [], shapes or [], Kind(dtype, device), store_at(store), plan)
         status = 0 if known else 1
     else:
         reports, status = why_command.answer(kernel, sizes or [], store_at(store), plan, every)
@@ -109,8 +107,7 @@ def explain_choice(
 def tune_ahead(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION|FILE.jsonl", help="What to tune; see above.")],
     shapes: Annotated[
-        list[str] | None,
-        typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again."),
+        list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
     ] = None,
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
@@ -169,9 +166,7 @@ def show_configs(
     m: Annotated[int, typer.Argument(help="M: rows of the product.", min=1)],
     n: Annotated[int, typer.Argument(help="N: columns of the product.", min=1)],
     k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=1)],
-    table: Annotated[
-        str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")
-    ] = "",
+    table: Annotated[str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type of the operands. Default: float32 on a CPU, else bfloat16.")] = "",
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Start from the whole space instead of the table.")] = False,
     cap: Annotated[int | None, typer.Option(help="The largest number of configs to try.", min=1)] = None,

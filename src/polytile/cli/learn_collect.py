@@ -70,9 +70,7 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
 _compiled: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
 
 
-def _problem(
-    console: Console, kind: tuple[Operation, torch.dtype], device: torch.device, number: int, wanted: Wanted
-) -> int:
+def _problem(console: Console, kind: tuple[Operation, torch.dtype], device: torch.device, number: int, wanted: Wanted) -> int:
     """Has one problem measured: every kernel forgets what it chose, so that this call chooses, and is collected, anew."""
     operation, dtype = kind
     limit = wanted.most or LIMITS[operation.family, device.type]

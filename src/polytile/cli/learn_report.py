@@ -16,7 +16,6 @@ from polytile.report.tables import count
 WORST = 5
 
 
-
 def times(value: float) -> str:
     """A ratio of times to a tenth of a percent, which is what models differ by."""
     return f"{value:.3f}"

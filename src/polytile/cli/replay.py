@@ -56,9 +56,7 @@ def run(named: str, kernel: str, shuffle: int | None) -> list[Replayed]:
     ]
     if not replayed:
         which = f" of a kernel called {kernel!r}" if kernel else ""
-        raise StoreError(
-            f"{named} has no two candidates{which} to choose between; measure with POLYTILE_TUNE=all."
-        )
+        raise StoreError(f"{named} has no two candidates{which} to choose between; measure with POLYTILE_TUNE=all.")
     return replayed
 
 

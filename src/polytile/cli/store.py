@@ -120,7 +120,9 @@ def _export_t4(place: Place, file: Path, kernel: str) -> int:
 
 @app.command("import")
 def import_store(
-    file: Annotated[Path, typer.Argument(help="A file of JSON lines or of T4 results, as `export` or another tool writes them.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file of JSON lines or of T4 results, as `export` or another tool writes them.")
+    ],
     store: StorePlace = None,
 ) -> None:
     """Add the measurements of a file. Those that are in the store already stay as they are.
@@ -167,18 +169,14 @@ def check_store(store: StorePlace = None) -> None:
         ("taken", f"{date(health.oldest)} to {date(health.newest)}"),
         ("set aside as damaged", ", ".join(path.name for path in health.set_aside) or "none"),
     ]
-    show(
-        Table.from_rows(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles])
-    )
+    show(Table.from_rows(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles]))
     raise typer.Exit(1 if health.troubles else 0)
 
 
 @app.command("gc")
 def collect(
     store: StorePlace = None,
-    days: Annotated[
-        float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)
-    ] = 30.0,
+    days: Annotated[float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)] = 30.0,
     remove: Annotated[bool, typer.Option("--remove", help="Remove them. Without it they are only shown.")] = False,
 ) -> None:
     """Show, and with --remove take out, measurements that no lookup can return any more.

@@ -57,9 +57,7 @@ def _listed(path: Path, kind: Kind) -> list[Job]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise TargetError(f"the file of problems {path} cannot be read: {error.strerror}.") from None
-    jobs = [
-        _job(line, f"{path}, line {number}", path.parent, kind) for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    jobs = [_job(line, f"{path}, line {number}", path.parent, kind) for number, line in enumerate(lines, 1) if line.strip()]
     if not jobs:
         raise TargetError(f"{path} has no problems; write one a line, as {EXAMPLE}.")
     return jobs

@@ -12,14 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import polytile
 from polytile import options, store
@@ -96,9 +89,7 @@ def tune(
         soft_wrap=True, highlight=False,
     )  # fmt: skip
     if plan is not None and run.steps:
-        console.print(
-            f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False
-        )
+        console.print(f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False)
     return run.status
 
 
@@ -146,9 +137,7 @@ def _progress(console: Console, total: int) -> Iterator[Tell]:
     elsewhere."""
     if not console.is_terminal:
         done = iter(range(1, total + 1))
-        yield lambda text: console.print(
-            f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
-        )
+        yield lambda text: console.print(f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True)
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),

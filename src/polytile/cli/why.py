@@ -124,10 +124,7 @@ def differences(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[str, ..
     teams = (fact.count for fact in problem.layouts if isinstance(fact, Threads))
     said += [f"threads: measured with {count}, here {here.threads}" for count in teams if count != here.threads]
     others = [(name, size, sizes[name]) for name, size in problem.sizes if size != sizes[name]]
-    return (
-        *said,
-        *(f"size {n}: measured at {there}, asked for {asked}{_apart(there, asked)}" for n, there, asked in others),
-    )
+    return (*said, *(f"size {n}: measured at {there}, asked for {asked}{_apart(there, asked)}" for n, there, asked in others))
 
 
 def _apart(there: int, asked: int) -> str:

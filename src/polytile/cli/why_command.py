@@ -24,9 +24,8 @@ def is_function(word: str) -> bool:
     """Whether the word names a function in a file (why_program.py) rather than a kernel."""
     return ".py:" in word
 
-def answer(
-    word: str, words: Sequence[str], store: Place, plan: Path | None, every: bool = False
-) -> tuple[list[Table], int]:
+
+def answer(word: str, words: Sequence[str], store: Place, plan: Path | None, every: bool = False) -> tuple[list[Table], int]:
     """The tables to print, and the status: 0 if there is an answer, 1 if something is not known, FAILED if the word means several
     kernels, which are listed unless `every` one is asked about. Raises PolytileError as its parts do."""
     matches = matching(store, word)

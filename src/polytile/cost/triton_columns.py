@@ -172,9 +172,7 @@ class Columns(Estimate):
 class ColumnParallel(Columns):
     """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
 
-    def __init__(
-        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts
-    ) -> None:
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
         super().__init__(work, tile, counts, schedule, device)
         self.programs = self.working = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)

@@ -40,9 +40,7 @@ MOST_REGISTERS = 255
 class Estimate:
     """The prediction for one config: `counts` are the points along each dimension. Kinds of loops say how long programs take."""
 
-    def __init__(
-        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts
-    ) -> None:
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
         self.work, self.tile, self.counts, self.schedule, self.device = work, tile, counts, schedule, device
         self.threads, self.parts = device.warp * schedule.warps, schedule.blocks.parts or 0
         self.splits, self.stages = schedule.splits, schedule.stages

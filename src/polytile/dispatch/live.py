@@ -81,7 +81,8 @@ class LiveTrial:
         wanted = {c.name for c in prior.shortlist(request)} | champions(request)
         predicted = {c.name: c.cost(request.sizes) for c in request.alive}
         worth_it = [c for c in request.alive if c.name in wanted or c.name == serving]
-        rivals = sorted((c for c in worth_it if c.name != serving), key=lambda c: predicted[c.name])[:MOST_CONTENDERS]
+        quick = [c for c in worth_it if c.name != serving and not c.per_size]  # no call of the program's waits for what is built
+        rivals = sorted(quick, key=lambda c: predicted[c.name])[:MOST_CONTENDERS]
         tried = [c for c in worth_it if c.name == serving or c in rivals]
         if not rivals or "inout" in request.spec.roles or not options.get("explore") or not _can_be_timed(request):
             return None

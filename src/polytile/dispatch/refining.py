@@ -159,7 +159,7 @@ def better(
     """The candidate to run in place of the `chosen` one of the regime at `sizes` (None: at the request's), where the scores are
     from; None where that is as good, or has none. What runs other code at other sizes has to be chosen at its own."""
     timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None}
-    best = request.pick(scores, sizes, preferred=chosen) if chosen in timed else None
+    best = request.pick(scores, sizes, preferred=chosen, alone=True) if chosen in timed else None
     same = best is not None and best.name == chosen and best.steady
     return None if same else best
 
@@ -167,7 +167,8 @@ def better(
 def known_better(request: Request, decision: Decision) -> Iterator[Mapping[str, int]]:
     """Sizes in the request's regime, or its sub-buckets, at which what is on record speaks against the decision's candidate."""
     chosen = decision.candidate
-    scores = on_record(request, chosen) if decision.measured_at else None
+    elsewhere = decision.measured_at or any(candidate.per_size for candidate in request.candidates)
+    scores = on_record(request, chosen) if elsewhere else None
     if scores is not None and better(request, chosen, scores) is not None:
         yield dict(request.problem.sizes)
     candidate = request.named(chosen)

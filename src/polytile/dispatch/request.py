@@ -78,10 +78,14 @@ class Request:
         return [None if candidate.name in self.rejected else score for candidate, score in pairs]
 
     def pick(
-        self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None, preferred: str = ""
+        self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None, preferred: str = "", alone: bool = False
     ) -> Candidate | None:
         """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's). Of equals
-        the one named `preferred`, if it is among them."""
+        the one named `preferred`, if it is among them. One that builds something for each size is chosen for exact sizes only,
+        those of the request or, if `alone`, those of the scores; or where there is no other."""
+        if not alone and not self.spec.keys.is_exact_size(self.key_fields):
+            lasting = [None if c.per_size else score for c, score in zip(self.candidates, scores, strict=True)]
+            scores = lasting if any(lasting) else scores
         entrants = [
             dataclasses.replace(entrant, predicted=-math.inf, place=-1) if candidate.name == preferred else entrant
             for candidate, entrant in zip(self.candidates, self._entrants(scores, sizes), strict=True)

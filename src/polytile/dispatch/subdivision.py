@@ -19,8 +19,6 @@ A candidate that is not `steady` runs other code from size to size. What it take
 for it holds where it was measured, and its regime is always subdivided; at other sizes of its sub-bucket the candidate is left
 to do what is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
 the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
-One that builds something for each size (`per_size`) is no reason to subdivide: to decide anew would build once more. Sizes that
-come often have it built for them (refining.py).
 """
 
 from __future__ import annotations
@@ -66,11 +64,11 @@ class Expectation:
     def holds(self, chosen: str, sizes: Mapping[str, int], evidence: Sequence[Evidence]) -> bool:
         """Whether `chosen` is expected to be as good at `sizes` as anything measured beside it, within MARGIN."""
         beside = [e for e in evidence if chosen in e.seconds]
-        candidate = self.candidates.get(chosen)
-        steady = candidate is None or candidate.steady or candidate.per_size
+        steady = chosen not in self.candidates or self.candidates[chosen].steady
         if not steady and all(distance(e.sizes, sizes, self.bucketed) > 0 for e in beside):
             return False
-        for name in sorted({name for e in beside for name in e.seconds} - {chosen}):
+        per_size = {name for name, candidate in self.candidates.items() if candidate.per_size}  # for exact sizes alone
+        for name in sorted({name for e in beside for name in e.seconds} - {chosen} - per_size):
             known = [e for e in beside if name in e.seconds]
             nearest = min(known, key=lambda e: distance(e.sizes, sizes, self.bucketed))
             if self.seconds(name, sizes, nearest) < (1 - MARGIN) * self.seconds(chosen, sizes, nearest):

@@ -28,9 +28,7 @@ def say_once(why: str) -> None:
         log.warning("polytile generates no kernels for this graph and runs ATen's instead: %s", why)
 
 
-def library_calls(
-    graph: torch.fx.GraphModule, why: str
-) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
+def library_calls(graph: torch.fx.GraphModule, why: str) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
     """What became of the graph's operators, which are counted, and the graph as ATen's operators (`as_traced`)."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     operators = [str(target) for target in targets if isinstance(target, torch._ops.OpOverload)]

@@ -26,9 +26,7 @@ def is_reshape(target: object) -> bool:
     return target in _RESHAPES
 
 
-def operator_call(
-    builder: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Call | None:
+def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """The operator of `node` as a call; None where it has arguments that are not stored, or results that are views, random, or a
     single number."""
     target, fake = node.target, node.meta.get("val")
@@ -40,9 +38,7 @@ def operator_call(
     return Call(target, *_arguments(builder, args, kwargs), shape) if shape or not isinstance(fake, torch.Tensor) else None
 
 
-def changing_call(
-    builder: Builder, target: object, base: View, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Call | None:
+def changing_call(builder: Builder, target: object, base: View, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """The operator `target` as one that changes its first argument, which stands in `base` already; None where there is none."""
     if not isinstance(target, OpOverload) or not _stored((args[1:], kwargs)):
         return None

@@ -286,18 +286,14 @@ def apart(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
         return True
     extents = [sizes.unguarded(n) for n in extents]
     plain = [sizes.as_stride(s) for s in strides]
-    return _in_some_order(_dims(extents, plain), sizes.ONE) or _in_some_order(
-        _dims(*_positive(extents, strides)), sizes.ONE
-    )
+    return _in_some_order(_dims(extents, plain), sizes.ONE) or _in_some_order(_dims(*_positive(extents, strides)), sizes.ONE)
 
 
 def _dims(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[tuple[sympy.Expr, sympy.Expr]]:
     return [(n, s) for n, s in zip(extents, strides, strict=True) if n != 1]
 
 
-def _positive(
-    extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]
-) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+def _positive(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
     """Both with a positive symbol for each max(1, n) in the strides, and for its n: the two differ only where n is 0,
     and where that is a size there are no elements to be apart."""
     symbols: dict[sympy.Expr, sympy.Expr] = {}

@@ -77,9 +77,7 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
     return run
 
 
-def _note(
-    operator: OpOverload, args: Any, kwargs: Any, found: Any, tracer: Any, last: torch.fx.Node | None
-) -> None:
+def _note(operator: OpOverload, args: Any, kwargs: Any, found: Any, tracer: Any, last: torch.fx.Node | None) -> None:
     """Marks those nodes behind `last` that are results."""
     try:
         given, named = _named(args, tracer), _named(kwargs, tracer)

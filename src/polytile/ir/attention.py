@@ -28,7 +28,8 @@ def masked(
     elif bias is not None:
         scores = scores + bias.to(scores.dtype)
     if causal:
-        scores = torch.where(causal_mask(causal, *scores.shape[-2:], scores.device), scores, EMPTY)
+        rows, keys = scores.shape[-2:]
+        scores = torch.where(causal_mask(causal, rows, keys, scores.device), scores, EMPTY)
     return scores
 
 

@@ -166,9 +166,7 @@ def index_value(expr: sympy.Expr, dtype: torch.dtype = torch.int64) -> Node:
     return make(Index, dtype=dtype, expr=expr)
 
 
-def load(
-    dtype: torch.dtype, buffer: str, index: sympy.Expr, indirect: tuple[Node, ...] = (), mask: Node | None = None
-) -> Load:
+def load(dtype: torch.dtype, buffer: str, index: sympy.Expr, indirect: tuple[Node, ...] = (), mask: Node | None = None) -> Load:
     """The element `index` of `buffer`, as a value of the compute type `dtype`; see Load."""
     return make(Load, dtype=dtype, buffer=buffer, index=index, indirect=indirect, mask=mask)
 
@@ -218,9 +216,7 @@ def rewrite(roots: tuple[Node, ...], rule: Callable[[Node, tuple[Node, ...]], No
     return tuple(new[id(r)] for r in roots)
 
 
-def rebuild(
-    node: Node, children: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy.Expr] | None = None
-) -> Node:
+def rebuild(node: Node, children: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy.Expr] | None = None) -> Node:
     """`node` with other children and mapped index expressions."""
     if children == node.children and (index_map is None or not node.indices):
         return node

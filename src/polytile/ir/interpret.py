@@ -118,16 +118,12 @@ def _computed(
     return made
 
 
-def view_tensor(
-    view: View, buffers: Mapping[str, torch.Tensor], size_values: Mapping[sympy.Symbol, int]
-) -> torch.Tensor:
+def view_tensor(view: View, buffers: Mapping[str, torch.Tensor], size_values: Mapping[sympy.Symbol, int]) -> torch.Tensor:
     """`view` as a tensor that shares the memory of its buffer."""
     if view.buffer not in buffers:
         raise IRError(f"buffer {view.buffer} is read before anything wrote it.")
     base = buffers[view.buffer]
-    base = (
-        base if base.dtype == view.dtype or base.dtype.itemsize != view.dtype.itemsize else _bitcast(base, view.dtype)
-    )
+    base = base if base.dtype == view.dtype or base.dtype.itemsize != view.dtype.itemsize else _bitcast(base, view.dtype)
     shape = [sizes.evaluate(n, size_values) for n in view.sizes]
     strides = [sizes.evaluate(s, size_values) for s in view.strides]
     return base.as_strided(shape, strides, base.storage_offset() + sizes.evaluate(view.offset, size_values))

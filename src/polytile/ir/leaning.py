@@ -19,9 +19,7 @@ import torch
 
 from polytile.ir.expr import Const, Index, Load, Node, Op
 
-DECIDING = frozenset(
-    "eq ne lt le gt ge sign signbit floor ceil trunc round floordiv truncdiv remainder fmod".split()
-)
+DECIDING = frozenset("eq ne lt le gt ge sign signbit floor ceil trunc round floordiv truncdiv remainder fmod".split())
 """Operations whose result jumps where an argument changes a little."""
 PASSING = frozenset("neg abs minimum maximum round_e5m2 round_e4m3 round_bf16 round_f16 where cast".split())
 """Operations that pass a value on unchanged but for its sign or a rounding: their arguments are shifted, not their result."""

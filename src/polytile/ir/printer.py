@@ -121,9 +121,7 @@ def _shape(values: Iterable[sympy.Expr]) -> str:
 
 def buffer_text(buffer: Buffer) -> str:
     """A buffer's declaration: name, type, sizes, strides, role."""
-    return (
-        f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
-    )
+    return f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
 
 
 def _argument(value: object) -> str:

@@ -135,9 +135,7 @@ class Store:
     def with_roots(self, roots: tuple[Node, ...], index: sympy.Expr | None = None) -> Store:
         k = len(self.indirect)
         mask = roots[1 + k] if self.mask is not None else None
-        return replace(
-            self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index
-        )
+        return replace(self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index)
 
     @property
     def is_segment_sum(self) -> bool:

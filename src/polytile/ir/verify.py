@@ -168,13 +168,7 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if not len(a) == len(b) == len(out) == 3:
         yield f"views of {len(a)}, {len(b)} and {len(out)} dimensions; a product takes (batch, m, k) and (batch, k, n)"
         return
-    pairs = {
-        "batch": (a[0], out[0]),
-        "batch of b": (b[0], out[0]),
-        "m": (a[1], out[1]),
-        "k": (a[2], b[1]),
-        "n": (b[2], out[2]),
-    }
+    pairs = {"batch": (a[0], out[0]), "batch of b": (b[0], out[0]), "m": (a[1], out[1]), "k": (a[2], b[1]), "n": (b[2], out[2])}
     if operation.second is not None:
         p, q = (view.sizes for view in operation.second)
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}

@@ -248,9 +248,7 @@ def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers
     return _Arguments(computed.kernel.tensors[:-1], computed.site.buffers[:-1], computed.site.sizes)
 
 
-def _results(
-    template: Template, buffers: Mapping[str, Buffer]
-) -> tuple[_Arguments, Loop | None, tuple[sympy.Symbol, ...]]:
+def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Arguments, Loop | None, tuple[sympy.Symbol, ...]]:
     """C and its strides; or the epilogue's own tensors and integers, with the epilogue on them."""
     out, loop = template.out, template.epilogue
     if loop is None:
@@ -275,4 +273,3 @@ def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
     """A readable name: the first four of its operators, without repetitions, and its digest."""
     words = [re.sub(r"\W", "", o.split(".")[1] if o.count(".") > 1 else o) for o in dict.fromkeys(origins)]
     return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"
-

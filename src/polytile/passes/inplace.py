@@ -34,9 +34,7 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
             new = program.buffers[store.buffer]
             if new.role != "temp" or first_write[new.name] != i or new.name in given:
                 continue
-            old = next(
-                (n for n in dying if _same_memory(new, program.buffers[n]) and _safe(loop, new.name, n, given)), None
-            )
+            old = next((n for n in dying if _same_memory(new, program.buffers[n]) and _safe(loop, new.name, n, given)), None)
             if old is not None:
                 given[new.name] = old
                 dying.remove(old)

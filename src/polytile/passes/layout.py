@@ -75,12 +75,8 @@ class Layout:
             weights = linear(unified.first[axis.symbol], common)
             assert weights is not None
             held = weights.coefficients
-            unit = next(
-                (wanted.coefficients.get(u, sizes.ZERO) for u, weight in held.items() if weight == 1), sizes.ZERO
-            )
-            if any(
-                not sizes.equal(wanted.coefficients.get(u, sizes.ZERO), unit * weight) for u, weight in held.items()
-            ):
+            unit = next((wanted.coefficients.get(u, sizes.ZERO) for u, weight in held.items() if weight == 1), sizes.ZERO)
+            if any(not sizes.equal(wanted.coefficients.get(u, sizes.ZERO), unit * weight) for u, weight in held.items()):
                 raise Unfit("an axis of the reader would have two strides")
             result += unit * axis.symbol
         return sizes.simplify(result, {})

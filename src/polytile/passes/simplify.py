@@ -77,9 +77,7 @@ def _simple_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 def _decided_load(node: Load) -> Node:
     """A load whose mask is known."""
     assert isinstance(node.mask, Const)
-    return (
-        expr.load(node.dtype, node.buffer, node.index, node.indirect) if node.mask.value else expr.const(0, node.dtype)
-    )
+    return expr.load(node.dtype, node.buffer, node.index, node.indirect) if node.mask.value else expr.const(0, node.dtype)
 
 
 def _is_place(value: Node) -> bool:

@@ -53,9 +53,7 @@ def _in_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
         return expr.rebuild(node, children, lambda index: without_max(index, buffers[node.buffer].numel))
 
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    return replace(
-        new, stores=tuple(replace(s, index=without_max(s.index, buffers[s.buffer].numel)) for s in new.stores)
-    )
+    return replace(new, stores=tuple(replace(s, index=without_max(s.index, buffers[s.buffer].numel)) for s in new.stores))
 
 
 def _in_view(view: View, buffers: Mapping[str, Buffer]) -> View:

@@ -101,9 +101,7 @@ class Table:
             padded = (_pad(part, width, c.align) for part, width, c in zip(parts, widths, self.columns, strict=True))
             return "| " + " | ".join(padded) + " |"
 
-        rule = [
-            "-" * (w - 1) + ":" if c.align == "right" else "-" * w for w, c in zip(widths, self.columns, strict=True)
-        ]
+        rule = ["-" * (w - 1) + ":" if c.align == "right" else "-" * w for w, c in zip(widths, self.columns, strict=True)]
         opening = f"<details><summary>{html.escape(self.title)}</summary>" if self.folded else f"**{self.title}**"
         body = [opening, "", line(headings), line(rule), *map(line, cells)]
         notes = ["", *self.notes] if self.notes else []

@@ -56,9 +56,7 @@ def _expr(node: Index | Const) -> sympy.Expr:
     return node.expr if isinstance(node, Index) else sympy.Integer(int(node.value))
 
 
-def _cut(
-    name: str, difference: sympy.Expr, operand: Node | None, vec: sympy.Symbol, inside: set[sympy.Symbol]
-) -> Cut | None:
+def _cut(name: str, difference: sympy.Expr, operand: Node | None, vec: sympy.Symbol, inside: set[sympy.Symbol]) -> Cut | None:
     """The cut of `difference` against `operand` (or 0):
 
      v + rest < y  →  v below y - rest        v + rest <= y  →  v below y - rest + 1        > and >= : from there on

@@ -123,11 +123,7 @@ class Database(abc.ABC):
         """Gives back space after a removal."""
 
 
-_INSERTS = (
-    (schema.ADD_ENVIRONMENT, "environment"),
-    (schema.ADD_DEVICE, "device"),
-    (schema.ADD_PROBLEM, "problem"),
-)
+_INSERTS = ((schema.ADD_ENVIRONMENT, "environment"), (schema.ADD_DEVICE, "device"), (schema.ADD_PROBLEM, "problem"))
 
 
 def _distinct(rows: Iterable[Mapping[str, Any] | None]) -> list[Mapping[str, Any]]:

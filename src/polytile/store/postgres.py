@@ -35,9 +35,7 @@ SCHEMA = "polytile"
 LOCK = 0x706F6C79
 """The advisory lock of appending (shared) and of reading on, removing and making tables (alone)."""
 
-MISSING = (
-    "it is on a PostgreSQL server, and psycopg, which speaks to one, is not installed: pip install 'polytile[server]'"
-)
+MISSING = "it is on a PostgreSQL server, and psycopg, which speaks to one, is not installed: pip install 'polytile[server]'"
 
 CONNECTING = {
     "connect_timeout": 5,

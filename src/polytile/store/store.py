@@ -195,9 +195,7 @@ class Store:
             self._away_until = time.monotonic() + AWAY_SECONDS
         elif self._beside is not None and self._database is not None:
             log.warning(
-                "The measurement store cannot be used, so this program goes on with the file %s: %s.",
-                self._beside.place,
-                error,
+                "The measurement store cannot be used, so this program goes on with the file %s: %s.", self._beside.place, error
             )
             self._database.close()
             self._database, self._beside = self._beside, None
@@ -210,9 +208,7 @@ class Store:
     def _give_up(self, error: Unusable, reading: bool) -> None:
         """No more writing; no more reading either where that is what failed. One warning for the two."""
         if self._writable:
-            log.warning(
-                "The measurement store cannot be used, so what is measured now stays in this process: %s.", error
-            )
+            log.warning("The measurement store cannot be used, so what is measured now stays in this process: %s.", error)
         self._writable = False
         if reading and self._database is not None:
             self._database.close()

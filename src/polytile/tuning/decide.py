@@ -73,7 +73,7 @@ class Entrant:
 
 UNKNOWN = Entrant()
 
-PART_OF = {"sdpa": "library", "padding": "library", "split_k": "library"}
+PART_OF = {"sdpa": "library", "unfused": "library", "padding": "library", "split_k": "library"}
 """Origins of candidates that come from a source of another name."""
 
 

@@ -67,14 +67,7 @@ LIMITS = Limits(races=2, pause_seconds=0.1, calm=0.5, patience=5.0)
 all took 7.9 ms, a time slice, so all counted as equal and the best predicted was chosen, at 0.70 of the library's speed."""
 
 THOROUGH = Limits(
-    rounds=40,
-    seconds=0.1,
-    final_rounds=20,
-    final_seconds=0.1,
-    open_seconds=0.5,
-    longest=10.0,
-    calibrations=10,
-    races=3,
+    rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0, calibrations=10, races=3
 )
 """Where nobody waits for a call, and the same choice is wanted next time."""
 
@@ -96,14 +89,7 @@ time since the first had taken 200, came out five times as long or more in up to
 Nothing is dropped after one call: the first may carry the driver's own work."""
 
 GPU_THOROUGH = replace(
-    GPU_LIMITS,
-    rounds=50,
-    clear=0.12,
-    seconds=0.2,
-    final_rounds=40,
-    final_seconds=0.2,
-    open_seconds=0.5,
-    longest=10.0,
+    GPU_LIMITS, rounds=50, clear=0.12, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0
 )
 """While the order is open nothing is dropped that a recording of its own may explain, which is up to 10 % slower than another of
 the same calls (runtime/cuda/timing.py) in every replay: six times one of seven processes found a candidate near the front 4-15 %

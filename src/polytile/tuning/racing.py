@@ -309,9 +309,7 @@ class _Race:
         else:
             best = min((lane.samples[0] for lane in once), default=0.0)
         for lane in once:
-            if self.limits.warm_seconds and lane.samples[0] > max(
-                self.limits.warm_seconds, self.limits.hopeless * best
-            ):
+            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, self.limits.hopeless * best):
                 lane.racing = False
 
     def _drop_losers(self) -> None:

@@ -6,12 +6,7 @@ import math
 
 import torch
 
-ROUNDING: dict[torch.dtype, float] = {
-    torch.float64: 1e-10,
-    torch.float32: 2e-5,
-    torch.bfloat16: 2e-2,
-    torch.float16: 4e-3,
-}
+ROUNDING: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Error of a short expression, relative to the value plus the root mean square of the output. It covers functions that
 lose digits of their own (exp at 80 loses two of float32's seven) and a few roundings to the storage type on the way."""
 

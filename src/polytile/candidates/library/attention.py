@@ -9,8 +9,7 @@ scaled_dot_product_attention would choose.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -167,29 +166,13 @@ class EfficientLibrary(FusedLibrary):
 
 
 class CudnnLibrary(FusedLibrary):
-    """cuDNN's kernels. The plan of a combination of sizes takes longer to build than thousands of calls, so that it runs at those
-    sizes at which it was measured; at others of the regime `other` does (`pinned_to`). Its cost has a share of the plan's."""
+    """cuDNN's kernels. The plan of a combination of sizes takes longer to build than thousands of calls."""
 
     name = "cudnn"
-
-    def __init__(self, problem: AttentionProblem, target: torch.device, other: Sequence[AttentionLibrary]) -> None:
-        super().__init__(problem, target)
-        self.other = tuple(other)
-        self._planned_for: Mapping[str, int] = {}
-
-    @property
-    def steady(self) -> bool:
-        """Whether it may run at sizes close by: no, each would need a plan."""
-        return False
 
     @property
     def per_size(self) -> bool:
         return True
-
-    def pinned_to(self, sizes: Mapping[str, int]) -> CudnnLibrary:
-        twin = copy.copy(self)
-        twin._planned_for = {name: sizes[name] for name in ("B", "Mq", "Mkv") if name in sizes}
-        return twin
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         longest = 256 if Target.of(self.target).facts.capability == 90 else 128
@@ -198,9 +181,6 @@ class CudnnLibrary(FusedLibrary):
         return self.problem.dtype.itemsize == 2 and even and square and sizes["Mq"] > 1 and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        here = dict(zip(("B", "Mq", "Mkv"), (given.q.shape[0], given.q.shape[2], given.k.shape[2]), strict=True))
-        if any(here[name] != size for name, size in self._planned_for.items()):
-            return self._other(given)
         added = self.added(given)
         bias = added.expand(*given.q.shape[:3], given.k.shape[2]) if added is not None else None
         causal = self.problem.causal is not Causal.NO
@@ -208,11 +188,6 @@ class CudnnLibrary(FusedLibrary):
             given.q, given.k, given.v, bias, self.problem.lse, 0.0, causal, False, scale=self.problem.scale
         )
         return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if self.problem.lse else None
-
-    def _other(self, given: Operands) -> Result:
-        (b, hq, mq, d), (_, hkv, mkv, _), dv = given.q.shape, given.k.shape, given.v.shape[3]
-        sizes = {"B": b, "Hq": hq, "Hkv": hkv, "Mq": mq, "Mkv": mkv, "D": d, "Dv": dv}
-        return next(other for other in self.other if other.valid(sizes)).run(given)
 
 
 class CpuFlashLibrary(FusedLibrary):
@@ -247,7 +222,7 @@ def hand_over(result: torch.Tensor, out: torch.Tensor) -> None:
     alone = out.storage_offset() == 0 and out.untyped_storage().nbytes() == result.untyped_storage().nbytes()
     alike = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
     if alone and alike and result.storage_offset() == 0 and out._base is None:
-        out.set_(result)
+        out.set_(result.untyped_storage(), 0, result.shape, result.stride())
     else:
         out.copy_(result)
 
@@ -259,7 +234,7 @@ def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple
         return CpuFlashLibrary(problem, target), maths
     flash, efficient = FlashLibrary(problem, target), EfficientLibrary(problem, target)
     rocm = torch.version.hip is not None
-    cudnn = () if rocm else (CudnnLibrary(problem, target, (flash, efficient, maths)),)
+    cudnn = () if rocm else (CudnnLibrary(problem, target),)
     return (flash, efficient, *cudnn, maths)
 
 

@@ -112,9 +112,7 @@ class _Tile:
         width = f"{self.width} * L"
         out.line(f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {width} - 1) / ({width});")
         out.line(
-            f"const long total = {domain.count(self.nest.outer)} * tiles;"
-            if self.nest.outer
-            else "const long total = tiles;"
+            f"const long total = {domain.count(self.nest.outer)} * tiles;" if self.nest.outer else "const long total = tiles;"
         )
         for k in range(self.nest.passes):
             carries = [line for scan in self.nest.scans_in(k) for line in scans.carries(self.nest, scan, "L")]

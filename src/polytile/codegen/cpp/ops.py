@@ -13,9 +13,7 @@ _CALLS_1 = (
     "abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf erfc erfinv sigmoid floor ceil trunc round lgamma digamma sign"
 ).split()
-_CALLS_2 = (
-    "pow fmod remainder floordiv truncdiv atan2 hypot copysign minimum maximum shift_left shift_right"
-).split()
+_CALLS_2 = ("pow fmod remainder floordiv truncdiv atan2 hypot copysign minimum maximum shift_left shift_right").split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TEXT: dict[str, str] = {
@@ -47,9 +45,7 @@ def text(node: Op, args: list[str], lanes: str) -> str:
         return convert(args[0], source, node.dtype)
     table = {**TEXT, **ON_MASKS} if source == torch.bool and node.name != "where" else TEXT
     if node.name not in table:
-        raise LoweringError(
-            f"the operation {node.name!r} on {source} has no C++ text; the operator runs as a library call."
-        )
+        raise LoweringError(f"the operation {node.name!r} on {source} has no C++ text; the operator runs as a library call.")
     return table[node.name].format(*args, T=value_type(node.dtype), L=lanes)
 
 

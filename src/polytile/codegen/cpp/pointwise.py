@@ -32,9 +32,7 @@ def _plain(unit: Unit, out: Writer) -> None:
     if not outer:
         out.line(f"const long length = {text.index(unit.nest.vec.size)};")
         with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
-            out.line(
-                "const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);"
-            )
+            out.line("const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);")
             _sweep(unit, out)
             _end(unit, out)
         return

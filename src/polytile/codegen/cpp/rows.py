@@ -47,9 +47,7 @@ def split_rows(unit: Unit, out: Writer) -> None:
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         if not nest.inner:
             size = text.index(nest.vec.size)
-            out.line(
-                f"const long first = share<L>({size}, thread, workers), last = share<L>({size}, thread + 1, workers);"
-            )
+            out.line(f"const long first = share<L>({size}, thread, workers), last = share<L>({size}, thread + 1, workers);")
         domain.place(out, nest.outer, "0")
         with out.block("for (long row = 0; row < rows; ++row) {"):
             _row(unit, out, split=True)
@@ -133,9 +131,7 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
     for depth, axis in enumerate(inner):
         name, size = axis.symbol, domain.count([axis])
         if split and depth == 0:
-            out.open(
-                f"for (long {name} = {size} * thread / workers; {name} < {size} * (thread + 1) / workers; ++{name}) {{"
-            )
+            out.open(f"for (long {name} = {size} * thread / workers; {name} < {size} * (thread + 1) / workers; ++{name}) {{")
         else:
             out.open(f"for (long {name} = 0; {name} < {size}; ++{name}) {{")
     first, last = ("first", "last") if split and not inner else ("0", text.index(vec.size))

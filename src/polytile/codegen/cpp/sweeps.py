@@ -16,9 +16,7 @@ from polytile.ir.program import Store
 Sweep = Callable[[Scope, str, str], None]
 
 
-def in_pieces(
-    body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep
-) -> None:
+def in_pieces(body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep) -> None:
     """`sweep(scope, first, last)` for every piece of [first, last) on which none of the cut comparisons among `nodes`
     changes; the scope it is given knows their values there."""
     nest, wanted = body.nest, set(nodes)

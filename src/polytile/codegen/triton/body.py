@@ -266,9 +266,7 @@ class Body(Emitter[Scope]):
                 e = known
                 own = {quotient(s, self.facts): s for s in self.kernel.symbols}
                 self.quotients |= {own[s] for s in e.free_symbols if s in own}
-        values = {
-            s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values
-        }
+        values = {s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values}
         return sizes.substitute(e, values)
 
     @property

@@ -35,9 +35,7 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
         raise RuntimeError(
             "Triton kernels cannot be interpreted in this process: set TRITON_INTERPRET=1 in its environment before it starts."
         )
-    numbers = {
-        sympy.Symbol(name, integer=True, positive=sign): n for name, n in values.items() for sign in (True, None)
-    }
+    numbers = {sympy.Symbol(name, integer=True, positive=sign): n for name, n in values.items() for sign in (True, None)}
     scratch = [
         torch.zeros(max(1, sizes.evaluate(s.size, numbers)), dtype=s.dtype, device="cpu") if s.zeroed
         else torch.full((max(1, sizes.evaluate(s.size, numbers)),), 77, dtype=s.dtype, device="cpu")

@@ -12,9 +12,7 @@ from polytile.codegen.triton.text import value_type
 from polytile.errors import LoweringError
 from polytile.ir.expr import Node, Op, Part, Reduce
 
-_LIBDEVICE_1 = (
-    "expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc"
-).split()
+_LIBDEVICE_1 = ("expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc").split()
 _LIBDEVICE_2 = "pow atan2 hypot copysign fmod".split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
@@ -119,9 +117,7 @@ def text(node: Op, args: list[str], fast: bool) -> str:
         return f"{args[0]}.to({value_type(node.dtype)}, bitcast=True)"
     table = _table(source, fast and node.dtype == torch.float32) if node.name != "where" else BOTH
     if node.name not in table:
-        raise LoweringError(
-            f"the operation {node.name!r} on {source} has no Triton text; the operator runs as a library call."
-        )
+        raise LoweringError(f"the operation {node.name!r} on {source} has no Triton text; the operator runs as a library call.")
     spelled = table[node.name].format(*args, T=value_type(node.dtype))
     return f"({spelled}).to({value_type(node.dtype)})" if node.dtype in NARROW and node.name != "where" else spelled
 

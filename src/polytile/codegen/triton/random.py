@@ -47,4 +47,3 @@ def _multiple(e: sympy.Expr, body: Body) -> bool:
     """Whether WORDS divides `e` wherever the facts hold."""
     known = with_facts(e, body.facts)
     return all(term.as_coeff_Mul()[0] % WORDS == 0 for term in sympy.Add.make_args(sympy.expand(known)))
-

@@ -95,9 +95,7 @@ class Reduction:
     @property
     def combine(self) -> str:
         own = FORMS[self.kind].combine
-        return (
-            own.replace("pt_", "pt_int_") if self.kind in ("max", "min") and not self.dtype.is_floating_point else own
-        )
+        return own.replace("pt_", "pt_int_") if self.kind in ("max", "min") and not self.dtype.is_floating_point else own
 
     def running(self, suffix: str = "acc") -> list[str]:
         """Names of the running values."""

@@ -116,6 +116,4 @@ def carry(body: Body, scans: list[Scan], scope: Scope) -> None:
         last = f"tl.arange(0, {dim.name}){body.tile.along(dim)} == {dim.name} - 1"
         for name, value, (dtype, _) in zip(carries(body, scan), results, starts(scan), strict=True):
             picked = f"tl.where({last}, {value}, {text.literal(0, dtype)})"
-            scope.lines.append(
-                f"{name} = tl.sum({picked}, {body.tile.reduced_at[0]}{keep}).to({text.value_type(dtype)})"
-            )
+            scope.lines.append(f"{name} = tl.sum({picked}, {body.tile.reduced_at[0]}{keep}).to({text.value_type(dtype)})")

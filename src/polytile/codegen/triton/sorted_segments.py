@@ -67,9 +67,7 @@ class _Sorted:
 class PointSort(_Sorted):
     """Launch 0: `unit` has a block of points."""
 
-    def __init__(
-        self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
-    ) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table) -> None:
         many = Axis(sizes.axis("many"), table.points.size)
         loop = table.index_loop("sort", many, kernel.loop.origins)
         self.roots = loop.roots
@@ -163,9 +161,7 @@ class PointSort(_Sorted):
 class SegmentReduction(_Sorted):
     """Launch 1: `unit` has a block of columns, and Y of the points that the lists of a row say, at places that they say."""
 
-    def __init__(
-        self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
-    ) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table) -> None:
         unit = Unit(kernel, nest, points_of(config), facts, overlaps)
         self.listed = Dim("Y", (Axis(table.points.symbol, UNKNOWN),), int(config["y"]))
         self.columns = Dim("X", (table.along,), int(config["x"]))

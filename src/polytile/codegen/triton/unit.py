@@ -262,9 +262,7 @@ class Unit:
     def _arguments(self) -> tuple[Argument, ...]:
         integer = "i64" if self.facts.wide else "i32"
         arguments = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
-        arguments += [
-            Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values
-        ]
+        arguments += [Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values]
         arguments += [
             Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
             for k, dtype in sorted(self.scratch_types.items())

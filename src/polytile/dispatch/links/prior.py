@@ -97,7 +97,8 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
         if cost[candidate.name] <= CLEAR_LOSER * best and (pays or compiled):
             chosen.append(candidate)
     chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: candidate.traits)
-    beside = [c for c in ranked if c.origin in READY_MADE and not is_library(c) and cost[c.name] <= CLEAR_LOSER * best]
+    ready = [c for c in ranked if c.origin in READY_MADE and not is_library(c)]
+    beside = [c for c in ready if c.per_size or cost[c.name] <= CLEAR_LOSER * best]  # a prediction has the price of building
     names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
     return tuple(candidate for candidate in request.candidates if candidate.name in names)
 

@@ -182,6 +182,8 @@ class _Rewriting:
         total: torch.fx.Node | None = None
         for bias, views in scores.added:
             one = self._reshaped(bias, views)
+            if not value(one).is_floating_point():  # booleans too are numbers where they are added
+                one = self._insert(aten._to_copy.default, one, dtype=value(q).dtype)
             total = one if total is None else self._insert(aten.add.Tensor, total, one)
         kept = scores.kept
         if kept is not None and value(kept).dtype != torch.bool:
@@ -236,7 +238,9 @@ class _Rewriting:
             result = self._insert(aten.squeeze.dims, attention, [1] if value(self.last).ndim == 3 else [0, 1])
         else:
             rows = self._insert(aten.clone.default, attention, memory_format=torch.contiguous_format)
-            result = self._insert(aten.view.default, rows, self._sizes(self.last, 0, 1, 2))
+            right = self.last.args[1]
+            assert isinstance(right, torch.fx.Node)
+            result = self._insert(aten.view.default, rows, [*self._sizes(right, 0), *self._sizes(attention, 2, 3)])
         self.last.replace_all_uses_with(result)
 
     def _sizes(self, node: torch.fx.Node, *dims: int) -> list[Any]:

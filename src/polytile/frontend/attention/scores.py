@@ -88,7 +88,8 @@ class _Reading:
         """A factor, or a divisor, of the product or of what a bias and a mask are applied to."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         inner, factor = node.args[:2]
-        if not isinstance(inner, torch.fx.Node) or (not divides and not self._leads_to_product(inner)):
+        both = isinstance(inner, torch.fx.Node) and isinstance(factor, torch.fx.Node)
+        if not divides and (not isinstance(inner, torch.fx.Node) or (both and not self._leads_to_product(inner))):
             inner, factor = factor, inner
         known = number(factor, self.module)
         if not isinstance(inner, torch.fx.Node) or len(node.args) > 2 or node.kwargs:

@@ -54,7 +54,7 @@ def source(node: torch.fx.Node) -> torch.fx.Node:
 def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
     """Whether the views of `path`, each of the one before and the first of `root`, leave all elements in row-major order. Of
     dimensions of size 1 the order does not matter."""
-    dims = _dims(root)
+    dims: list[int | None] = _dims(root)
     for node in path:
         if node.target in RESHAPES:
             if not _in_order(dims):
@@ -63,8 +63,9 @@ def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
         elif node.target == UNSQUEEZE:
             dims.insert(int(node.args[1]) % (len(dims) + 1), None)  # type: ignore[arg-type]
         elif node.target in SQUEEZES:
-            left = [dim for dim in dims if dim is not None]
-            dims = left if len(left) == value(node).ndim else _dims(node) if _in_order(dims) else [1, 0]
+            if not _in_order(dims):
+                return False
+            dims = _dims(node)
         elif node.target == PERMUTE:
             order: Any = node.args[1]
             dims = [dims[k] for k in order]
@@ -123,14 +124,13 @@ def number(node: Any, module: torch.fx.GraphModule) -> float | None:
         return None
     if node.target in (*COPIES, *CASTS):
         return number(source(node), module)
-    filled = {aten.full.default: 1, aten.scalar_tensor.default: 0}.get(node.target)  # type: ignore[arg-type]
-    if filled is not None:
-        given = node.args[filled]
+    if node.target in (aten.full.default, aten.scalar_tensor.default):
+        given = node.args[-1]
         return float(given) if isinstance(given, bool | int | float) else None
     if node.op == "get_attr":
         constant = getattr(module, str(node.target), None)
-        known = isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu"
-        return float(constant.item()) if known else None
+        if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
+            return float(constant.item())
     return None
 
 

@@ -57,9 +57,7 @@ def attention(
     return out.squeeze(1) if query.ndim == 3 else out
 
 
-def _is_ours(
-    tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, causal: bool, scale: Any, grouped: bool
-) -> bool:
+def _is_ours(tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, causal: bool, scale: Any, grouped: bool) -> bool:
     """Whether the operator does what the function would do with these."""
     query, key, value = tensors
     given = (*tensors, *([mask] if mask is not None else []))

@@ -127,9 +127,7 @@ class Builder:
     def axes(self, sizes_: Sequence[sympy.Expr], prefix: str = "p") -> tuple[Axis, ...]:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
 
-    def loop(
-        self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop"
-    ) -> Loop:
+    def loop(self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop") -> Loop:
         """Appends a loop."""
         loop = Loop(self.name(kind), axes, reduced, stores, (self.origin,))
         self.operations.append(loop)
@@ -206,9 +204,7 @@ class Builder:
         symbol = {d: a.symbol for d, a in zip((*kept, *dims), (*axes, *reduced), strict=True)}
         point = tuple(symbol[d] for d in range(source.rank))
         values = [t.at(point) for t in (source, *others)]
-        out_sizes = [
-            sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims
-        ]
+        out_sizes = [sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims]
         out_point = [sizes.ZERO if d in dims else symbol[d] for d in range(source.rank) if keepdim or d not in dims]
         stores, results = [], []
         for build, dtype in outputs:
@@ -220,9 +216,7 @@ class Builder:
 
     # library calls -----------------------------------------------------------------------------------------------------
 
-    def library(
-        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None
-    ) -> Any:
+    def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
         """An ATen call, correct for any operator: arguments are stored first, outputs are new buffers laid out as the fake
         results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
         results = self.node.meta.get("val") if results is None and self.node is not None else results
@@ -237,9 +231,7 @@ class Builder:
                 facts.append((_told(number), ("item", k)))
                 return number
             shape = tuple(sizes.as_size(n) for n in value.shape)
-            buffer = self.new_buffer(
-                shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride())
-            )
+            buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride()))
             outputs.append(buffer.name)
             facts.extend((n, ("size", k, d)) for d, n in enumerate(shape))
             facts.extend((sizes.as_size(s), ("stride", k, d)) for d, s in enumerate(value.stride()))

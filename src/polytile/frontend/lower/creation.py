@@ -123,10 +123,7 @@ def _number_node(builder: Builder, value: Number, dtype: torch.dtype) -> Node:
 
 @lowers(*overloads("eye eye.m"))
 def eye(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
-    return made(
-        builder,
-        lambda point: expr.op("eq", torch.bool, *[expr.index_value(i) for i in point]),
-    )
+    return made(builder, lambda point: expr.op("eq", torch.bool, *[expr.index_value(i) for i in point]))
 
 
 # copies ---------------------------------------------------------------------------------------------------------------

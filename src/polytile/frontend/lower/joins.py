@@ -130,9 +130,7 @@ def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
             here = convert(piece.tensor.at(there), result.dtype)
             inside = all_of(between(index, piece.start, piece.end, shape[dim]))
             here = expr.mask_loads(here, inside) if inside is not None else here
-            value = (
-                here if value is None else expr.op("where", here.dtype, compare("lt", index, piece.end), here, value)
-            )
+            value = here if value is None else expr.op("where", here.dtype, compare("lt", index, piece.end), here, value)
         return value if value is not None else expr.const(0, compute_dtype(result.dtype))
 
     return computed(shape, result.dtype, result.device, at)
@@ -149,11 +147,7 @@ def _side_by_side(builder: Builder, pieces: Sequence[Piece], dim: int) -> Tensor
     buffer = builder.new_buffer(shape, result.dtype, result.device, traced_strides(result))
     for piece in pieces:
         place = View(
-            buffer.name,
-            buffer.dtype,
-            piece.tensor.sizes,
-            buffer.strides,
-            sympy.expand(piece.start * buffer.strides[dim]),
+            buffer.name, buffer.dtype, piece.tensor.sizes, buffer.strides, sympy.expand(piece.start * buffer.strides[dim])
         )
         builder.store(place, converted(piece.tensor, result.dtype))
     return stored(whole(buffer), result.device)
@@ -204,11 +198,7 @@ def constant_pad_nd(
     def at(point: Point) -> Node:
         there = tuple(sympy.expand(i - b) for i, b in zip(point, before, strict=True))
         inside = all_of(
-            [
-                c
-                for i, b, n, out in zip(point, before, source.sizes, shape, strict=True)
-                for c in between(i, b, b + n, out)
-            ]
+            [c for i, b, n, out in zip(point, before, source.sizes, shape, strict=True) for c in between(i, b, b + n, out)]
         )
         return choose(inside, source.at(there), convert(builder.element(value, (), ()), source.dtype))
 

@@ -31,9 +31,7 @@ def smooth_l1_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, 
     """d / beta where |d| < beta, else the sign of d."""
     if beta == 0:
         return _gradient(grad_output, input, target, reduction, torch.sign)
-    return _gradient(
-        grad_output, input, target, reduction, lambda d: torch.where(d.abs() < beta, d / beta, torch.sign(d))
-    )
+    return _gradient(grad_output, input, target, reduction, lambda d: torch.where(d.abs() < beta, d / beta, torch.sign(d)))
 
 
 def huber_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:

@@ -28,10 +28,7 @@ from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten
 
-OPERAND_DTYPES = {
-    "cpu": (torch.float32, torch.float64, torch.bfloat16),
-    "gpu": (torch.float32, torch.bfloat16, torch.float16),
-}
+OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "gpu": (torch.float32, torch.bfloat16, torch.float16)}
 WHOLE, BY_ROWS = 0, 1
 """Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
 SCALED_ROWS = 128
@@ -44,9 +41,7 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     add up. `first`: the number of `a` among the current node's arguments."""
     for operand in (a, b):
         if operand.dtype not in OPERAND_DTYPES.get(generator_of(operand.device), ()):
-            raise LoweringError(
-                f"matrix products of type {operand.dtype} on {operand.device.type} are left to the library."
-            )
+            raise LoweringError(f"matrix products of type {operand.dtype} on {operand.device.type} are left to the library.")
     if a.dtype != b.dtype:
         raise LoweringError(f"a product of {a.dtype} and {b.dtype} is left to the library.")
     shape = (*a.sizes[:-1], b.sizes[-1])
@@ -127,10 +122,7 @@ def agreed(left: View, right: View) -> tuple[View, View]:
     """The operands with one expression for each size that they share. The program's guards hold them equal, whatever
     they are written as: a number where either is one."""
     batch, k = (b if b.is_Integer else a for a, b in zip((left.sizes[0], left.sizes[2]), right.sizes[:2], strict=True))
-    return (
-        replace(left, sizes=(batch, left.sizes[1], k)),
-        replace(right, sizes=(batch, k, right.sizes[2])),
-    )
+    return (replace(left, sizes=(batch, left.sizes[1], k)), replace(right, sizes=(batch, k, right.sizes[2])))
 
 
 def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Number) -> Tensor:

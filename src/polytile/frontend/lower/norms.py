@@ -220,9 +220,7 @@ def _with_update_functional(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """aten._batch_norm_with_update_functional: as `_legit_functional` in training, with the memory that a library's own backward
     would need: none."""
-    out, mean, rstd, new_mean, new_var = _batch_norm(
-        input, weight, bias, running_mean, running_var, True, momentum, eps
-    )
+    out, mean, rstd, new_mean, new_var = _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, rstd, input.new_empty((0,), dtype=torch.uint8), new_mean, new_var
 
 

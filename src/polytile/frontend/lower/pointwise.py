@@ -269,11 +269,7 @@ def masked_fill(builder: Builder, x: Tensor, mask: Tensor, value: Operand) -> Te
 
 def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tensor:
     """a where `condition` holds, else b, in the traced result type."""
-    device, dtype, out_sizes = (
-        check_operands(builder, (condition, a, b)),
-        builder.result().dtype,
-        builder.result_sizes(),
-    )
+    device, dtype, out_sizes = (check_operands(builder, (condition, a, b)), builder.result().dtype, builder.result_sizes())
     check_dtypes(dtype)
     a, b = (wrapped(operand(v, device), dtype) for v in (a, b))
 

@@ -104,9 +104,7 @@ def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Elem
         kernel = tuple(as_size(n) for n in over.kernel)
         points = computed((*result, *kernel), dtype, device, lambda p: term(p[: -over.rank], p[-over.rank :]))
         dims = range(len(result), len(result) + over.rank)
-        return builder.reduction(
-            points, list(dims), False, [(lambda value, point: expr.reduce("sum", dtype, value), dtype)]
-        )[0]
+        return builder.reduction(points, list(dims), False, [(lambda value, point: expr.reduce("sum", dtype, value), dtype)])[0]
 
     def at(point: Point) -> Node:
         first, *others = (term(point, step) for step in over.steps)
@@ -117,9 +115,7 @@ def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Elem
     return computed(result, dtype, device, at)
 
 
-def _divisor(
-    over: Windows, point: Point, padding_counts: bool, override: Size | int | None, dtype: torch.dtype
-) -> Node:
+def _divisor(over: Windows, point: Point, padding_counts: bool, override: Size | int | None, dtype: torch.dtype) -> Node:
     """What the sum over the window of `point` is divided by."""
     if override is not None:
         return expr.index_value(as_size(override), dtype)
@@ -162,9 +158,7 @@ def cells(point: Point, extents: Sequence[Size], result: Sequence[Size]) -> list
 
 def longest(extents: Sequence[Size], result: Sequence[Size]) -> tuple[Size, ...]:
     """A bound of the cells' sizes: ⌈n / m⌉ + 1, or 1 where a cell is an element."""
-    return tuple(
-        ONE if n == m else n if m == 1 else FloorDiv(n + m - 1, m) + 1 for n, m in zip(extents, result, strict=True)
-    )
+    return tuple(ONE if n == m else n if m == 1 else FloorDiv(n + m - 1, m) + 1 for n, m in zip(extents, result, strict=True))
 
 
 def _lower_adaptive(rank: int) -> Callable[..., Tensor]:

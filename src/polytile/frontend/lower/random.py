@@ -82,9 +82,7 @@ def _filled(
     settings = (("dtype", dtype), ("device", device))
     origins = (builder.origin,)
     builder.emit(
-        Extern(
-            builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason
-        )
+        Extern(builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason)
     )
     builder.emit(
         Extern(
@@ -164,9 +162,7 @@ class _Seed:
 _SEEDS: weakref.WeakKeyDictionary[Builder, _Seed] = weakref.WeakKeyDictionary()
 
 
-def counter(
-    builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device
-) -> Callable[[Point], tuple[Node, Node]]:
+def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device) -> Callable[[Point], tuple[Node, Node]]:
     """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the
     seed."""
     if builder not in _SEEDS:
@@ -316,10 +312,7 @@ def normal(builder: Builder, x: Tensor, mean: float = 0.0, std: float = 1.0, gen
     if not from_counter():
         return _drawn_over(builder, aten.normal_.default, mean, std)
     return counted(
-        builder,
-        "philox_normal",
-        _real(builder),
-        lambda z, _: node("add", node("mul", z, like(std, z)), like(mean, z)),
+        builder, "philox_normal", _real(builder), lambda z, _: node("add", node("mul", z, like(std, z)), like(mean, z))
     )
 
 

@@ -60,17 +60,13 @@ def accumulated(kind: str, dtype: torch.dtype) -> Row:
 
 
 @lowers(*overloads("sum sum.dim_IntList"))
-def sum_(
-    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def sum_(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = builder.result().dtype
     return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("sum", out), out))[0]
 
 
 @lowers(*overloads("prod prod.dim_int"))
-def prod(
-    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def prod(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = builder.result().dtype
     return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("prod", out), out))[0]
 
@@ -84,9 +80,7 @@ def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 @lowers(*overloads("mean mean.dim"))
-def mean(
-    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def mean(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = builder.result().dtype
     n = count(x, dim)
 

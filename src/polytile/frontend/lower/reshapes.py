@@ -34,9 +34,7 @@ def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[tuple[int, ...], 
     """
     ins = [d for d, n in enumerate(source) if n != 1]
     outs = [d for d, n in enumerate(target) if n != 1]
-    in_sizes, out_sizes = (
-        [sizes.simplify(shape[d], {}) for d in dims] for shape, dims in ((source, ins), (target, outs))
-    )
+    in_sizes, out_sizes = ([sizes.simplify(shape[d], {}) for d in dims] for shape, dims in ((source, ins), (target, outs)))
     marks = _equal_prefixes(in_sizes, out_sizes)
     marks |= {(len(ins) - i, len(outs) - j) for i, j in _equal_prefixes(in_sizes[::-1], out_sizes[::-1])}
     at = (0, 0)

@@ -36,9 +36,7 @@ aten = torch.ops.aten
 def duplicate(builder: Builder, source: Tensor) -> View:
     """A copy of `source` in a buffer of its own, laid out as the current node's result."""
     strides = traced_strides(builder.result())
-    copy = builder.realize(
-        source, strides if is_dense(source.sizes, strides) else sizes.contiguous_strides(source.sizes)
-    )
+    copy = builder.realize(source, strides if is_dense(source.sizes, strides) else sizes.contiguous_strides(source.sizes))
     assert copy.view is not None
     return copy.view
 
@@ -103,9 +101,7 @@ def _scattered(
 
 
 @lowers(aten.scatter.src, aten.scatter.value)
-def scatter(
-    builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float | Size
-) -> Tensor:
+def scatter(builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float | Size) -> Tensor:
     return _scattered(builder, source, dim, index, value, ["set"])
 
 
@@ -198,11 +194,7 @@ def _put(
     def store(point: Point) -> Store:
         value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), target.dtype)
         plain = pattern.place(point, checked).store(target, value, mode)
-        return (
-            replace(plain, mask=mask.at(broadcast_point(mask.sizes, pattern.result, point)))
-            if mask is not None
-            else plain
-        )
+        return replace(plain, mask=mask.at(broadcast_point(mask.sizes, pattern.result, point))) if mask is not None else plain
 
     _write(builder, pattern.result, store)
     return narrowed(stored(target, source.device), source.dtype)

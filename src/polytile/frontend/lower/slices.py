@@ -130,9 +130,7 @@ def selected_index(builder: Builder, index: Size, n: Size, dim: int) -> Size:
 
 
 @lowers(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
-def split_with_sizes(
-    builder: Builder, source: Tensor, split_sizes: Sequence[Size | int], dim: int = 0
-) -> tuple[Tensor, ...]:
+def split_with_sizes(builder: Builder, source: Tensor, split_sizes: Sequence[Size | int], dim: int = 0) -> tuple[Tensor, ...]:
     return _pieces(builder, source, [as_size(n) for n in split_sizes], dim)
 
 

@@ -153,9 +153,7 @@ def unsqueeze(builder: Builder, source: Tensor, dim: int) -> Tensor:
 def squeeze(builder: Builder, source: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     chosen = range(source.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dropped = {wrap_dim(d, source.rank) for d in chosen}
-    return strided(
-        builder, source, [kept(source, d) for d in range(source.rank) if d not in dropped or source.sizes[d] != 1]
-    )
+    return strided(builder, source, [kept(source, d) for d in range(source.rank) if d not in dropped or source.sizes[d] != 1])
 
 
 @lowers(aten.diagonal.default)

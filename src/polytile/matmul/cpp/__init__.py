@@ -25,9 +25,7 @@ _FORMS = {
 }
 
 
-def generate(
-    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0
-) -> str:
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0) -> str:
     """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
 
     ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
@@ -49,9 +47,7 @@ def generate(
 
 def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int) -> None:
     if spec.dtype not in STORAGE or spec.out_dtype not in RESULTS:
-        raise ValueError(
-            f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}."
-        )
+        raise ValueError(f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}.")
     if spec.b_layout not in FORM_LAYOUTS[config.form]:
         wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
         raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")

@@ -138,11 +138,7 @@ def _stream_compute(s: _Shape, c: GemmConfig) -> float:
     depth = stream_depth(ceil(s.rows), c.unroll)
     per_vector = max(s.rows * depth / 2, (depth + s.rows) / 2, s.rows * STORE_CYCLES) + s.in_place * depth
     updates = ceil(s.k / depth)
-    return (
-        s.batch
-        * s.row_tiles
-        * (updates * (s.vectors * per_vector + TILE_CYCLES / 2) + s.vectors * s.rows * FINISH_CYCLES)
-    )
+    return s.batch * s.row_tiles * (updates * (s.vectors * per_vector + TILE_CYCLES / 2) + s.vectors * s.rows * FINISH_CYCLES)
 
 
 COMPUTE = {"dot": _dot_compute, "stream": _stream_compute}
@@ -172,9 +168,7 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     return cycles
 
 
-def _reading(
-    spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int
-) -> float:
+def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
     """Seconds of reading A and B from where they lie."""
     element = ELEMENT_BYTES[spec.dtype]
     b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * element
@@ -185,7 +179,9 @@ def _reading(
     if c.form in ("tile_direct", "small") and spec.b_layout == "n" and s.n > 4 * c.nv * s.lanes:
         scattered = SCATTERED_SAME_SETS if apart % 4096 == 0 else SCATTERED if s.together == 1 else 1.0
     again = (passes - 1) * 0.25  # later passes find part of B nearer
-    if c.form == "tile_direct" and s.together > 1:  # each tile of rows reads B, where its rows fall into the same sets from afar
+    if (
+        c.form == "tile_direct" and s.together > 1
+    ):  # each tile of rows reads B, where its rows fall into the same sets from afar
         again = (s.row_tiles - 1) * (1.0 if scattered == SCATTERED_SAME_SETS else 0.25)
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 
@@ -214,9 +210,7 @@ def cost(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: 
     return seconds + parts.copying + parts.meeting
 
 
-def terms(
-    spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine
-) -> dict[str, float]:
+def terms(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine) -> dict[str, float]:
     """What `cost` is made of, by name (Candidate.terms): seconds of its parts; threads that find work; tiles of rows and
     vectors of columns; the share of multiply-adds that is none of the tiles' overhang."""
     s = _shape(spec, config, sizes, machine)
@@ -235,9 +229,7 @@ def terms(
     }
 
 
-def _parts(
-    spec: GemmSpec, config: GemmConfig, s: _Shape, sizes: Mapping[str, int], threads: int, machine: Machine
-) -> _Parts:
+def _parts(spec: GemmSpec, config: GemmConfig, s: _Shape, sizes: Mapping[str, int], threads: int, machine: Machine) -> _Parts:
     used = max(1, min(threads, _units(s, config)))
     cycle = machine.cycle()
     work = COMPUTE.get(config.form, _tile_compute)(s, config) * cycle / used * _imbalance(_units(s, config), used)

@@ -28,10 +28,7 @@ static inline V fetch_n(const bf16* p, long n) {
 
 START = "static inline V start(const PA*, long) { return V{}; }\n"
 
-CONVERT = {
-    True: "static inline PA convert(S x) { return x; }\n",
-    False: "static inline PA convert(S x) { return value(x); }\n",
-}
+CONVERT = {True: "static inline PA convert(S x) { return x; }\n", False: "static inline PA convert(S x) { return value(x); }\n"}
 
 WORK = """\
 struct Call { Problem p; long tile_block; PA* tiles; };
@@ -115,7 +112,9 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             constants,
-            int8.MAC + int8.ELEMENT + int8.FETCH if integers else (PAIRS + FETCH_PAIRS if config.pairs else MAC + FETCH) + START,
+            int8.MAC + int8.ELEMENT + int8.FETCH
+            if integers
+            else (PAIRS + FETCH_PAIRS if config.pairs else MAC + FETCH) + START,
             CONVERT[as_stored],
             unroll.SHUFFLE_MACRO,
             unroll.shuffles(lanes),

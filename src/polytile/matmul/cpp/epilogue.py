@@ -46,13 +46,9 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     out.line("}  // namespace")
     out.line("}  // namespace pt")
     kind = "static inline" if inline else "static"
-    out.open(
-        f"{kind} void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {{"
-    )
+    out.open(f"{kind} void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {{")
     out.line(f"const pt::V<{element}, {lanes}> sums(acc);")
-    out.line(
-        f"if (__builtin_expect(count == {lanes}, 1)) pt::finish(pt::Full{{}}, ptrs, sizes, batch, m, n, sums, {lanes});"
-    )
+    out.line(f"if (__builtin_expect(count == {lanes}, 1)) pt::finish(pt::Full{{}}, ptrs, sizes, batch, m, n, sums, {lanes});")
     out.line("else pt::finish(pt::Part{}, ptrs, sizes, batch, m, n, sums, count);")
     out.close("}")
     source = out.text()

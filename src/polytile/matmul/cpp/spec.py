@@ -52,9 +52,7 @@ class GemmSpec:
         )  # fmt: skip
         for name, choices in allowed:
             if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"GemmSpec.{name} is {getattr(self, name)!r}; generated matmuls take {', '.join(choices)}."
-                )
+                raise ValueError(f"GemmSpec.{name} is {getattr(self, name)!r}; generated matmuls take {', '.join(choices)}.")
         if (self.dtype == "int8") != (self.out_dtype == "int32"):
             raise ValueError(f"GemmSpec: products of {self.dtype} are not stored as {self.out_dtype}; int8 goes with int32.")
         if self.accumulator == "float64" and self.out_dtype == "bfloat16":

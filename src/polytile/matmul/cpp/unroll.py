@@ -118,9 +118,7 @@ def update(mr: int, depth: int) -> str:
 
     Per vector of columns: mr * depth FMAs for depth loads of B and mr loads and stores of sums (in L1).
     """
-    scalars = [
-        f"const V x{i}_{u} = broadcast(value(a[{i} * a_m + {u} * a_k]));" for i in range(mr) for u in range(depth)
-    ]
+    scalars = [f"const V x{i}_{u} = broadcast(value(a[{i} * a_m + {u} * a_k]));" for i in range(mr) for u in range(depth)]
 
     def step(load: str) -> list[str]:
         body = [f"const V b{u} = {load.format(u=u)};" for u in range(depth)]

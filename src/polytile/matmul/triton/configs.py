@@ -150,9 +150,7 @@ class Space:
         persistent = [*whole, *self._in_parts]
         every = self._every() if exhaustive else []
         self._exhaustive = frozenset(every)
-        self.configs: tuple[Config, ...] = tuple(
-            dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows, *every])
-        )
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows, *every]))
         """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows; then the rest of the whole space."""
 
     def _every(self) -> list[Config]:

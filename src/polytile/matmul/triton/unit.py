@@ -272,9 +272,7 @@ def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
         spelled = plain_reductions(one_sweep(loop), welford=False) if loop.reduced else loop
         return LoopKernel(spelled, kernel.outer, kernel.symbols)
     axes = tuple(Axis(sizes.axis(f"p{k}"), symbol(name)) for k, name in enumerate(("batch", "M", "N")))
-    strides = [
-        sizes.ONE if kernel.spec.c_layout == axis else symbol(f"c_stride_{axis}") for axis in ("b", "m", "n")
-    ]
+    strides = [sizes.ONE if kernel.spec.c_layout == axis else symbol(f"c_stride_{axis}") for axis in ("b", "m", "n")]
     index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
     value = expr.make(Accumulator, dtype=accumulator(kernel.in_dtype))
     symbols = tuple(symbol(name) for name in ("batch", "M", "N", "c_stride_b", "c_stride_m", "c_stride_n"))

@@ -135,9 +135,7 @@ def _named(first: tuple[Axis, ...], second: tuple[Axis, ...], sides: list[list[_
     return Unified(tuple(shared), _mapping(first, sides[0], symbols), _mapping(second, sides[1], symbols))
 
 
-def _mapping(
-    axes: tuple[Axis, ...], pieces: list[_Piece], symbols: dict[int, sympy.Symbol]
-) -> dict[sympy.Symbol, sympy.Expr]:
+def _mapping(axes: tuple[Axis, ...], pieces: list[_Piece], symbols: dict[int, sympy.Symbol]) -> dict[sympy.Symbol, sympy.Expr]:
     total = {a.symbol: sizes.ZERO for a in axes}
     for piece in pieces:
         total[piece.axis] += piece.weight * symbols[id(piece)]

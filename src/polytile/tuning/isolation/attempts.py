@@ -81,11 +81,7 @@ class Trials:
             self._arena.close()
 
     def _wanted(self, number: int) -> bool:
-        return (
-            self.task.candidates[number].name in self.task.apart
-            and number not in self._safe
-            and number not in self.attempts
-        )
+        return self.task.candidates[number].name in self.task.apart and number not in self._safe and number not in self.attempts
 
     def _run_on_device(self, number: int, handle: DeviceHandle) -> None:
         """Runs a candidate on a worker's GPU, and with it all others that are compiled by now."""

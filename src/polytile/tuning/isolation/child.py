@@ -158,7 +158,6 @@ class Child:
                 block.finish()
             return {"code": 0, "seconds": time.perf_counter() - begin}
 
-
     def place(self, request: dict[str, Any]) -> None:
         self.device.place(request["blocks"], self.address)
 

@@ -1,0 +1,70 @@
+"""The candidates of an attention on a GPU, or under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.triton.configs import label, space, valid
+from polytile.attention.triton.schedules import generate
+from polytile.candidates.triton import TritonCandidate, Work
+from polytile.codegen.triton.kernel import TritonKernel
+from polytile.cost import triton_attention as prior
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config, Scalar
+from polytile.runtime.target import Target
+from polytile.schedule.facts import Facts
+
+PROBED = (("Hq", 8), ("Hkv", 8), ("D", 64), ("Dv", 64))
+"""Heads and their sizes in the text that stands for a candidate's."""
+
+
+class AttentionCandidate(TritonCandidate):
+    """One config. It is right at all sizes at which its blocks hold a head."""
+
+    hard_limits = True
+    may_spill = True  # heads of 256 win with some bytes of it
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return ("variant", str(self.config["variant"])), ("n", self.config["n"])
+
+    @property
+    def probes(self) -> tuple[Facts, ...]:
+        return (Facts(exact=PROBED),)
+
+
+def attention_candidates(problem: AttentionProblem, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
+    """Every config in canonical order. Raises LoweringError where the problem has no Triton form. A CPU as `target` means
+    Triton's interpreter."""
+    device = Target.of(target).facts
+    chip = Chip(device.sms, Target.of(target).overlaps)
+
+    def make(config: Config, facts: Facts) -> TritonKernel:
+        head = facts.values.get("D")
+        scaled = replace(problem, scale=head**-0.5) if problem.scale is None and head else problem
+        return generate(scaled, config, facts, chip)
+
+    work = Work(problem, name, device, (target.index or 0) if target.type == "cuda" else None, make)
+
+    def candidate(config: Config) -> AttentionCandidate:
+        def able(size: Mapping[str, int]) -> bool:
+            return valid(problem, config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return prior.cost(problem, config, size, device)
+
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            return prior.terms(problem, config, size, device)
+
+        return AttentionCandidate(label(config), config, work, able, cost, terms)
+
+    generated = tuple(candidate(config) for config in space(problem, device))
+    _ = generated[0].specialise(Facts(exact=PROBED)).kernel
+    return generated
+
+
+__all__ = ["attention_candidates"]
