@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polytile.attention.problem import AttentionProblem, Causal
-from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS
 from polytile.runtime.cuda.device import DeviceFacts
 
 SHARES = {"flash": 0.28, "cudnn": 0.54, "efficient": 0.14, "math": 0.3}
@@ -49,6 +48,8 @@ def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
 
 def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's with a share of its plan."""
+    from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS  # with Triton's rooms, which a CPU does without
+
     products, moved = work(problem, size)
     itemsize = problem.dtype.itemsize
     rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
