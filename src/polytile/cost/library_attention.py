@@ -45,8 +45,8 @@ def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
 
 
 def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's the first call, which builds the plan, so that only measurements
-    choose it."""
+    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's the first call, which builds the plan, so that only
+    measurements choose it."""
     from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS  # with Triton's rooms, which a CPU does without
 
     products, moved = work(problem, size)
