@@ -63,6 +63,8 @@ class PackedConvolution:
         self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, given: tuple[Any, ...], limit: int
     ) -> None:
         self.sizes, self.strides, self.dtype, self.limit = sizes, strides, dtype, limit
+        self.waits = True
+        """Whether calls wait for packing."""
         stride, padding, dilation, _, _, groups = given
         self._given = tuple(stride), tuple(padding), tuple(dilation), groups
         self._sites: dict[bytes, weights.Site] = {}
@@ -135,7 +137,7 @@ class PackedConvolution:
                 ("convolution", self.dtype, layout), self.sizes, self.strides, 0, mkldnn._nbytes(packed),
                 lambda weight: self._packed(weight, images),
             )  # fmt: skip
-            self._sites[layout] = weights.Site(recipe, self.limit, eager=True)
+            self._sites[layout] = weights.Site(recipe, self.limit, eager=True, waits=self.waits)
         return self._sites[layout]
 
     def _packed(self, weight: torch.Tensor, images: torch.Size) -> torch.Tensor:
