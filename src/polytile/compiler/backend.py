@@ -300,7 +300,9 @@ class _Compiler:
         def build() -> Boxed | None:
             with settings.restored(self.options):
                 try:
-                    return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True).call
+                    compiled = compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True)
+                    compiler.pack_weights(compiled, tiered.arguments())
+                    return compiled.call
                 except CompilerMissing as error:
                     why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
                     say_once(why)

@@ -6,6 +6,7 @@ is what `explain()` reports.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from polytile import debug, locks, options
+from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
+from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
@@ -28,6 +32,7 @@ from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs
+from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.neutral import neutral
 from polytile.tuning import budget
 from polytile.wrapper import KernelCall, backend, schedule
@@ -98,6 +103,9 @@ def compile_program(
     with neutral(), counters.stage("generating"):
         with counters.stage("passes"):
             program, inplace = optimize(lowered.program)
+        for operation in program.operations:
+            if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
+                operation.target.waits = packed_weights.waits_for_packing()
         calls: list[tuple[MultiKernel, KernelCall]] = []
         made: Defined = {}
 
@@ -151,6 +159,17 @@ def record(
     return compiled
 
 
+def pack_weights(compiled: CompiledProgram, arguments: Sequence[Any]) -> None:
+    """Packs the constant weights among the arguments of a call, so that later calls find the copies."""
+    inputs = compiled.program.inputs if compiled.program is not None else ()
+    given = {one.buffer: argument for one, argument in zip(inputs, arguments, strict=False)}
+    for _, call in compiled.calls:
+        packed = call.packed_weight
+        weight = given.get(packed.view.buffer) if packed is not None and packed.constant else None
+        if call.site is not None and isinstance(weight, torch.Tensor):
+            call.site.find(weight)
+
+
 def _show_progress() -> None:
     """From now on, where the option `progress` asks for it."""
     if options.get("progress") != "off":
@@ -178,14 +197,21 @@ def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> 
 
 
 def _decide_unmeasured(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Sequence[Values]) -> None:
-    """Has calls with these values of the graph's size symbols find a kernel."""
+    """Has calls with these values of the graph's size symbols find a kernel, and others something that serves them."""
+    needed: list[tuple[MultiKernel, Candidate]] = []
     for values in given:
         for multikernel, call in calls:
             at = {**values, **packed_weights.assumed_sizes(call.packed_weight)}
             if _known(call, at):
                 ints = tuple(sizes.evaluate(e, at) for e in call.sizes)
                 multikernel.decide_unmeasured(ints)
-                multikernel.prepare_everywhere(ints)
+                varying = [name for name, e in zip(multikernel.spec.size_names, call.sizes, strict=True) if e.free_symbols]
+                if (form := multikernel.prepare_everywhere(ints, varying)) is not None:
+                    needed.append((multikernel, form))
+    for multikernel, form in needed:
+        # A call that nothing else serves compiles what it can.
+        with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):
+            multikernel.offer(form)
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
