@@ -143,13 +143,14 @@ def test_calls_that_were_waited_for_are_noted(make: Make) -> None:
     assert [note[:2] for note in table.dispatch.notes()] == [(key, (101,))]
 
 
-def test_a_note_says_which_program_called(make: Make) -> None:
+def test_a_note_says_which_programs_called(make: Make) -> None:
     table = Table(make, [regime.BUCKET])
     table.leaves({"leaf": ()})
-    file, scope = programs.new_file("tested"), {"run": table.run}
-    exec(compile("def program(n): return run(n)", file, "exec"), scope)
+    inner, outer, scope = programs.new_file("inner"), programs.new_file("outer"), {"run": table.run}
+    exec(compile("def plain(n): return run(n)", inner, "exec"), scope)
+    exec(compile("def program(n): return plain(n)", outer, "exec"), scope)
     assert scope["program"](100) == "leaf" and table.run(40) == "leaf"  # type: ignore[operator]
-    assert [note[3] for note in table.dispatch.notes()] == [file, None]
+    assert [set(note[3]) for note in table.dispatch.notes()] == [{inner, outer}, set()]
 
 
 def test_many_regimes_are_noted_and_served(make: Make) -> None:

@@ -152,11 +152,15 @@ def test_a_site_waits_longer_for_weights_that_change_soon() -> None:
     weights.forget()
 
 
-def halving(site_waits: bool, pause: threading.Event | None = None) -> weights.Site:
-    """A site whose copies are half of the weight; making one waits for `pause`."""
+def halving(
+    site_waits: bool, pause: threading.Event | None = None, begun: threading.Event | None = None
+) -> weights.Site:
+    """A site whose copies are half of the weight; making one says that it has `begun` and waits for `pause`."""
 
     def make(view: Tensor) -> Tensor:
         made = view / 2
+        if begun is not None:
+            begun.set()
         assert pause is None or pause.wait(PATIENCE)
         return made
 
@@ -165,12 +169,16 @@ def halving(site_waits: bool, pause: threading.Event | None = None) -> weights.S
 
 
 def test_where_calls_wait_for_nothing_the_background_makes_the_copy() -> None:
-    weight, pause = torch.nn.Parameter(torch.randn(64, 64), requires_grad=False), threading.Event()
-    site = halving(False, pause)
+    weight = torch.nn.Parameter(torch.randn(64, 64), requires_grad=False)
+    pause, begun = threading.Event(), threading.Event()
+    site, other = halving(False, pause, begun), halving(False)
     assert [site.find(weight) for _ in range(200)] == [None] * 200 and site.reason == "it is being packed"
     assert site.made == 0 and len(background.pending()) == 1, "it is asked for once"
+    assert begun.wait(PATIENCE) and other.find(weight) is None and other.reason == "it is being packed"
     pause.set()
     assert background.wait(PATIENCE)
+    found = [other.find(weight) for _ in range(200)]
+    assert background.wait(PATIENCE) and (found[-1] is not None or other.find(weight) is not None)
     assert torch.equal(site.find(weight), weight / 2) and site.made == 1 and site.reason == ""  # type: ignore[arg-type]
     weights.forget()
 

@@ -65,8 +65,8 @@ class Learning:
         were waited for."""
         if (owner := self._owner()) is None:
             return
-        for key, ints, pointers, program in owner.dispatcher.notes():
-            with programs.on_behalf(program or ""):
+        for key, ints, pointers, callers in owner.dispatcher.notes():
+            with programs.on_behalf(*callers):
                 if owner.dispatcher.is_open(key):
                     counters.add("dispatch_misses")
                     self._ask(Predict, key, ints, pointers)

@@ -86,17 +86,18 @@ static const Slot *leaf_of(Dispatcher *self, const int64_t *fields, const long *
     return NULL;
 }
 
-/* The file name of the program that calls (programs.py), a new reference; None where none is among the nearest callers. */
-static PyObject *calling_program(void)
+/* A new list of the file names of programs among the nearest callers (programs.py). */
+static PyObject *calling_programs(void)
 {
     enum { NEAREST = 8 };
     PyFrameObject *frame = PyEval_GetFrame();
-    PyObject *found = NULL, *beginning = PyUnicode_FromString("<polytile ");
+    PyObject *found = PyList_New(0), *beginning = PyUnicode_FromString("<polytile ");
     Py_XINCREF(frame);
-    for (int i = 0; frame != NULL && found == NULL && beginning != NULL && i < NEAREST; i++) {
+    for (int i = 0; frame != NULL && found != NULL && beginning != NULL && i < NEAREST; i++) {
         PyCodeObject *code = PyFrame_GetCode(frame);
-        if (PyUnicode_Tailmatch(code->co_filename, beginning, 0, PY_SSIZE_T_MAX, -1) == 1)
-            found = Py_NewRef(code->co_filename);
+        if (PyUnicode_Tailmatch(code->co_filename, beginning, 0, PY_SSIZE_T_MAX, -1) == 1
+            && PyList_Append(found, code->co_filename) < 0)
+            Py_CLEAR(found);
         Py_DECREF(code);
         PyFrameObject *caller = PyFrame_GetBack(frame);
         Py_DECREF(frame);
@@ -104,7 +105,7 @@ static PyObject *calling_program(void)
     }
     Py_XDECREF(frame);
     Py_XDECREF(beginning);
-    return found == NULL ? Py_NewRef(Py_None) : found;
+    return found;
 }
 
 /* Notes a call, for somebody to look at it. What goes wrong with that is no matter of the call's, an interrupt is: -1. */
@@ -116,7 +117,7 @@ static int note(Dispatcher *self, const int64_t *fields, const long *integers, v
         PyTuple_SET_ITEM(addresses, i, PyLong_FromVoidPtr(pointers[i]));
     PyObject *item = addresses == NULL ? NULL
                                        : Py_BuildValue("(NNNN)", packed(fields, self->field_count),
-                                                       tuple_of(integers, self->integers), addresses, calling_program());
+                                                       tuple_of(integers, self->integers), addresses, calling_programs());
     PyObject *none = NULL, *wake = Py_NewRef(self->wake);
     if (item != NULL && PyList_Append(self->notes, item) == 0)
         none = PyObject_CallNoArgs(wake);

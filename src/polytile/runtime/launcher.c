@@ -487,7 +487,7 @@ static PyObject *dispatcher_fall_back(PyObject *object, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* notes() -> [(key, integers, addresses, file of the program or None)] of calls to look at, which are forgotten */
+/* notes() -> [(key, integers, addresses, files of the programs that call)] of calls to look at, which are forgotten */
 static PyObject *dispatcher_notes(PyObject *object, PyObject *unused)
 {
     Dispatcher *self = (Dispatcher *)object;

@@ -79,9 +79,9 @@ Orders = dict[bytes, bytes]
 """Numbers of leaves, the first to look at first, by the packed fields of a key, by those of a cell (regime.py), and for all
 others by those of none."""
 
-Note = tuple[int, tuple[int, ...], tuple[int, ...], str | None]
-"""A call to look at: its key, its integers, the addresses of its tensors' data if they matter, and the file name of the program
-that called (programs.py)."""
+Note = tuple[int, tuple[int, ...], tuple[int, ...], list[str]]
+"""A call to look at: its key, its integers, the addresses of its tensors' data if they matter, and the file names of the
+programs that called (programs.py)."""
 
 
 def pack_words(words: Iterable[int]) -> bytes:
@@ -379,7 +379,7 @@ class PythonDispatcher(Dispatcher):
 
     def _note(self, fields: tuple[int, ...], integers: Sequence[int], pointers: Sequence[int]) -> None:
         addresses = tuple(pointers) if self.tensor_key else ()
-        self._notes.append((regime.pack(fields), tuple(integers), addresses, next(iter(programs.running()), None)))
+        self._notes.append((regime.pack(fields), tuple(integers), addresses, [*programs.running()]))
         self._wake()
 
     def reopen(self, key: int) -> None:

@@ -37,6 +37,9 @@ LIVED = 8
 MOST_PATIENCE = 1 << 12
 """Unchanged calls after which a copy is made in any case."""
 
+BEING_PACKED = "it is being packed"
+"""Why there is no copy yet of a weight that the background packs."""
+
 ASKED_AGAIN = 64
 """Calls after which a site asks once more for a copy that is being made for another one."""
 
@@ -102,6 +105,11 @@ class Storage:
     trusted: bool = True
     """Nothing has ever written to it uncounted."""
 
+    @property
+    def packing(self) -> bool:
+        """Whether some copy of it is being made in the background."""
+        return any(record.packing for record in self.records.values())
+
 
 class Site:
     """A place in a program that wants copies by one recipe. `eager`: weights are expected to stay as they are, and the first
@@ -135,10 +143,13 @@ class Site:
                 self.reason = "inference tensors do not count writes"
                 return None
             storage, version = weight.untyped_storage(), weight._version
-            self.reason = _untrusted(weight, storage)
             known = _known(storage)
             record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
-            wait = NEVER if self.reason else self._found(weight, version, known, record)
+            if known.packing:  # by a view of its own, which shares the weight's memory
+                self.reason, wait = BEING_PACKED, ASKED_AGAIN
+            else:
+                self.reason = _untrusted(weight, storage)
+                wait = NEVER if self.reason else self._found(weight, version, known, record)
             self._keeper.watch(weight, version, known.guard, wait, record.patience)
             record.seen = version
             if record.copy is None or self.reason:
@@ -171,10 +182,8 @@ class Site:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
             return NEVER
         if not self.waits and not background.is_here():
-            self.reason = "it is being packed"
-            if not record.packing:
-                record.packing = True
-                background.submit(_Packing(self, weight, version, sample, known, record))
+            self.reason, record.packing = BEING_PACKED, True
+            background.submit(_Packing(self, weight, version, sample, known, record))
             return ASKED_AGAIN
         return self._keep(record, self._packed(weight, version, sample))
 
