@@ -40,7 +40,7 @@ from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
 from polytile.ir.sizes import evaluate
 from polytile.matmul import packed_weights
 from polytile.problem import digest
-from polytile.runtime import programs, weights
+from polytile.runtime import programs, toolchain, weights
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.convolution import PackedConvolution
 from polytile.version import source_digest
@@ -112,9 +112,13 @@ class Slot:
 
     @staticmethod
     def of(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str]) -> Slot:
-        """That of one of AOTAutograd's graphs, as it is before anything of polytile's has changed it."""
+        """That of one of AOTAutograd's graphs, as it is before anything of polytile's has changed it; none where no compiler ever
+        worked."""
         try:
+            toolchain.find()
             key = digest("\n".join((_conditions(graph), graph_text(graph, kind, weights))), 32)
+        except CompilerMissing:
+            return Slot(current())
         except Exception as why:
             _tell(f"A {kind} graph", why)
             return Slot(current())
