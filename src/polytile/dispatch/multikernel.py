@@ -13,7 +13,7 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import collecting, last_resort, refiner, refining, selector, trace, trials
+from polytile.dispatch import collecting, last_resort, recorded, refiner, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
@@ -495,6 +495,55 @@ class MultiKernel:
             if entry is not None:
                 self.dispatcher.insert(sub_buckets, entry)
                 self.dispatcher.watch(sub_buckets, part.interval)
+        recorded.keep(self)
+
+    def resume(self, fields: KeyFields, decision: Decision, form: Candidate) -> None:
+        """Files a decision that an earlier process has made, with its candidate in the form for the regime, which is compiled;
+        one that was made meanwhile stays. Raises LookupError for exact sizes in a regime of which nothing is known."""
+        pinned = form if decision.seconds is None else form.pinned_to(dict(decision.measured_at or decision.sizes))
+        entry, key = pinned.entry(), regime.pack(fields)
+        with self._lock, settings.restored(self.options):
+            node, bucket = self.node(key), self._tree.node(self.keys.bucket(fields))
+            if node.decision is not None or node.subdivided:
+                return
+            if self.keys.is_exact_size(fields) and bucket.decision is None and not bucket.subdivided:
+                raise LookupError("the regime of these sizes is not decided")
+            if self.keys.is_sub_bucket(fields) and not bucket.subdivided:
+                bucket.subdivided, bucket.decision = True, None
+                self.dispatcher.insert(regime.pack(bucket.fields), None)
+            node.decision = decision
+            self.dispatcher.insert(key, entry)
+            refiner.resume_counting(self, node, decision, entry)
+            counters.add("store_hits", decision.from_store)
+            if self._fallbacks is not None:
+                self._fallbacks.offer(form, entry if form is pinned else form.entry())
+        if self._learning is not None:
+            self.look_around(decision.ints)
+            if decision.link in UNMEASURED and measuring():
+                self._learning.measure(key, decision.ints)
+
+    def reconsider(self, fields: KeyFields) -> None:
+        """Decides anew for a regime, by what is on record, if that has grown since its decision was made; in the background."""
+        decision, key, target = self.regimes.get(fields), regime.pack(fields), self.spec.target
+        with settings.restored({**self.options, "stall": "compile"}):
+            if decision is None or len(store.current().exact(decision.problem, environment(target))) <= decision.evidence:
+                return
+            request = self.request(key, decision.ints, None, self.keys.pointers(fields))
+            better = selector.choose(request) if request.candidates else None
+            if better is None or better.link != "exact" or better.candidate == decision.candidate:
+                return
+            request.named(better.candidate).prepare()
+            request.named(better.candidate).entry()
+            with self._lock:
+                entry = self.adopt(better, request) if self.regimes.get(fields) is decision else None
+                if entry is not None:
+                    self.dispatcher.insert(key, entry)
+
+    @property
+    def regimes(self) -> Mapping[KeyFields, Decision]:
+        """The decision of every regime met so far, by its key fields."""
+        with self._lock:
+            return self._tree.decided
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""

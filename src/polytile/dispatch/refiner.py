@@ -29,13 +29,18 @@ def count_calls(owner: MultiKernel, node: Node, request: Request, entry: Entry) 
     Gives the sizes at which another candidate is known to be faster a node of their own."""
     decision = node.decision
     assert decision is not None
+    resume_counting(owner, node, decision, entry)
+    if node.arrivals is not None:
+        for sizes in refining.known_better(dataclasses.replace(request, key_fields=node.fields), decision):
+            owner.add_exact_size(node.fields, sizes)
+
+
+def resume_counting(owner: MultiKernel, node: Node, decision: Decision, entry: Entry) -> None:
+    """Has the calls of `entry` counted, as count_calls does."""
     node.arrivals = None if decision.postponed or owner.keys.is_exact_size(node.fields) else refining.arrivals(decision)
-    if node.arrivals is None:
-        return
-    owner.dispatcher.insert(regime.pack(node.fields), entry)
-    owner.dispatcher.watch(regime.pack(node.fields), node.interval)
-    for sizes in refining.known_better(dataclasses.replace(request, key_fields=node.fields), decision):
-        owner.add_exact_size(node.fields, sizes)
+    if node.arrivals is not None:
+        owner.dispatcher.insert(regime.pack(node.fields), entry)
+        owner.dispatcher.watch(regime.pack(node.fields), node.interval)
 
 
 def is_due(owner: MultiKernel, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> bool:

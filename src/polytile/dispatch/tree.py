@@ -69,6 +69,11 @@ class DecisionTree:
         """The decision of every node that has one."""
         return tuple(node.decision for node in self._nodes.values() if node.decision is not None)
 
+    @property
+    def decided(self) -> dict[KeyFields, Decision]:
+        """The same by the fields of the nodes."""
+        return {node.fields: node.decision for node in self._nodes.values() if node.decision is not None}
+
     # What is decided.
 
     def decide(

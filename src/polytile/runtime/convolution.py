@@ -63,6 +63,7 @@ class PackedConvolution:
         self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, given: tuple[Any, ...], limit: int
     ) -> None:
         self.sizes, self.strides, self.dtype, self.limit = sizes, strides, dtype, limit
+        self.made_from = sizes, strides, dtype, tuple(tuple(v) if isinstance(v, list) else v for v in given), limit
         self.waits = True
         """Whether calls wait for packing."""
         stride, padding, dilation, _, _, groups = given

@@ -50,14 +50,14 @@ def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
 
 def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
     """The function `call` whose text `source` has, in which the names of `scope` stand for objects."""
-    file = programs.new_file(name)
-    scope = dict(scope)
+    file, given = programs.new_file(name), {name: value for name, value in scope.items() if name not in _SCOPE}
+    scope = {**_SCOPE, **given}
     exec(compile(source, file, "exec"), scope)
     call = scope["call"]
     call._boxed_call = True
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     weakref.finalize(call, linecache.cache.pop, file, None)
-    return Wrapped(source, call)
+    return Wrapped(source, call, given)
 
 
 class Text:
@@ -103,9 +103,7 @@ class Text:
         """A global that holds the operator: aten_sort_default, say. What an OpOverload calls is called directly."""
         if id(target) not in self.callees:
             name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "operator")
-            plain = type(target) is torch._ops.OpOverload
-            called = tensors.SAME_BUT_FASTER.get(target) or (target._op if plain else target)
-            self.callees[id(target)] = self.bound(name.replace(".", "_"), called)
+            self.callees[id(target)] = self.bound(name.replace(".", "_"), tensors.called(target))
         return self.callees[id(target)]
 
     def number(self, value: Any) -> str:
