@@ -1,9 +1,10 @@
 """Generated attention kernels beside every backend of scaled_dot_product_attention, each forced: times, errors against float64.
 
-    python -m benchmarks.gpu.attention_kernels --out DIR [--seconds 200] [--parts prefill decode float32] [--only specialised]
+    python -m benchmarks.gpu.attention_kernels --out DIR [--seconds 200] [--parts decode float32 prefill] [--only split]
 
 Each cell compiles the configs that are valid at its sizes, checks all contestants on one head in float64, and times them in turns
-by replayed graphs. What has been measured when the time is up is written to DIR/attention_kernels.json.
+by replayed graphs. Parts are measured in the order given. What has been measured when the time is up is written to
+DIR/attention_kernels.json.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
 from polytile.candidates.triton import TritonCandidate, Work
+from polytile.cost import triton_attention as prior
 from polytile.matmul.triton.unit import Chip
 from polytile.runtime import launcher
 from polytile.runtime.cuda import device
@@ -72,7 +75,7 @@ class Cell:
     @property
     def problem(self) -> AttentionProblem:
         causal = Causal.TOP_LEFT if self.causal else Causal.NO
-        return AttentionProblem(DTYPES[self.dtype], 1 / math.sqrt(self.D), causal)
+        return AttentionProblem(DTYPES[self.dtype], None, causal)
 
     @property
     def flops(self) -> float:
@@ -86,6 +89,7 @@ class Cell:
 
 def prefill() -> Iterator[Cell]:
     """Of targets A1 and A2, large and telling ones first."""
+    yield Cell("prefill", "bf16", 4, 8, 8, 1000, 1000, 512, True)
     lengths = [(4096, 4), (1024, 8), (8192, 2), (512, 16), (2048, 4), (300, 8), (128, 16), (1500, 4), (16384, 1), (1000, 4)]
     for (length, batch), head in itertools.product(lengths, (128, 64, 256)):
         for causal in (True, False):
@@ -97,19 +101,24 @@ def prefill() -> Iterator[Cell]:
 
 def decode() -> Iterator[Cell]:
     """Of target A3."""
-    for batch, keys in ((1, 4096), (8, 8192), (32, 2048), (1, 65536), (128, 512), (4, 131072 // 4), (16, 1000), (1, 512)):
-        for (heads, shared), head in (((32, 8), 128), ((16, 16), 128), ((32, 4), 64), ((8, 1), 256)):
+    for batch, keys in ((1, 65536), (1, 4096), (8, 8192), (32, 2048), (128, 512), (4, 32768), (16, 1000), (1, 512)):
+        for (heads, shared), head in (((8, 1), 256), ((32, 8), 128), ((16, 16), 128), ((32, 4), 64)):
             yield Cell("decode", "bf16", batch, heads, shared, 1, keys, head, False)
     for queries in (2, 4, 8):
-        yield Cell("decode", "bf16", 8, 32, 8, queries, 8192, 128, False)
+        for batch in (8, 1):
+            yield Cell("decode", "bf16", batch, 32, 8, queries, 8192, 128, False)
+    yield Cell("decode", "bf16", 1, 32, 8, 64, 8192, 128, False)
+    yield Cell("decode", "bf16", 8, 8, 1, 1, 8192, 512, False)
 
 
 def float32() -> Iterator[Cell]:
-    for head, length, causal in ((64, 1024, True), (128, 2048, False), (64, 300, False), (256, 1024, False), (512, 512, False)):
+    for head in (64, 128):
+        yield Cell("float32", "fp32", 1, 16, 4, 1, 4096, head, False)
+    for head, length, causal in ((64, 1024, True), (128, 2048, False), (64, 300, False), (256, 1024, False)):
         yield Cell("float32", "fp32", 4, 16, 16, length, length, head, causal)
 
 
-PARTS = {"prefill": prefill, "decode": decode, "float32": float32}
+PARTS = {"decode": decode, "float32": float32, "prefill": prefill}
 
 
 def candidates(cell: Cell, facts: device.DeviceFacts, names: Names = lambda name: True) -> list[Any]:
@@ -186,7 +195,7 @@ class Bench:
 def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names) -> dict[str, Any]:
     """Times and errors of all contestants of a cell."""
     bench, contestants = Bench(cell), {}
-    errors, failed, resources = {}, {}, {}
+    errors, failed, resources, predicted = {}, {}, {}, {}
     for backend in (None, *BACKENDS):
         if (call := bench.library(backend)) is not None:
             contestants[f"sdpa {backend or 'default'}"] = call
@@ -203,8 +212,9 @@ def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names)
         contestants[candidate.name] = calls
         errors[candidate.name] = bench.error(bench.out)
         resources[candidate.name] = asdict(candidate.resources)
+        predicted[candidate.name] = prior.cost(cell.problem, candidate.config, cell.size, facts) * 1e6
     times = in_turns(contestants, seconds)
-    return {"us": times, "errors": errors, "failed": failed, "resources": resources}
+    return {"us": times, "errors": errors, "failed": failed, "resources": resources, "predicted_us": predicted}
 
 
 def in_turns(contestants: dict[str, Callable[[int], Any]], seconds: float) -> dict[str, float]:
@@ -226,28 +236,34 @@ def in_turns(contestants: dict[str, Callable[[int], Any]], seconds: float) -> di
 
 
 def report(cell: Cell, row: dict[str, Any]) -> str:
-    """A line: the best of ours, of the library and its default, and how wrong ours is beside flash."""
+    """A line: the best of ours, the library's best, how wrong ours is beside flash, and what the prior's choice takes."""
     us, errors = row["us"], row["errors"]
-    ours = min((n for n in us if not n.startswith("sdpa")), key=us.__getitem__, default=None)
-    theirs = min((n for n in us if n.startswith("sdpa ") and n != "sdpa default"), key=us.__getitem__, default=None)
-    if ours is None or theirs is None:
-        return f"{cell.name:44} nothing to compare: {row['failed']}"
-    flops, moved = cell.flops / us[ours] * 1e-6, cell.bytes / us[ours] * 1e-3
-    rate = f"{flops:6.0f} TFLOP/s" if cell.part != "decode" else f"{moved:6.0f} GB/s"
-    base = errors.get("sdpa flash", errors[theirs])["rms"]
-    wrong = max(errors[n]["rms"] for n in us if not n.startswith("sdpa")) / max(base, 1e-30)
-    failed = f"  {len(row['failed'])} failed" if row["failed"] else ""
+    ours, theirs = ours_of(us), library_of(us)
+    if not ours or not theirs:
+        return f"{cell.name:40} nothing to compare: {row['failed']}"
+    best, library = min(ours, key=us.__getitem__), min(theirs, key=us.__getitem__)
+    flops, moved = cell.flops / us[best] * 1e-6, cell.bytes / us[best] * 1e-3
+    rate = f"{flops:4.0f} TF" if cell.part != "decode" else f"{moved:4.0f} GB/s"
+    wrong = max(errors[name]["rms"] for name in ours) / max(errors.get("sdpa flash", errors[library])["rms"], 1e-30)
+    failed = f" {len(row['failed'])} FAILED" if row["failed"] else ""
     return (
-        f"{cell.name:44} {us[ours]:9.1f} µs {rate}  {us[theirs] / us[ours]:.3f} of {theirs[5:]:9} "
-        f"{us['sdpa default'] / us[ours]:.3f} of default  error {wrong:.2f}  {ours}{failed}"
+        f"{cell.name:40} {us[best]:8.1f} us {rate} {us[library] / us[best]:.3f} of {library[5:]} err {wrong:.2f} "
+        f"prior {regret(row):.2f} {best}{failed}"
     )
 
 
-def interleaved(parts: list[str]) -> list[Cell]:
-    """The cells of all parts by turns, so that any prefix is a sample."""
-    lists = [list(PARTS[part]()) for part in parts]
-    shares = [(index / len(cells), cell) for cells in lists for index, cell in enumerate(cells)]
-    return [cell for _, cell in sorted(shares, key=lambda each: each[0])]
+def ours_of(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("sdpa")]
+
+
+def library_of(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith("sdpa ") and name != "sdpa default"]
+
+
+def regret(row: dict[str, Any]) -> float:
+    """The time of the prior's first choice over that of the best."""
+    us, ours = row["us"], ours_of(row["us"])
+    return us[min(ours, key=row["predicted_us"].__getitem__)] / min(us[name] for name in ours)
 
 
 def main() -> None:
@@ -259,12 +275,13 @@ def main() -> None:
     parser.add_argument("--without", default="", help="a word that they must not hold")
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
     options = parser.parse_args()
+    warnings.filterwarnings("ignore")  # each backend says why it refuses
 
     def names(name: str) -> bool:
         return options.only in name and not (options.without and options.without in name)
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
-    cells, rows, ahead = interleaved(options.parts), [], {}
+    cells, rows, ahead = [cell for part in options.parts for cell in PARTS[part]()], [], {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
     print(f"{facts.name}, torch {torch.__version__}, mm {result['mm_tflops']:.0f} TFLOP/s, {len(cells)} cells", flush=True)
     for place, cell in enumerate(cells):
@@ -279,7 +296,7 @@ def main() -> None:
         try:
             row = measure(cell, facts, 1.0, names)
         except torch.OutOfMemoryError as error:
-            row = {"us": {}, "errors": {}, "failed": {"all": str(error)[:200]}}
+            row = {"us": {}, "errors": {}, "failed": {"all": str(error)[:200]}, "predicted_us": {}}
         torch.cuda.empty_cache()
         rows.append({"cell": asdict(cell), **row})
         print(report(cell, row), flush=True)
@@ -303,17 +320,19 @@ def mm_rate() -> float:
 def summary(rows: list[dict[str, Any]]) -> None:
     """Geometric means of each part: the best library and the default over the best of ours, the worst cell."""
     for part in PARTS:
-        best, default = [], []
-        for row in (row for row in rows if row["cell"]["part"] == part):
-            us = row["us"]
-            ours = [t for n, t in us.items() if not n.startswith("sdpa")]
-            theirs = [t for n, t in us.items() if n.startswith("sdpa ") and n != "sdpa default"]
-            if ours and theirs:
-                best.append(min(theirs) / min(ours))
-                default.append(us["sdpa default"] / min(ours))
-        if best:
-            means = [f"{statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f})" for ratios in (best, default)]
-            print(f"{part}: {len(best)} cells, best library / ours {means[0]}, default / ours {means[1]}")
+        compared = [row for row in rows if row["cell"]["part"] == part and ours_of(row["us"]) and library_of(row["us"])]
+        if not compared:
+            continue
+        ours = [min(row["us"][name] for name in ours_of(row["us"])) for row in compared]
+        theirs = [min(row["us"][name] for name in library_of(row["us"])) for row in compared]
+        ratios = {
+            "library / ours": [their / our for their, our in zip(theirs, ours, strict=True)],
+            "default / ours": [row["us"]["sdpa default"] / our for row, our in zip(compared, ours, strict=True)],
+            "better of both / ours": [min(their, our) / our for their, our in zip(theirs, ours, strict=True)],
+            "1 / prior": [1 / regret(row) for row in compared],
+        }
+        means = [f"{name} {statistics.geometric_mean(each):.3f} (least {min(each):.3f})" for name, each in ratios.items()]
+        print(f"{part}: {len(compared)} cells, {', '.join(means)}")
 
 
 if __name__ == "__main__":

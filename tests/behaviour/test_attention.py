@@ -115,3 +115,15 @@ def test_generated_kernels_serve_masks_and_groups_of_heads() -> None:
         assert_as_exact(call(q, k, v, mask), both(q, k, v, mask), both(q.double(), k.double(), v.double(), mask))
     chosen = {decision.candidate.split()[0] for decision in polytile.explain(call, q, k, v, mask).decisions}
     assert chosen <= {"flash", "split"}, chosen
+
+
+def test_what_is_no_attention_is_listed_with_the_reason() -> None:
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.tanh(q @ k.transpose(-1, -2) / 30) * 30).softmax(-1) @ v
+
+    q, k, v = (heads(2, rows, 16) for rows in (20, 24, 24))
+    call = compiled(capped, tune="off")
+    with torch.no_grad():
+        check(call, capped, q, k, v)
+        reasons = {row.reason for row in polytile.explain(call, q, k, v).operators if row.operator == "aten.bmm.default"}
+    assert "no attention: aten.tanh.default stands between the product and the softmax" in reasons

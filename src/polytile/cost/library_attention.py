@@ -55,10 +55,11 @@ def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], devi
     tensor = rates.get(itemsize, PLAIN_FLOPS) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
     blocks = size["B"] * size["Hq"] * -(-size["Mq"] // ROWS)
     used = min(1.0, max(1, blocks) / device.sms)
+    copied = 2 * size["B"] * size["Hq"] * size["Mq"] * size["Dv"] * itemsize / device.bandwidth + device.launch_seconds
     seconds = max(2 * products / (tensor * device.sms * device.clock * SHARES[kind] * used), moved / device.bandwidth)
     if kind == "math":
         seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / device.bandwidth + 6 * device.launch_seconds
-    return 2 * device.launch_seconds + seconds + (PLAN_SECONDS / CALLS_OF_A_PLAN if kind == "cudnn" else 0.0)
+    return 2 * device.launch_seconds + copied + seconds + (PLAN_SECONDS / CALLS_OF_A_PLAN if kind == "cudnn" else 0.0)
 
 
 def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], threads: int) -> float:

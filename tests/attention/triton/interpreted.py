@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from polytile.attention.problem import AXES, SIZES, AttentionProblem, Causal
+from polytile.attention.problem import AXES, SIZES, AttentionProblem
 from polytile.attention.triton.schedules import generate
 from polytile.codegen.triton import interpret
+from polytile.ir.attention import EMPTY, masked
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -76,12 +77,9 @@ def expected(
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q @ k.transpose(2, 3) * (size["D"] ** -0.5 if problem.scale is None else problem.scale)
     if problem.bias is not None:
-        bias = made["bias"]
-        scores = torch.where(bias, scores, problem.bias.fill) if bias.dtype == torch.bool else scores + bias.double()
-    if problem.causal is not Causal.NO:
-        offset = size["Mkv"] - size["Mq"] if problem.causal is Causal.BOTTOM_RIGHT else 0
-        seen = torch.ones(size["Mq"], size["Mkv"], dtype=torch.bool).tril(offset)
-        scores = torch.where(seen, scores, -float("inf"))
+        added = problem.empty_is_0 and problem.bias.fill == EMPTY
+        scores = masked(scores, made["bias"], fill=problem.bias.fill, added=added)
+    scores = masked(scores, None, problem.causal.value)
     weights = torch.softmax(scores, -1)
     if problem.empty_is_0 or not size["Mkv"]:
         weights = torch.where((scores == -float("inf")).all(-1, keepdim=True), 0.0, weights)

@@ -30,19 +30,16 @@ SINGLE: dict[int, tuple[Row, ...]] = {
     64: ((128, 64, 2, 8), (64, 64, 2, 4), (32, 32, 3, 4), (16, 64, 3, 4)),
     128: ((128, 32, 2, 8), (32, 32, 3, 4), (16, 32, 3, 4)),
     256: ((16, 32, 2, 4), (32, 32, 2, 4)),
-    512: ((16, 16, 2, 4),),
 }  # fmt: skip
-"""The same of float32."""
+"""The same of float32. Larger heads would not fit in registers."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
     2: {64: ((16, 128, 3, 4), (64, 64, 3, 4)), 128: ((16, 128, 3, 4), (16, 64, 3, 4), (64, 64, 3, 4)),
         256: ((16, 64, 2, 4), (16, 64, 3, 4)), 512: ((16, 32, 2, 4),)},
-    4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),), 512: ((16, 16, 2, 4),)},
+    4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),)},
 }  # fmt: skip
 """Blocks of split keys: bytes of an element → head size → rows."""
 WAVES = (1, 2, 4)
-WIDEST = 512
-"""Largest head that blocks hold."""
-FEW_ROWS = 64
+FEW_ROWS = 256
 """Rows of a head of k, those of all its heads of q together, up to which its keys are split."""
 PACKED_UP_TO = 128
 """Rows of q up to which packing is tried: above, plain blocks are full enough."""
@@ -90,22 +87,25 @@ def row_of(config: Config) -> Row:
 
 def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` is worth trying at these sizes. Every config is right at all of them, where a block holds a head."""
-    head, queries = head_block(size), size["Mq"]
+    head, queries, itemsize = head_block(size), size["Mq"], problem.dtype.itemsize
     row, variant = row_of(config), str(config["variant"])
-    if head > WIDEST or row not in _rows(variant, problem.dtype.itemsize)[head]:
+    if row not in _rows(variant, itemsize).get(head, ()):
         return False
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
     if variant == "split":
-        return 0 < rows <= FEW_ROWS and _covers(row[0], rows) and size["Mkv"] >= 2 * row[1]
+        return 0 < rows <= FEW_ROWS and _fits(row[0], rows, itemsize) and size["Mkv"] >= 2 * row[1]
     if config.get("packed"):
-        return group > 1 and queries <= PACKED_UP_TO and _covers(row[0], rows)
-    return _covers(row[0], queries)
+        return group > 1 and queries <= PACKED_UP_TO and _fits(row[0], rows, itemsize)
+    return _fits(row[0], queries, itemsize)
 
 
-def _covers(block: int, rows: int) -> bool:
-    """Whether a block is no larger than the next power of two of the rows, or than a group of warps takes."""
-    return block <= (SMALL if rows <= SMALL else max(GROUP, 1 << (rows - 1).bit_length()))
+def _fits(block: int, rows: int, itemsize: int) -> bool:
+    """Whether a block is no larger than the next power of two of the rows, or than a group of warps takes; and, of 16-bit types,
+    no smaller than that where there are rows enough."""
+    if block <= SMALL:
+        return itemsize > 2 or rows <= 2 * SMALL
+    return rows > SMALL and block <= max(GROUP, 1 << (rows - 1).bit_length())
 
 
 @cache

@@ -55,7 +55,7 @@ class AttentionLibrary(Candidate):
         return prior.gpu_cost(self.problem, self.name, sizes, Target.of(self.target).facts)
 
     def run(self, given: Operands) -> Result:
-        """The result, and lse where the problem has one."""
+        """The result, and lse where the problem has one. The library's operators allocate both."""
         raise NotImplementedError
 
     def entry(self) -> PythonEntry:
@@ -64,7 +64,7 @@ class AttentionLibrary(Candidate):
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
         out, lse = self.run(given)
-        hand_over(out, given.out)
+        given.out.copy_(out)
         if given.lse is not None and lse is not None:
             given.lse.copy_(lse)
 
@@ -178,7 +178,7 @@ class CudnnLibrary(FusedLibrary):
         longest = 256 if Target.of(self.target).facts.capability == 90 else 128
         even = all(sizes[name] % 8 == 0 and sizes[name] <= longest for name in ("D", "Dv"))
         square = self.problem.causal is Causal.NO or sizes["Mq"] == sizes["Mkv"]
-        return self.problem.dtype.itemsize == 2 and even and square and sizes["Mq"] > 1 and super().valid(sizes)
+        return self.problem.dtype.itemsize == 2 and even and square and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
         added = self.added(given)
@@ -216,17 +216,6 @@ def once(bias: torch.Tensor) -> torch.Tensor:
     return bias
 
 
-def hand_over(result: torch.Tensor, out: torch.Tensor) -> None:
-    """`result` as `out`: its memory, if `out` has memory of its own alone and lies as `result` does, else a copy. The library's
-    operators allocate what they return."""
-    alone = out.storage_offset() == 0 and out.untyped_storage().nbytes() == result.untyped_storage().nbytes()
-    alike = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
-    if alone and alike and result.storage_offset() == 0 and out._base is None:
-        out.set_(result.untyped_storage(), 0, result.shape, result.stride())
-    else:
-        out.copy_(result)
-
-
 def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
     """The library's kernels that there are for a device, in canonical order."""
     maths = MathLibrary(problem, target)
@@ -238,4 +227,4 @@ def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple
     return (flash, efficient, *cudnn, maths)
 
 
-__all__ = ["AttentionLibrary", "hand_over", "library_candidates"]
+__all__ = ["AttentionLibrary", "library_candidates"]

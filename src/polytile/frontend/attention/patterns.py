@@ -58,9 +58,9 @@ def recognise(module: torch.fx.GraphModule) -> None:
         found = _softmax_before(node) if node.target in PRODUCTS else None
         if found is None:
             continue
+        changed = True  # what a rewriting that fails has inserted is erased again
         try:
             _Rewriting(module, node, *found, names).run()
-            changed = True
         except NotAttention as why:
             node.meta[REASON] = f"no attention: {why}"
     for node in list(graph.nodes):
@@ -99,7 +99,7 @@ class _Rewriting:
         self.names = names
 
     def run(self) -> None:
-        """Raises NotAttention, before the graph is changed in any way that matters."""
+        """Raises NotAttention before any node is replaced."""
         if any(len(uses(node)) != 1 for node in (self.softmax, *self.path)):
             raise NotAttention("the softmax is used besides")
         call = self.softmax.meta[KEY].call
