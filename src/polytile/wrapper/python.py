@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import keyword
 import linecache
@@ -164,7 +165,7 @@ class _Writer(Text):
     def number(self, value: Any) -> str:
         """The text of a symbolic number. What takes several operations is computed once, into a variable: the strides of an
         image behind convolutions take longer to compute than an operator to call."""
-        if not isinstance(value, sympy.Expr) or sympy.count_ops(value) < OPERATIONS:
+        if not isinstance(value, sympy.Expr) or _operations(value) < OPERATIONS:
             return number(value)
         return self._computed(value)
 
@@ -281,6 +282,10 @@ _WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
 }
 
 
+_operations = functools.lru_cache(4096)(sympy.count_ops)
+
+
+@functools.lru_cache(4096, typed=True)
 def number(value: sympy.Basic | bool | float) -> str:
     """A symbolic number or condition as a Python expression."""
     return str(_printer.doprint(value))
