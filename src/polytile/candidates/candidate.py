@@ -96,8 +96,8 @@ class Candidate(ABC):
 
     @property
     def per_size(self) -> bool:
-        """Whether it builds something for each combination of sizes, in the first call there. It is chosen for exact sizes alone,
-        and its cost bears a share of the building. Default: no."""
+        """Whether it builds something for each combination of sizes, in the first call there. Its cost is that of the first call,
+        and it is chosen for exact sizes alone. Default: no."""
         return False
 
     # what is known of it ---------------------------------------------------------------------------------------------

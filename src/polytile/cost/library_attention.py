@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polytile.attention.problem import AttentionProblem, Causal
-from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS
 from polytile.runtime.cuda.device import DeviceFacts
 
 SHARES = {"flash": 0.28, "cudnn": 0.54, "efficient": 0.14, "math": 0.3}
@@ -20,8 +19,6 @@ ROWS = 128
 """Rows of q of a block."""
 PLAN_SECONDS = 0.08
 """Seconds that cuDNN takes to build the plan for sizes that it has not met: 48 to 110 ms on an H200."""
-CALLS_OF_A_PLAN = 100
-"""Calls that share a plan, as far as is known ahead of them: few enough that predictions choose cuDNN for long kernels alone."""
 PASSES = 8
 """How often scores in memory are written and read: products, mask, maximum, exponentials, sums, quotients."""
 CPU_RATE, CPU_BYTES, CPU_CALL = 30e9, 12e9, 10e-6
@@ -48,7 +45,10 @@ def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
 
 
 def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's with a share of its plan."""
+    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's the first call, which builds the plan, so that only
+    measurements choose it."""
+    from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS  # with Triton's rooms, which a CPU does without
+
     products, moved = work(problem, size)
     itemsize = problem.dtype.itemsize
     rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
@@ -59,7 +59,7 @@ def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], devi
     seconds = max(2 * products / (tensor * device.sms * device.clock * SHARES[kind] * used), moved / device.bandwidth)
     if kind == "math":
         seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / device.bandwidth + 6 * device.launch_seconds
-    return 2 * device.launch_seconds + copied + seconds + (PLAN_SECONDS / CALLS_OF_A_PLAN if kind == "cudnn" else 0.0)
+    return 2 * device.launch_seconds + copied + seconds + (PLAN_SECONDS if kind == "cudnn" else 0.0)
 
 
 def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], threads: int) -> float:

@@ -82,9 +82,9 @@ def run_attention(
     precision: torch.dtype | None = torch.float64,
 ) -> None:
     """Attention in `precision` (None: the type in which the operands are computed); writes into `buffers`."""
-    read = [view_tensor(v, buffers, size_values) for v in (attention.q, attention.k, attention.v)]
+    q, k, v = (view_tensor(view, buffers, size_values) for view in (attention.q, attention.k, attention.v))
     bias = view_tensor(attention.bias, buffers, size_values) if attention.bias is not None else None
-    out, lse = attend(*read, bias, **settings_of(attention), precision=precision)
+    out, lse = attend(q, k, v, bias, **settings_of(attention), precision=precision)
     for view, value in ((attention.out, out), (attention.lse, lse)):
         if view is not None:
             view_tensor(view, buffers, size_values).copy_(value)

@@ -100,6 +100,21 @@ class FusedLibrary(AttentionLibrary):
             bias = torch.zeros(bias.shape, dtype=given.q.dtype, device=bias.device).masked_fill_(bias.logical_not(), EMPTY)
         return bias.to(given.q.dtype)
 
+    def aligned(self, given: Operands) -> torch.Tensor | None:
+        """The bias as (B, Hq, Mq, Mkv) with dense rows in memory, a multiple of BIAS_ALIGNMENT apart: kernels load several
+        elements at a time, and take them for neighbours."""
+        added = self.added(given)
+        if added is None:
+            return None
+        shape = (*given.q.shape[:3], given.k.shape[2])
+        if added.shape[3] != shape[3]:
+            added = added.expand(*added.shape[:3], shape[3])
+        over = -shape[3] % BIAS_ALIGNMENT
+        apart = all(n == 1 or s % BIAS_ALIGNMENT == 0 for n, s in zip(added.shape[:3], added.stride()[:3], strict=True))
+        if added.stride(3) != 1 or over or not apart or added.data_ptr() % BIAS_ALIGNMENT:
+            added = pad(added, (0, over or BIAS_ALIGNMENT)).narrow(3, 0, shape[3])
+        return added.expand(shape)
+
     def completed(self, out: torch.Tensor, given: Operands, zeros: bool) -> torch.Tensor:
         """`out` with NaN in the rows that see no key, as the problem wants it; with 0 too, where the kernel is not known to give
         `zeros` there."""
@@ -144,25 +159,11 @@ class EfficientLibrary(FusedLibrary):
         group = given.q.shape[1] // given.k.shape[1]
         k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
         result = aten._efficient_attention_forward(
-            given.q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self._bias(given), None, None, None, None, 0.0,
+            given.q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.aligned(given), None, None, None, None, 0.0,
             CAUSAL_TYPES[self.problem.causal], self.problem.lse, scale=self.problem.scale,
         )  # fmt: skip
         out = self.completed(result[0].transpose(1, 2), given, zeros=True)
         return out, result[1].narrow(2, 0, given.q.shape[2]) if self.problem.lse else None
-
-    def _bias(self, given: Operands) -> torch.Tensor | None:
-        """The bias with rows in memory that are a multiple of BIAS_ALIGNMENT apart."""
-        added = self.added(given)
-        if added is None:
-            return None
-        shape = (*given.q.shape[:3], given.k.shape[2])
-        if added.shape[3] != shape[3]:
-            added = added.expand(*added.shape[:3], shape[3])
-        over = -shape[3] % BIAS_ALIGNMENT
-        apart = all(n == 1 or s % BIAS_ALIGNMENT == 0 for n, s in zip(added.shape[:3], added.stride()[:3], strict=True))
-        if added.stride(3) != 1 or over or not apart or added.data_ptr() % BIAS_ALIGNMENT:
-            added = pad(added, (0, over or BIAS_ALIGNMENT)).narrow(3, 0, shape[3])
-        return added.expand(shape)
 
 
 class CudnnLibrary(FusedLibrary):
@@ -181,11 +182,9 @@ class CudnnLibrary(FusedLibrary):
         return self.problem.dtype.itemsize == 2 and even and square and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        added = self.added(given)
-        bias = added.expand(*given.q.shape[:3], given.k.shape[2]) if added is not None else None
         causal = self.problem.causal is not Causal.NO
         result = aten._scaled_dot_product_cudnn_attention(
-            given.q, given.k, given.v, bias, self.problem.lse, 0.0, causal, False, scale=self.problem.scale
+            given.q, given.k, given.v, self.aligned(given), self.problem.lse, 0.0, causal, False, scale=self.problem.scale
         )
         return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if self.problem.lse else None
 
