@@ -57,6 +57,11 @@ def test_wide_weights_of_small_images_are_packed_and_others_left_in_planes() -> 
     assert unpacked.planes < unpacked.last
 
 
+def test_narrow_groups_of_a_transposed_convolution_stay_as_they_are() -> None:
+    narrow, wide = (cost_of(1.0, 0.1, points=9, groups=4, transposed=True, way="plain", filters=n) for n in (2, 16))
+    assert narrow == Cost(0.0, 0.0) and wide.planes > wide.last
+
+
 FIRST = """
 import torch
 from polytile.frontend.channels_last import lay_channels_last
