@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.contestants import OWN, tune_in_turn, turn
 from benchmarks.programs.judge import Reference, distance, reference, run, step
-from benchmarks.programs.program import Draw, Function, Program
+from benchmarks.programs.program import SEED, Draw, Function, Program
 from benchmarks.programs.stages import WAITING, Stages
 
 CONTESTANTS = (OWN, "inductor")
@@ -125,6 +125,7 @@ def directly(call: Any, inputs: Any, results: Any) -> Callable[[], Any] | None:
     """The call without guards, or None where it does not give the program's first result: an alias of an input, say, is made
     outside of it."""
     direct = call.direct(*inputs)
+    torch.manual_seed(SEED)  # as for `results`
     first = direct()
     if not isinstance(first, torch.Tensor) or first.shape != results[0].shape or first.dtype != results[0].dtype:
         return None
