@@ -126,7 +126,7 @@ def _cost(convolution: torch.fx.Node, training: bool, weights: Mapping[str, str]
     weight, given = _weight(convolution), convolution.args
     images = [*map(_value, _images(convolution)), *filter(_is_image, _values(convolution))]
     groups: Any = given[-2 if _is_backward(convolution) else -1]
-    kept = weights.get(weight.name) == "constant" and options.get("packed_weights_mib") > 0 and not _transposed(convolution)
+    kept = weights.get(weight.name) == "constant" and options.get("packed_weights_mib") > 0
     return cost_of(
         sum(map(bytes_of, images)) * (2 if _is_backward(convolution) else 1),
         bytes_of(_value(weight)),
