@@ -90,6 +90,17 @@ def test_a_program_runs_from_the_command_line_and_is_not_run_twice(
     assert len((tmp_path / "programs_cpu.jsonl").read_text().splitlines()) == 1
 
 
+def test_calls_without_guards_are_of_what_the_program_gives() -> None:
+    """One that draws numbers is seeded; one whose own callable takes a token for effects has none."""
+    inputs = (torch.randn(33, 5),)
+    for function, known in ((lambda x: x + torch.rand_like(x), True), (lambda x: torch.linalg.cholesky(x.t() @ x), False)):
+        program = Program("one", "operator", "library", lambda d, f=function: (f, inputs))
+        with torch.no_grad():
+            call, _ = compiled(function, "polytile", training=False)
+            results = run(program, call, function, inputs)
+            assert (directly(call, inputs, results) is not None) == known
+
+
 def row(program: str, who: str, **more: Any) -> dict[str, Any]:
     base = {"program": program, "contestant": who, "level": "chain", "family": "product", "wrong": "", "strides": ""}
     return {**base, "first_call_s": 4.0, "stages": {"tracing": 3.0}, **more}
