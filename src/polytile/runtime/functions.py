@@ -16,18 +16,19 @@ place of 2.22 for `reflection_pad2d.out`, 1.3 in place of 4.1 for `grid_sampler_
 depends on their arguments."""
 
 
-def quickest(
-    target: torch._ops.OpOverload, args: Sequence[Any], named: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """What calls the overload `target` in the least time, given arguments like these. Nothing is computed."""
+def forms(target: torch._ops.OpOverload) -> tuple[Callable[..., Any], ...]:
+    """What may call the overload `target`, its own form last."""
     name = target._schema.name.partition("::")[2]
-    functions = (getattr(home, name) for home in FUNCTIONS if hasattr(home, name))
-    return next((f for f in functions if calls_overload(f, target, args, named)), target._op)
+    return (*(getattr(home, name) for home in FUNCTIONS if hasattr(home, name)), target._op)
 
 
-def calls_overload(
-    function: Callable[..., Any], target: Any, args: Sequence[Any], named: Mapping[str, Any]
-) -> bool:
+def quickest(target: torch._ops.OpOverload, args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., Any]:
+    """What calls the overload `target` in the least time, given arguments like these. Nothing is computed."""
+    *functions, own = forms(target)
+    return next((f for f in functions if calls_overload(f, target, args, named)), own)
+
+
+def calls_overload(function: Callable[..., Any], target: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Whether `function` with these arguments is a call of the overload `target`. Nothing is computed: what is written may be
     what is read."""
     try:
@@ -56,4 +57,4 @@ class _Stopping(TorchDispatchMode):
         raise _Reached(func)
 
 
-__all__ = ["calls_overload", "quickest"]
+__all__ = ["calls_overload", "forms", "quickest"]
