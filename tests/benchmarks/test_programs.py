@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.architectures.models import MODELS
 from benchmarks.programs import __main__ as programs
 from benchmarks.programs import report
+from benchmarks.programs.contestant import compiled, directly
 from benchmarks.programs.judge import reference, run
 from benchmarks.programs.program import LEVELS, Draw, Program
 from benchmarks.programs.stages import RUNNING, Stages
