@@ -5,7 +5,8 @@ until the device has ended, host time until the call returns (medians), kernel t
 the calls of libraries among them. The wrapper's time is broken down by kind of line, and the lines that take the most are listed,
 by clocks that are read between its statements: 0.1 µs each, which is part of what is printed.
 
-The background measures until it has nothing left, or a case's share of `--seconds` is over. Results go to OUT/gpu_host_time.json.
+The background measures until it has nothing left, or a case's share of `--seconds` is over. Then kernels are left undecided, and
+the case says that it is not settled. Results go to OUT/gpu_host_time.json.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from polytile.candidates.entries import PythonEntry
 from polytile.compiler.programs import CompiledProgram, compiled_programs
 from polytile.dispatch import MultiKernel
 from polytile.report import Table, show
+from polytile.runtime import background
 
 Arguments = tuple[Tensor, ...]
 
@@ -102,10 +104,11 @@ def measure(name: str, case: Case, deadline: float) -> list[dict[str, Any]]:
     for given in arguments.values():
         compiled(*given)
     first = time.monotonic() - began
-    while not polytile.wait(timeout=max(1.0, deadline - 10 - time.monotonic())) and time.monotonic() < deadline - 10:
+    while not (settled := settle(deadline)) and time.monotonic() < deadline - 10:
         for given in arguments.values():
             compiled(*given)
-    print(f"{name}: first calls {first:.1f} s, {time.monotonic() - began:.1f} s until everything is measured", flush=True)
+    ended = "everything is measured" if settled else "the time was over; the rest is dropped"
+    print(f"{name}: first calls {first:.1f} s, {time.monotonic() - began:.1f} s until {ended}", flush=True)
     cells = []
     for shape, given in arguments.items():
         calls = {"eager": functools.partial(run, *given), "polytile": functools.partial(compiled, *given)}
@@ -116,13 +119,24 @@ def measure(name: str, case: Case, deadline: float) -> list[dict[str, Any]]:
         device = {who: kernels(call) for who, call in calls.items()}
         lines = breakdown(calls["polytile"])
         cell = {
-            "model": name, "shape": list(shape), "off": float(off), "wall_us": {who: t[0] for who, t in times.items()},
-            "host_us": {who: t[1] for who, t in times.items()}, "gpu_us": {who: d[0] for who, d in device.items()},
-            "kernels": {who: d[1] for who, d in device.items()}, "top_kernels": device["polytile"][2], "lines": lines,
+            "model": name, "shape": list(shape), "settled": settled, "off": float(off),
+            "wall_us": {who: t[0] for who, t in times.items()}, "host_us": {who: t[1] for who, t in times.items()},
+            "gpu_us": {who: d[0] for who, d in device.items()}, "kernels": {who: d[1] for who, d in device.items()},
+            "top_kernels": device["polytile"][2], "lines": lines,
         }  # fmt: skip
         cells.append(cell)
         print(json.dumps({key: value for key, value in cell.items() if key not in ("lines", "top_kernels")}), flush=True)
     return cells
+
+
+def settle(deadline: float) -> bool:
+    """Waits until the background has nothing left to do, which this says. What is left ten seconds before `deadline` is dropped:
+    calls that are timed beside it would wait for Python's lock and the device."""
+    if polytile.wait(timeout=max(1.0, deadline - 10 - time.monotonic())):
+        return True
+    background.drop()
+    background.wait()
+    return False
 
 
 Call = Callable[[], Any]
@@ -307,7 +321,7 @@ def report(cells: Sequence[Mapping[str, Any]]) -> None:
         libraries = sum(n for kind, (_, n) in cell["lines"]["kinds"].items() if kind.startswith(("library", "operators")))
         times = [f"{t:.0f}" for t in (wall["eager"], wall["polytile"], host["polytile"], device["polytile"], device["eager"])]
         ratios = [f"{wall['eager'] / wall['polytile']:.2f}", f"{wall['polytile'] / device['polytile']:.2f}"]
-        name = f"{cell['model']} {'×'.join(map(str, cell['shape']))}"
+        name = f"{cell['model']} {'×'.join(map(str, cell['shape']))}{'' if cell.get('settled', True) else ', not settled'}"
         body.append((name, *times, *ratios, f"{cell['kernels']['polytile']:.0f}", f"{libraries:.0f}", f"{cell['off']:.3g}"))
     columns = ["model", "eager wall", "wall", "host", "GPU", "eager's GPU", "× eager", "wall / GPU", "kernels", "library", "off"]
     show(Table.from_rows("one call, µs", columns, body))
