@@ -68,6 +68,14 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def own_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test finds the programs that it has left on disk itself, and none of another's, who may have changed what makes them."""
+    stored = sys.modules.get("polytile.compiler.stored")
+    if stored is not None:
+        monkeypatch.setattr(stored, "_versions", lambda: (request.node.nodeid,))
+
+
+@pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
     """Fixed seed and default dtype; afterwards Dynamo forgets what it compiled and the counters are back at zero."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from polytile import locks
 
 NAMES = {
     "graphs_compiled": "graphs that a compiled function was made of",
+    "programs_loaded": "graphs whose programs an earlier process has left in the cache directory",
     "kernels_generated": "different C++ kernels asked for, in the cache or not; Triton kernels compiled",
     "library_calls": "call sites of operators that run as ATen calls, by operator; for a loop, once for each regime",
     "tier0_calls": "calls of graphs that ran as ATen calls because their programs were not compiled yet",
@@ -30,6 +31,7 @@ NAMES = {
 STAGES = {
     "tracing": "AOTAutograd: what it does with the graph that Dynamo has captured",
     "lowering": "the layout of images, and operators to loops",
+    "loading": "programs and decisions from the cache directory",
     "passes": "loops to fewer loops",
     "generating": "canonical kernels, their candidates and sources, and the wrapper",
     "compiling": "waiting for compilers",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polytile.candidates import cpp_matmul
+from polytile.candidates import cpp
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
@@ -69,11 +69,11 @@ def test_an_entry_reports_the_check_that_failed_where_it_waits() -> None:
 def test_a_product_in_two_units_is_ready_when_both_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[Future[Any]] = []
 
-    def compile_cpp(name: str, source: str) -> Future[Any]:
+    def compile_cpp(name: str, source: Any, key: str) -> Future[Any]:
         units.append(Future())
         return units[-1]
 
-    monkeypatch.setattr(cpp_matmul.compiler, "compile_cpp", compile_cpp)
+    monkeypatch.setattr(cpp.compiler, "compile_cpp", compile_cpp)
 
     def candidate() -> MatmulCandidate:
         units.clear()

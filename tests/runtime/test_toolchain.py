@@ -57,8 +57,8 @@ def test_a_replaced_compiler_is_examined_again(tmp_path: Path, monkeypatch: pyte
 
 def test_a_damaged_record_is_made_again(home: Path) -> None:
     first = toolchain.find()
-    (record,) = (home / "toolchain").iterdir()
-    record.write_bytes(record.read_bytes()[:20])
+    for record in (home / "toolchain").iterdir():
+        record.write_bytes(record.read_bytes()[:20])
     toolchain.reset()
     assert toolchain.find() == first
 
@@ -86,6 +86,17 @@ def test_no_compiler_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CompilerMissing, match=r"apt install g\+\+"):
         toolchain.find()
+
+
+def test_where_none_is_installed_the_one_that_filled_the_cache_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = toolchain.find()
+    toolchain.reset()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    absent = toolchain.find()
+    assert absent.identity == first.identity and not absent.present
+    with pytest.raises(CompilerMissing, match=r"apt install g\+\+"):
+        toolchain.require()
 
 
 def test_a_misspelt_compiler_is_an_error_and_not_passed_over() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from polytile import locks
@@ -12,8 +14,32 @@ from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
+from polytile.runtime import toolchain
+from polytile.runtime.cache import current
+from polytile.version import source_digest
 
 ENTRY = "polytile_kernel"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is known of a candidate's sources without generating them: their digest, and the keys of their objects."""
+
+    source_hash: str
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def of(recipe: str, write: Callable[[], Written]) -> Written:
+        """The cache directory remembers it by the recipe and all that turns recipes to sources and objects, as generating a
+        source takes milliseconds. `write` generates; what it raises is not remembered."""
+        made_from = [source_digest(), toolchain.find().identity, *compiler.openmp_flags(), recipe]
+        name = f"texts/{digest(json.dumps(made_from), 24)}"
+        if (known := current().read(name)) is not None:
+            source_hash, *keys = known.decode().split()
+            return Written(source_hash, tuple(keys))
+        made = write()
+        current().write(name, " ".join((made.source_hash, *made.keys)).encode())
+        return made
 
 
 class CompiledCandidate(Candidate):
@@ -40,9 +66,31 @@ class CompiledCandidate(Candidate):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.kernel_name}: {self.name})"
 
+    @property
     @abstractmethod
+    def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
+        """A name for each translation unit, and what makes its text."""
+
+    @abstractmethod
+    def _hash_of(self, texts: Sequence[str]) -> str:
+        """The source hash for these texts of the units."""
+
+    @cached_property
+    def _written(self) -> Written:
+        return Written.of(f"{type(self).__name__} {self.recipe}", self._write)
+
+    def _write(self) -> Written:
+        texts = [text() for _, text in self.units]
+        return Written(self._hash_of(texts), tuple(map(compiler.key_of_cpp, texts)))
+
+    @cached_property
+    def source_hash(self) -> str:
+        return self._written.source_hash
+
     def _compile(self) -> tuple[compiler.Compilation, ...]:
         """Has the translation units compiled in the background."""
+        pairs = zip(self.units, self._written.keys, strict=True)
+        return tuple(compiler.compile_cpp(name, text, key=key) for (name, text), key in pairs)
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self._valid(sizes)
@@ -108,13 +156,13 @@ class CppCandidate(CompiledCandidate):
     def source(self) -> str:
         return self._make_source()
 
-    @cached_property
-    def source_hash(self) -> str:
-        """Comments left out: the same kernel from another operator is the same."""
-        return digest("\n".join(line for line in self.source.splitlines() if not line.startswith("//")))
+    @property
+    def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
+        return ((self.kernel_name, lambda: self.source),)
 
-    def _compile(self) -> tuple[compiler.Compilation, ...]:
-        return (compiler.compile_cpp(self.kernel_name, self.source),)
+    def _hash_of(self, texts: Sequence[str]) -> str:
+        """Comments left out: the same kernel from another operator is the same."""
+        return digest("\n".join(line for line in texts[0].splitlines() if not line.startswith("//")))
 
     def entry(self) -> NativeEntry:
         (library,) = self.libraries()

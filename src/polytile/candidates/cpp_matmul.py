@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -95,18 +95,17 @@ class MatmulCandidate(CompiledCandidate):
         core, finish = self._make_sources
         return core(), finish()
 
-    @cached_property
-    def source_hash(self) -> str:
-        return digest("\n".join(self.sources))
+    @property
+    def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
+        core = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
+        return (core, lambda: self.sources[0]), (self.kernel_name, lambda: self.sources[1])
+
+    def _hash_of(self, texts: Sequence[str]) -> str:
+        return digest("\n".join(texts))
 
     @property
     def _symbol(self) -> str:
         return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_prepacked" else f"{ENTRY}_{self.slot}"
-
-    def _compile(self) -> tuple[compiler.Compilation, ...]:
-        core, finish = self.sources
-        label = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-        return compiler.compile_cpp(label, core), compiler.compile_cpp(self.kernel_name, finish)
 
     def entry(self) -> NativeEntry:
         core, finish = self.libraries()

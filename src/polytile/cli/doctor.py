@@ -115,7 +115,7 @@ def compiler() -> Finding:
     from polytile.runtime import toolchain
 
     try:
-        tools = toolchain.find()
+        tools = toolchain.require()
         library = service.compile_cpp("doctor_probe", PROBE, openmp=False).result()
         address = library.address("polytile_probe")
     except CompilerMissing as trouble:

@@ -22,6 +22,7 @@ from polytile import debug
 from polytile import options as settings
 from polytile.compiler import programs as compiler
 from polytile.compiler import tiers
+from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
@@ -32,6 +33,7 @@ from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, 
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
 from polytile.frontend.graph import Lowered, is_repeatable, lower_graph, unsupported
+from polytile.frontend.graph_text import guards_of
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
@@ -274,43 +276,81 @@ class _Compiler:
         return compiler.record(name, operators, SOURCE, call, failed=failed).call
 
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
-        """The graph lowered and compiled, or to be compiled in the background. Raises CompilerMissing where calls wait for a C++
-        compiler and there is none."""
-        weights = weights_of(graph, self.kind)
+        """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
+        where calls wait for a C++ compiler and there is none."""
+        weights, waits_for = weights_of(graph, self.kind), tiers.waits_for()
+        traced = hinted.sizes_of(graph)
+        # AOTAutograd's mode would make every new tensor a fake one.
+        with unset_fake_temporarily(), settings.override(stall=waits_for):
+            with counters.stage("loading"):
+                slot = Slot.of(graph, self.kind, weights)
+            loaded = compiler.load_program(slot, name, traced)
+            if loaded is not None:
+                counters.add("graphs_compiled")
+                return self._from_disk(graph, loaded, traced)
+        guards = guards_of(graph)
         with counters.stage("lowering"):
             if self.kind == "inference":
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
             lowered = lower_graph(graph, name, weights)
-        with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
-            traced = hinted.sizes_of(graph)
-            waits_for = tiers.waits_for()
+        if guards_of(graph) != guards:
+            slot = slot.refused("its lowering relies on guards that it has added")
+        with unset_fake_temporarily():
             if waits_for == "never" and not self.hints:
-                call = self._in_tiers(graph, lowered, traced)
+                call = self._in_tiers(graph, lowered, traced, slot)
             else:
                 with settings.override(stall=waits_for):
-                    call = compiler.compile_program(lowered, traced, self.hints, self.ahead).call
+                    call = compiler.compile_program(lowered, traced, self.hints, self.ahead, slot=slot).call
         counters.add("graphs_compiled")
         return call
 
-    def _in_tiers(self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values) -> Boxed:
+    def _from_disk(self, graph: torch.fx.GraphModule, loaded: Loaded, traced: Values) -> Boxed:
+        """The program of an earlier process. Where calls wait for nothing and it has not decided for these sizes, it serves once
+        something has."""
+        never = settings.get("stall") == "never" and not self.hints
+        if not never or compiler.is_decided(loaded.calls, traced):
+            return compiler.finish_program(loaded, traced, self.hints, self.ahead).call
+        record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)
+        return self._tiered(
+            graph, loaded.name, lambda: compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True), record
+        )
+
+    def _in_tiers(self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values, slot: Slot) -> Boxed:
         """The graph as ATen's operators, until its program is there."""
         program = lowered.program
+        record = functools.partial(
+            compiler.record, program.name, lowered.operators, SOURCE, program=program, failed=lowered.failures
+        )
+        return self._tiered(
+            graph, program.name,
+            lambda: compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True, slot=slot), record,
+        )  # fmt: skip
+
+    def _tiered(
+        self,
+        graph: torch.fx.GraphModule,
+        name: str,
+        make: Callable[[], compiler.CompiledProgram],
+        record: Callable[[Boxed], Any],
+    ) -> Boxed:
+        """The graph as ATen's operators, until `make` has made its program in the background. `record` keeps what serves until
+        then for `explain()`."""
 
         def build() -> Boxed | None:
             with settings.restored(self.options):
                 try:
-                    return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True).call
+                    return make().call
                 except CompilerMissing as error:
                     why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
                     say_once(why)
                 except Exception as error:
-                    self.failed.append(failure("graph", program.name, error, graph))
+                    self.failed.append(failure("graph", name, error, graph))
                     why, failed = self.failed[-1].reason, tuple(self.failed[-1:])
-                compiler.record(program.name, library_calls(graph, why)[0], SOURCE, tiered.call, failed=failed)
+                compiler.record(name, library_calls(graph, why)[0], SOURCE, tiered.call, failed=failed)
                 return None
 
-        tiered = tiers.TieredGraph(self.tiers, program.name, self.kind, as_traced(graph), build, is_repeatable(graph))
-        compiler.record(program.name, lowered.operators, SOURCE, tiered.call, program, failed=lowered.failures)
+        tiered = tiers.TieredGraph(self.tiers, name, self.kind, as_traced(graph), build, is_repeatable(graph))
+        record(tiered.call)
         tiered.begin()
         return tiered.call

@@ -18,7 +18,6 @@ from polytile.compiler.programs import CompiledProgram
 from polytile.dispatch import MultiKernel
 from polytile.dispatch.decision import Decision
 from polytile.frontend.failures import Failure
-from polytile.ir.program import Extern
 from polytile.problem import sizes_text, time_text
 from polytile.runtime import background
 from polytile.runtime.convolution import PackedConvolution
@@ -207,10 +206,10 @@ def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
     for multikernel, call in program.calls:
         if call.packed_weight is not None and call.site is not None:
             yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)
-    for operation in program.program.operations if program.program is not None else ():
-        if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
-            for site in operation.target.sites:
-                yield _weight(operation.target.__name__, site, operation.target.dtype)
+    for target in program.targets:
+        if isinstance(target, PackedConvolution):
+            for site in target.sites:
+                yield _weight(target.__name__, site, target.dtype)
 
 
 def _weight(kernel: str, site: Site, dtype: torch.dtype) -> WeightRow:

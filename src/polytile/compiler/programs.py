@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 
 from polytile import debug, locks, options
+from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
@@ -27,8 +28,9 @@ from polytile.ir.program import Attention, Extern, Loop, PackedWeight, Program, 
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
-from polytile.runtime import programs
+from polytile.runtime import programs, toolchain
 from polytile.runtime.neutral import neutral
+from polytile.runtime.target import Target
 from polytile.tuning import budget
 from polytile.wrapper import KernelCall, backend, schedule
 
@@ -47,6 +49,8 @@ class CompiledProgram:
     program: Program | None = None
     calls: tuple[tuple[MultiKernel, KernelCall], ...] = ()
     failures: tuple[Failure, ...] = ()
+    targets: tuple[Any, ...] = ()
+    """What runs as a library call, once for each call."""
 
     @property
     def multikernels(self) -> tuple[MultiKernel, ...]:
@@ -87,11 +91,12 @@ def compile_program(
     ahead: Sequence[Values] = (),
     *,
     ready: bool = False,
+    slot: Slot | None = None,
 ) -> CompiledProgram:
     """Generates everything that `lowered` needs, under the options in force. `traced` are the sizes that the tracer
     saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
     kernels are chosen before this returns. With `ready` it returns once calls at the traced sizes find kernels, by what is known
-    or predicted, and calls at others something that serves them.
+    or predicted, and calls at others something that serves them. `slot`: where later processes find the program.
 
     Raises CompilerMissing where no C++ compiler is found.
     """
@@ -99,15 +104,17 @@ def compile_program(
         with counters.stage("passes"):
             program, inplace = optimize(lowered.program)
         calls: list[tuple[MultiKernel, KernelCall]] = []
-        made: Defined = {}
+        defined: Defined = {}
 
         def call_of(operation: Loop | Template | Attention) -> KernelCall:
             if isinstance(operation, Template):
-                multikernel, tensors, extents = define_template(operation, program.buffers, made)
+                multikernel, tensors, extents = define_template(operation, program.buffers, defined)
             elif isinstance(operation, Attention):
-                multikernel, tensors, extents = define_attention(operation, program.buffers, made)
+                multikernel, tensors, extents = define_attention(operation, program.buffers, defined)
             else:
-                multikernel, tensors, extents = define_loop(operation, program.buffers, made)
+                multikernel, tensors, extents = define_loop(operation, program.buffers, defined)
+            if Target.of(multikernel.spec.target).native:
+                toolchain.require()
             packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
             site = packed_weights.site_of(packed) if packed is not None else None
             call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
@@ -118,19 +125,53 @@ def compile_program(
         write = backend(options.get("wrapper"), _device_type(program))
         with budget.program(options.get("program_seconds")):
             wrapped = write(program.name, schedule(program, call_of, inplace, traced))
-        forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-        with counters.stage("choosing"):
-            for values in (traced, *ahead):
-                _prepare(calls, values)
-            with programs.on_behalf(programs.file_of(wrapped.call)):
-                _warm(calls, hints)
-                if ready:
-                    _decide_unmeasured(calls, (traced, *ahead))
-    for operation in program.operations:
-        if isinstance(operation, Extern):
-            counters.add_library_call(str(operation.target))
-    debug.show(2, lambda: wrapped.source)
-    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, lowered.failures)
+        targets = [operation.target for operation in program.operations if isinstance(operation, Extern)]
+        made = Loaded(program.name, wrapped, calls, lowered.operators, tuple(targets))
+        if slot is not None and not lowered.failures:
+            slot.write(made, _device_type(program))
+    return finish_program(made, traced, hints, ahead, ready=ready, program=program, failed=lowered.failures)
+
+
+def load_program(slot: Slot, name: str, traced: Values) -> Loaded | None:
+    """What an earlier process has left of a program, which is called `name` here; None where it left nothing that can run."""
+    with neutral(), counters.stage("loading"), budget.program(options.get("program_seconds")):
+        loaded = slot.load(name, traced)
+        if loaded is None or not (toolchain.find().present or is_decided(loaded.calls, traced)):
+            return None
+    counters.add("programs_loaded")
+    return loaded
+
+
+def finish_program(
+    made: Loaded,
+    traced: Values,
+    hints: Sequence[Values] = (),
+    ahead: Sequence[Values] = (),
+    *,
+    ready: bool = False,
+    program: Program | None = None,
+    failed: Sequence[Failure] = (),
+) -> CompiledProgram:
+    """Has kernels compiled and chosen ahead of calls, as compile_program says, and keeps the program for `explain()`."""
+    call, calls = made.wrapped.call, made.calls
+    forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
+    with neutral(), counters.stage("choosing"):
+        for values in (traced, *ahead):
+            _prepare(calls, values)
+        with programs.on_behalf(programs.file_of(call)):
+            _warm(calls, hints)
+            if ready:
+                _decide_unmeasured(calls, (traced, *ahead))
+    for target in made.targets:
+        counters.add_library_call(str(target))
+    debug.show(2, lambda: made.wrapped.source)
+    return record(made.name, made.operators, made.wrapped.source, call, program, calls, failed, made.targets)
+
+
+def is_decided(calls: Calls, given: Values) -> bool:
+    """Whether calls with these values of the graph's size symbols find kernels in the dispatch tables."""
+    known = list(calls_at(calls, given))
+    return len(known) == len(calls) and all(kernel.decision_at(*ints) is not None for kernel, ints in known)
 
 
 def record(
@@ -141,9 +182,10 @@ def record(
     program: Program | None = None,
     calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
     failed: Sequence[Failure] = (),
+    targets: Sequence[Any] = (),
 ) -> CompiledProgram:
     """Keeps a compiled graph for `explain()` as long as `call` is alive, in place of what ran the graph of that name before."""
-    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), tuple(failed))
+    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), tuple(failed), tuple(targets))
     call.polytile_program = compiled  # type: ignore[attr-defined]
     with _lock:
         _compiled[:] = [known for known in _compiled if (alive := known()) is not None and alive.name != name]
@@ -165,27 +207,21 @@ def _device_type(program: Program) -> str:
     return types.pop() if len(types) == 1 else ""
 
 
-def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> None:
+def _prepare(calls: Calls, given: Values) -> None:
     """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
     asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
-    for multikernel, call in calls:
-        values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
-        if _known(call, values):
-            ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
-            if (multikernel, multikernel.spec.keys.fields(ints)) not in asked:
-                multikernel.prepare(ints)
-            asked.add((multikernel, multikernel.spec.keys.fields(ints)))
+    for multikernel, ints in calls_at(calls, given):
+        if (multikernel, multikernel.spec.keys.fields(ints)) not in asked:
+            multikernel.prepare(ints)
+        asked.add((multikernel, multikernel.spec.keys.fields(ints)))
 
 
-def _decide_unmeasured(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Sequence[Values]) -> None:
+def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     """Has calls with these values of the graph's size symbols find a kernel."""
     for values in given:
-        for multikernel, call in calls:
-            at = {**values, **packed_weights.assumed_sizes(call.packed_weight)}
-            if _known(call, at):
-                ints = tuple(sizes.evaluate(e, at) for e in call.sizes)
-                multikernel.decide_unmeasured(ints)
-                multikernel.prepare_everywhere(ints)
+        for multikernel, ints in calls_at(calls, values):
+            multikernel.decide_unmeasured(ints)
+            multikernel.prepare_everywhere(ints)
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:

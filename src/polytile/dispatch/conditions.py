@@ -3,6 +3,7 @@ plan_conditions.py, which needs no PyTorch.
 
     within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
     in the store        `team` (plan_conditions.py) among the layouts of the problem (spec.py); the environment
+    on disk             all of Conditions but for the options PASSING (recorded.py, compiler/stored.py)
     in a plan           `plan_conditions`: a plan takes the place of the options by which choices are made, and of measuring
                         (planfile.py)
 
@@ -11,7 +12,7 @@ The options that take part are the rows of `polytile.options.TABLE`, and the reg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +40,16 @@ def conditions(target: torch.device) -> Conditions:
     return Conditions(given, plan_conditions(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
 
 
+PASSING = frozenset({"cache_dir", "debug", "metrics", "persist", "stall"})
+"""Options that say where something is or goes, or who waits: what one process has decided holds in another with other values."""
+
+
+def conditions_on_disk(target: torch.device) -> Conditions:
+    """Those of what is kept for other processes."""
+    here = conditions(target)
+    return replace(here, options=tuple((name, value) for name, value in here.options if name not in PASSING))
+
+
 def changing() -> tuple[object, ...]:
     """Differs whenever a running process has changed its conditions, by `options.override` or by torch's settings. For calls that
     no guards of Dynamo's stand before; takes under a microsecond."""
@@ -46,4 +57,4 @@ def changing() -> tuple[object, ...]:
     return repr(sorted(given.items())) if given else "", torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
 
-__all__ = ["Conditions", "changing", "conditions"]
+__all__ = ["PASSING", "Conditions", "changing", "conditions", "conditions_on_disk"]

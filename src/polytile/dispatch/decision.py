@@ -32,7 +32,8 @@ class Decision:
     or exact sizes of one. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
     arguments just now, `postponed` that there was no memory or time for measuring all, and a later call may have some,
     `provisional` that the times were taken while other programs had the cores. `programs` are the file names of the programs
-    that it was made for (runtime/programs.py).
+    that it was made for (runtime/programs.py), `ints` all integers of the call, `evidence` the number of measurements that were
+    on record at its sizes.
     """
 
     kernel: str
@@ -51,6 +52,8 @@ class Decision:
     postponed: bool = field(default=False, compare=False)
     provisional: bool = field(default=False, compare=False)
     programs: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    ints: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    evidence: int = field(default=0, compare=False, repr=False)
 
     @property
     def seconds(self) -> float | None:

@@ -7,13 +7,14 @@ would add a sixth to what importing the compiler takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import sympy
 import torch
 
 from polytile import options as settings
 from polytile.attention import call as attention_call
-from polytile.attention.problem import AttentionProblem
+from polytile.attention.problem import AttentionProblem, Bias, Causal
 from polytile.attention.stored import stored as stored_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
@@ -22,15 +23,16 @@ from polytile.candidates import products as templates
 from polytile.candidates import unfused
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.stored_attention import Step, StoredAttention
-from polytile.dispatch import specs
+from polytile.dispatch import recorded, specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
 from polytile.ir.program import Attention, Buffer, Loop, PackedWeight, Template, View
 from polytile.matmul import gemm_kernel, packed_weights
+from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
-from polytile.schedule.canonical import LoopKernel, canonicalize
+from polytile.schedule.canonical import LoopKernel, TensorArg, canonicalize
 
 Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
@@ -38,13 +40,79 @@ Defined = dict[tuple[str, torch.device], MultiKernel]
 """The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
 
 
+@dataclass(frozen=True)
+class LoopWork:
+    """What the MultiKernel of a loop is made from."""
+
+    kernel: LoopKernel
+    origins: tuple[str, ...]
+    target: torch.device
+
+    @property
+    def text(self) -> str:
+        return f"loop {self.kernel.text}"
+
+    def define(self) -> MultiKernel:
+        """The MultiKernel, the same for the same work. Raises LoweringError and CompilerMissing as loop_candidates does."""
+        return recorded.known(_multikernel(self.kernel, self.origins, self.target), self)
+
+
+@dataclass(frozen=True)
+class ProductWork:
+    """What the MultiKernel of a product is made from; `first` are the loops that store the operands that have prologues."""
+
+    kernel: gemm_kernel.GemmKernel
+    origins: tuple[str, ...]
+    target: torch.device
+    sources: tuple[str, ...]
+    first: tuple[LoopWork | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.kernel.family} {', '.join(self.sources)} {self.kernel.text}"
+
+    def define(self) -> MultiKernel:
+        """The MultiKernel, the same for the same work."""
+        first = [work.define() if work is not None else None for work in self.first]
+        return recorded.known(_product(self.kernel, self.origins, self.target, self.sources, first), self)
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """What the MultiKernel of an attention is made from."""
+
+    problem: AttentionProblem
+    origins: tuple[str, ...]
+    target: torch.device
+    sources: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{', '.join(self.sources)} {self.problem.text}"
+
+    def define(self, made: Defined | None = None) -> MultiKernel:
+        """The MultiKernel, the same for the same work; `made` as in define_loop."""
+        made = {} if made is None else made
+        return recorded.known(_attention(self.problem, self.origins, self.target, self.sources, made), self)
+
+
+WORKS = (
+    LoopWork, ProductWork, AttentionWork, LoopKernel, TensorArg, gemm_kernel.GemmKernel, GemmSpec, AttentionProblem, Bias, Causal,
+)  # fmt: skip
+"""What works are, and are made of (ir/serialise.py)."""
+
+
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
     """The MultiKernel of a loop, one of `made` if it is there, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
     target, made = target_of(loop, buffers), {} if made is None else made
     if (kernel.text, target) not in made:
-        made[kernel.text, target] = _multikernel(kernel, loop.origins, target)
+        made[kernel.text, target] = LoopWork(kernel, loop.origins, target).define()
     return made[kernel.text, target], site.buffers, site.sizes
+
+
+def _loop_work(loop: Loop, buffers: Mapping[str, Buffer]) -> LoopWork:
+    return LoopWork(canonicalize(loop, buffers)[0], loop.origins, target_of(loop, buffers))
 
 
 def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
@@ -54,7 +122,7 @@ def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.dev
     from polytile.candidates.triton_loops import loop_candidates as gpu_loops
     from polytile.dispatch import gpu_specs
 
-    made = [_multikernel(part, origins, target) for part, _ in unfused.parts(kernel)]
+    made = [LoopWork(part, origins, target).define() for part, _ in unfused.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
     if made:
         candidates = (unfused.Unfused(kernel, made), *candidates)
@@ -78,8 +146,8 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], made: Def
     target, made = buffers[template.a.buffer].device, {} if made is None else made
     place = f"{kernel.family} {kernel.text}", target
     if place not in made:
-        first = [define_loop(loop, buffers, made)[0] if loop is not None else None for loop in template.prologues]
-        made[place] = _product(kernel, template.origins, target, sources, first)
+        first = tuple(_loop_work(loop, buffers) if loop is not None else None for loop in template.prologues)
+        made[place] = ProductWork(kernel, template.origins, target, tuple(sources), first).define()
     return made[place], site.buffers, site.sizes
 
 
@@ -101,7 +169,7 @@ def _product(
 
     stored = None
     if any(kernel.prologues):
-        stored = MaterialisedOperands(kernel, first, _product(kernel.plain, origins, target, sources))
+        stored = MaterialisedOperands(kernel, first, ProductWork(kernel.plain, origins, target, tuple(sources)).define())
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
@@ -111,12 +179,14 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: 
     problem, site = attention_call.canonicalize(attention, buffers)
     target, made = buffers[attention.q.buffer].device, {} if made is None else made
     if (problem.text, target) not in made:
-        made[problem.text, target] = _attention(problem, attention.origins, target, made)
+        sources = settings.parts(settings.get("sources")) or templates.SOURCES
+        made[problem.text, target] = AttentionWork(problem, attention.origins, target, tuple(sources)).define(made)
     return made[problem.text, target], site.buffers, site.sizes
 
 
-def _attention(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, made: Defined) -> MultiKernel:
-    sources = settings.parts(settings.get("sources")) or templates.SOURCES
+def _attention(
+    problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], made: Defined
+) -> MultiKernel:
     candidates = attentions.candidates(problem, target, sources, _stored(problem, target, made))
     if Target.of(target).native:
         return define(specs.attention_spec(problem, origins), candidates)
@@ -141,4 +211,4 @@ def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKerne
     if kernel.epilogue is None:
         return None
     alone = templates.epilogue_alone(kernel)
-    return _multikernel(alone, alone.loop.origins, target)
+    return LoopWork(alone, alone.loop.origins, target).define()

@@ -152,6 +152,11 @@ class Keys:
         bucketed = {name: self._ends(name, field, values) for (name, code), field in given if code == regime.BUCKET}
         return {name: end[0] for name, end in bucketed.items()}, {name: end[-1] for name, end in bucketed.items()}
 
+    def pointers(self, fields: KeyFields) -> tuple[int, ...]:
+        """Addresses of tensors that are aligned as these fields say."""
+        left = iter(fields[sum(code != regime.IGNORE for code in self.size_codes) :])
+        return tuple(0 if code == regime.ANY else regime.alignment(code, next(left)) % 64 for code in self.tensor_codes)
+
     # Parts of these.
 
     @property

@@ -13,7 +13,7 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import collecting, last_resort, refining, selector, trace, trials
+from polytile.dispatch import collecting, last_resort, recorded, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.failures import Failures
 from polytile.dispatch.inputs import check_inputs
@@ -467,6 +467,52 @@ class MultiKernel:
                 self.dispatcher.insert(new, entry)
             self._failures.move_to_sub_bucket(old, new)
             self._refiner.move_to_sub_bucket(buckets, sub_buckets)
+        recorded.keep(self)
+
+    def resume(self, fields: KeyFields, decision: Decision, candidate: Candidate) -> None:
+        """Files a decision that an earlier process has made, with the form of the candidate that it is for, which is compiled;
+        one that was made meanwhile stays. Raises LookupError for exact sizes in a regime of which nothing is known."""
+        entry, key = candidate.entry(), regime.pack(fields)
+        with self._lock, settings.restored(self.options):
+            if fields in self._regimes.decisions:
+                return
+            bucket = self.keys.bucket(fields)
+            if self.keys.is_sub_bucket(fields) and bucket not in self._regimes.subdivided:
+                self._regimes.subdivided.add(bucket)
+                self.dispatcher.insert(regime.pack(bucket), None)
+            elif self.keys.is_exact_size(fields) and bucket not in {*self._regimes.decisions, *self._regimes.subdivided}:
+                raise LookupError("the regime of these sizes is not decided")
+            self._regimes.decisions[fields] = decision
+            self.dispatcher.insert(key, entry)
+            self._refiner.resume(decision, fields, entry)
+            counters.add("store_hits", decision.from_store)
+            if self._learning is not None:
+                self._learning.decided(decision.candidate)
+                if decision.link in UNMEASURED and measuring():
+                    self._learning.measure(key, decision.ints)
+
+    def reconsider(self, fields: KeyFields) -> None:
+        """Decides anew for a regime, by what is on record, if that has grown since its decision was made; in the background."""
+        decision, key, target = self.regimes.get(fields), regime.pack(fields), self.spec.target
+        with settings.restored({**self.options, "stall": "compile"}):
+            if decision is None or len(store.current().exact(decision.problem, environment(target))) <= decision.evidence:
+                return
+            request = self.request(key, decision.ints, None, self.keys.pointers(fields))
+            better = selector.choose(request) if request.candidates else None
+            if better is None or better.link != "exact" or better.candidate == decision.candidate:
+                return
+            request.named(better.candidate).prepare()
+            request.named(better.candidate).entry()
+            with self._lock:
+                entry = self.adopt(key, better, request) if self.regimes.get(fields) is decision else None
+                if entry is not None:
+                    self.dispatcher.insert(key, entry)
+
+    @property
+    def regimes(self) -> Mapping[KeyFields, Decision]:
+        """The decision of every regime met so far, by its key fields."""
+        with self._lock:
+            return dict(self._regimes.decisions)
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""

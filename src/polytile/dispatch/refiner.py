@@ -32,15 +32,21 @@ class Refiner:
     def count_calls(self, decision: Decision, fields: KeyFields, request: Request, entry: Entry) -> None:
         """Has the calls of `entry` counted, which runs the regime `fields`, where the decision was measured and is no stopgap.
         Gives the sizes at which another candidate is known to be faster an entry of their own."""
-        arrived = None if decision.postponed else refining.arrivals(decision)
-        if arrived is None or request.spec.keys.is_exact_size(fields):
-            self._arrivals.pop(fields, None)  # of a decision before
+        if not self.resume(decision, fields, entry):
             return
+        for sizes in refining.known_better(dataclasses.replace(request, key_fields=fields), decision):
+            self.owner.add_exact_size(fields, sizes)
+
+    def resume(self, decision: Decision, fields: KeyFields, entry: Entry) -> bool:
+        """Has the calls of `entry` counted, as count_calls does; says whether they are."""
+        arrived = None if decision.postponed else refining.arrivals(decision)
+        if arrived is None or self.owner.keys.is_exact_size(fields):
+            self._arrivals.pop(fields, None)  # of a decision before
+            return False
         self._arrivals[fields] = arrived
         self.owner.dispatcher.insert(regime.pack(fields), entry)
         self.owner.dispatcher.watch(regime.pack(fields), arrived.interval)
-        for sizes in refining.known_better(dataclasses.replace(request, key_fields=fields), decision):
-            self.owner.add_exact_size(fields, sizes)
+        return True
 
     def move_to_sub_bucket(self, buckets: KeyFields, sub_buckets: KeyFields) -> None:
         """The regime `buckets` was subdivided, and what ran there runs its `sub_buckets`."""

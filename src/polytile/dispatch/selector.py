@@ -91,6 +91,8 @@ def decision_from(request: Request, link: str, answer: Answer, notes: tuple[str,
         part_of=keys.regime(keys.bucket(fields)) if keys.is_sub_bucket(fields) or keys.is_exact_size(fields) else None,
         postponed=answer.postponed,
         provisional=request.provisional(answer.candidate.name, scores),
+        ints=request.ints,
+        evidence=len(request.store.exact(request.problem, request.environment)),
     )
 
 

@@ -79,12 +79,16 @@ class CompileRecord(NamedTuple):
     cached: bool
 
 
+Source = str | Callable[[], str]
+"""A text, or what makes it, where the text may not be needed."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Everything that one run of the compiler depends on."""
 
     name: str
-    source: str
+    source: Source
     language: str
     flags: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -92,11 +96,20 @@ class Order:
     identity: str
     stem: str = ""
     """Name of its files in the cache, without their suffixes."""
+    known_key: str = ""
+    present: bool = True
+    """Whether there is a compiler to run."""
+
+    @functools.cached_property
+    def text(self) -> str:
+        return self.source if isinstance(self.source, str) else self.source()
 
     @functools.cached_property
     def key(self) -> str:
         """Digest of all that can change the binary; the name and the compiler's path cannot."""
-        return digest(json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.source]), 24)
+        return self.known_key or digest(
+            json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.text]), 24
+        )
 
 
 @dataclass(frozen=True)
@@ -241,28 +254,39 @@ def _stop(process: subprocess.Popen[str]) -> None:
 _Words = tuple[str, ...]
 
 
-def compile_cpp(name: str, source: str, flags: tuple[str, ...] = (), openmp: bool = True) -> Compilation:
+def compile_cpp(
+    name: str, source: Source, flags: tuple[str, ...] = (), openmp: bool = True, key: str = ""
+) -> Compilation:
     """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once. `openmp`: it may start threads,
-    by the runtime that torch brings.
+    by the runtime that torch brings. With the `key` that `key_of_cpp` gave for the text, a source that is made when it is called
+    is called only where the cache has no such object.
 
     The result raises CompilerMissing, SourceRejected (a CompileFailed) or CacheError. Equal sources share one result.
     """
-    digested = digest(source)
+    text = source if isinstance(source, str) or key else source()
+    digested = key or digest(str(text))
     with _state.lock:
         if digested not in _state.asked:
             _state.asked.add(digested)
             counters.add("kernels_generated")
-
-    def words(tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
-        runtime = _openmp_flags() if openmp else ()
-        return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
-
-    return _request(name, source, "c++", words)
+    return _request(name, text, "c++", functools.partial(_words_of_cpp, flags, openmp), key)
 
 
-def compile_c(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
-    """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel."""
-    return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()))
+def key_of_cpp(source: str) -> str:
+    """The key of the object that `compile_cpp` gives for this text. Raises CompilerMissing."""
+    tools = toolchain.find()
+    return Order("", source, "c++", *_words_of_cpp((), True, tools), tools.command, tools.identity).key
+
+
+def _words_of_cpp(flags: _Words, openmp: bool, tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
+    runtime = openmp_flags() if openmp else ()
+    return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
+
+
+def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = ()) -> Compilation:
+    """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel. `headers`: folders
+    whose files the `flags` tell apart."""
+    return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()), headers=headers)
 
 
 def in_background(work: Callable[[], None]) -> None:
@@ -282,7 +306,12 @@ def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
 
 
 def _request(
-    name: str, source: str, language: str, words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]]
+    name: str,
+    source: Source,
+    language: str,
+    words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]],
+    key: str = "",
+    headers: tuple[str, ...] = (),
 ) -> Compilation:
     """`words`: the flags and the libraries for a compiler."""
     try:
@@ -291,7 +320,8 @@ def _request(
         failed = Compilation(functools.partial(_raise, error))
         failed.run()
         return failed
-    order = Order(name, source, language, *words(tools), tools.command, tools.identity)
+    command = (*tools.command, *(f"-I{folder}" for folder in headers))
+    order = Order(name, source, language, *words(tools), command, tools.identity, known_key=key, present=tools.present)
     cache = current()
     place = (cache.root, order.key)
     with _state.lock:
@@ -300,7 +330,7 @@ def _request(
             return known
         order = dataclasses.replace(order, stem=cache.stem("kernels", order.name, order.key, ".so"))
         compilation = _state.compilations[place] = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
-    if cache.holds(f"{order.stem}.so"):
+    if cache.holds(f"{order.stem}.so") or not tools.present:
         compilation.run()  # a look-up, unless the file is damaged
     else:
         _state.pool.submit(compilation)
@@ -316,7 +346,7 @@ def _failed(compilation: Compilation) -> bool:
 
 
 @functools.cache
-def _openmp_flags() -> tuple[str, ...]:
+def openmp_flags() -> tuple[str, ...]:
     """Nothing where torch has brought an OpenMP runtime with GOMP_parallel into the process; else -fopenmp."""
     import torch  # noqa: F401  (loads the runtime)
 
@@ -353,8 +383,11 @@ def _fetch(order: Order, cache: Cache) -> Library | None:
 
 
 def _build(order: Order, cache: Cache) -> Library:
-    """Runs the compiler into a temporary file, then seals it and renames it into the cache."""
-    source = cache.write(order.stem + SUFFIXES[order.language], order.source.encode(), sealed=False)
+    """Runs the compiler into a temporary file, then seals it and renames it into the cache. Raises CompilerMissing where there is
+    none."""
+    if not order.present:
+        raise CompilerMissing(toolchain.NONE)
+    source = cache.write(order.stem + SUFFIXES[order.language], order.text.encode(), sealed=False)
     output = cache.scratch()
     begin = time.perf_counter()
     try:
@@ -464,6 +497,7 @@ __all__ = [
     "compile_log",
     "has_c",
     "in_background",
+    "key_of_cpp",
     "load",
     "reset",
     "verified",

@@ -67,6 +67,7 @@ class PackedConvolution:
         self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, given: tuple[Any, ...], limit: int
     ) -> None:
         self.sizes, self.strides, self.dtype, self.limit = sizes, strides, dtype, limit
+        self.made_from = sizes, strides, dtype, tuple(tuple(v) if isinstance(v, list) else v for v in given), limit
         stride, padding, dilation, self.transposed, more, groups = given
         self._given = tuple(stride), tuple(padding), tuple(dilation), tuple(more), groups
         self._sites: dict[bytes, weights.Site] = {}

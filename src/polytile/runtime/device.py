@@ -21,14 +21,22 @@ def describe() -> dict[str, Any]:
     `flags` is a digest of the processor's flags; `max_mhz` is there where the system says how fast the clock may run; `isa`
     and `compiler` come from the compiler ("unknown" and "none" where there is none).
     """
+    return {**_fixed(), **_changing()}
+
+
+def _changing() -> dict[str, Any]:
     isa, compiler = _compiler()
-    threads = pytorch.torch_threads()
-    return {**_fixed(), "cores": usable_cores(), "threads": threads, "isa": isa, "compiler": compiler}
+    return {"cores": usable_cores(), "threads": pytorch.torch_threads(), "isa": isa, "compiler": compiler}
 
 
 def fingerprint() -> str:
     """Short id, equal wherever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
-    facts = describe()
+    return _fingerprint(tuple(_changing().items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(changing: tuple[tuple[str, Any], ...]) -> str:
+    facts = {**_fixed(), **dict(changing)}
     return remember(f"cpu-{facts['isa']}-{facts['threads']}t", facts)
 
 

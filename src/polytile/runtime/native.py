@@ -44,10 +44,10 @@ _lock = locks.lock()
 
 def prepare() -> compiler.Compilation:
     """Starts building the extension, or finds it in the cache; returns at once."""
-    include = sysconfig.get_path("include")
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     source = "\n".join(path.read_text() for path in SOURCES)
-    return compiler.compile_c("launcher", source, (f"-I{include}", f"-DPOLYTILE_ABI={abi}"))
+    told = f"-DPOLYTILE_ABI={abi}", f"-DPOLYTILE_PYTHON={sys.hexversion}"
+    return compiler.compile_c("launcher", source, told, (sysconfig.get_path("include"),))
 
 
 def module() -> Any:

@@ -2,6 +2,9 @@
 
 Found once and remembered on disk under the compiler's path, modification time and size and under the processor's
 identity, so a later process starts no program to know it, and machines that share a cache directory keep apart.
+
+Where no compiler is installed, the one that filled the cache directory last, on such a processor, stands for it: what it has
+compiled is found and used. Nothing new can be compiled (`Toolchain.present`).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from polytile.runtime.cpu import cpu
 
 log = logging.getLogger("polytile")
 
-FORMAT = 4
+FORMAT = 5
 """Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
@@ -74,6 +77,8 @@ INSTALL = (
     "conda install gxx), or name one with the option cxx, POLYTILE_CXX or CXX."
 )
 
+NONE = f"polytile compiles kernels with a C++ compiler, but PATH has no {' or '.join(DEFAULT_COMPILERS)}. {INSTALL}"
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -82,6 +87,7 @@ class Toolchain:
     `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, with the flags that
     the command has and the variables that the compiler reads, `native` the flags that ask for this machine's instruction set,
     `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one vector register, `macros` a digest of all predefined macros.
+    `present`: whether it is installed here, and not only known from the cache.
     """
 
     command: tuple[str, ...]
@@ -91,6 +97,7 @@ class Toolchain:
     isa: str
     lanes: int
     macros: str
+    present: bool = True
 
     @property
     def path(self) -> str:
@@ -116,15 +123,38 @@ _known: dict[tuple[Any, ...], Toolchain] = {}
 
 
 def find() -> Toolchain:
-    """The compiler that the option `cxx`, then $CXX, then PATH name. Raises CompilerMissing.
+    """The compiler that the option `cxx`, then $CXX, then PATH name; where there is none, the one that filled the cache. Raises
+    CompilerMissing.
 
     A process that finds the record of an earlier one on disk starts no program.
     """
-    asked = (options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""), variables())
+    asked = options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""), variables(), cache.current().root
     if asked not in _known:
-        command = _locate(asked[0], asked[1])
-        _known[asked] = _recall(command) or _remember(command, _examine(command))
+        _known[asked] = _found(*asked[:2])
     return _known[asked]
+
+
+def _found(option: str, variable: str) -> Toolchain:
+    try:
+        command = _locate(option, variable)
+    except CompilerMissing:
+        absent = None if option else _recall(_latest_name())
+        if absent is None:
+            raise
+        log.info("There is no C++ compiler here; what %s has compiled before is used.", absent.version)
+        return dataclasses.replace(absent, present=False)
+    known = _recall(_record_name(command)) or _remember(_record_name(command), _examine(command))
+    if known != _recall(_latest_name()):
+        _remember(_latest_name(), known)
+    return known
+
+
+def require() -> Toolchain:
+    """The compiler, for who wants something new compiled. Raises CompilerMissing where none is installed."""
+    found = find()
+    if not found.present:
+        raise CompilerMissing(NONE)
+    return found
 
 
 def variables() -> tuple[str, ...]:
@@ -159,9 +189,7 @@ def _locate(option: str, variable: str) -> tuple[str, ...]:
         command = _resolved(name)
         if command is not None:
             return command
-    raise CompilerMissing(
-        f"polytile compiles kernels with a C++ compiler, but PATH has no {' or '.join(DEFAULT_COMPILERS)}. {INSTALL}"
-    )
+    raise CompilerMissing(NONE)
 
 
 def _resolved(text: str) -> tuple[str, ...] | None:
@@ -187,8 +215,13 @@ def _record_name(command: tuple[str, ...]) -> str:
     return f"toolchain/{digest(json.dumps([FORMAT, command, stamps, variables(), cpu().identity]))}.json"
 
 
-def _recall(command: tuple[str, ...]) -> Toolchain | None:
-    text = cache.current().read(_record_name(command))
+def _latest_name() -> str:
+    """File of the compiler that such a processor used last."""
+    return f"toolchain/latest-{digest(json.dumps([FORMAT, cpu().identity]))}.json"
+
+
+def _recall(name: str) -> Toolchain | None:
+    text = cache.current().read(name)
     if text is None:
         return None
     fields: dict[str, Any] = {
@@ -197,9 +230,9 @@ def _recall(command: tuple[str, ...]) -> Toolchain | None:
     return Toolchain(**fields)
 
 
-def _remember(command: tuple[str, ...], toolchain: Toolchain) -> Toolchain:
+def _remember(name: str, toolchain: Toolchain) -> Toolchain:
     text = json.dumps(dataclasses.asdict(toolchain), indent=1)
-    cache.current().write(_record_name(command), text.encode())
+    cache.current().write(name, text.encode())
     return toolchain
 
 
@@ -248,4 +281,4 @@ def _output(command: tuple[str, ...], *arguments: str) -> str | None:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
-__all__ = ["CompilerMissing", "Toolchain", "describe", "find", "reset"]
+__all__ = ["CompilerMissing", "Toolchain", "describe", "find", "require", "reset"]

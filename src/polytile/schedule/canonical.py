@@ -144,7 +144,7 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     size_exprs += calls.expressions(library)
     symbols = canonical_symbols(size_exprs, own, extents, apart)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
-    renamed = _rename(loop, names, symbols)
+    renamed = replace(_rename(loop, names, symbols), library=())
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
     library = tuple(calls.renamed(call, names, lambda e: e.xreplace(symbols)) for call in library)
     begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}

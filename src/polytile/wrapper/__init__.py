@@ -6,12 +6,12 @@ Called by `polytile.compiler`; knows ir and runtime.
 """
 
 from polytile.wrapper import compiled, fx, python
-from polytile.wrapper.backends import Wrapped, backend, register_backend
+from polytile.wrapper.backends import Wrapped, backend, load_of, register_backend
 from polytile.wrapper.lines import KernelCall, Line
 from polytile.wrapper.schedule import schedule
 
-register_backend("cpp", compiled.wrap)
-register_backend("python", python.wrap)
+register_backend("cpp", compiled.wrap, load=compiled.load)
+register_backend("python", python.wrap, load=python.load)
 register_backend("fx", fx.wrap)
 
-__all__ = ["KernelCall", "Line", "Wrapped", "backend", "register_backend", "schedule"]
+__all__ = ["KernelCall", "Line", "Wrapped", "backend", "load_of", "register_backend", "schedule"]

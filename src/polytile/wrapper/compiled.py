@@ -50,7 +50,7 @@ def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
     unit = unit_of(plain)
     if unit is None or program.module() is None:
         return plain
-    return Wrapped(source, _Swapped(name, unit, plain.call).call)
+    return Wrapped(source, _Swapped(name, unit, plain.call).call, plain.names)
 
 
 def unit_of(made: Wrapped) -> cpp.Unit | None:

@@ -51,14 +51,14 @@ def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
 
 def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
     """The function `call` whose text `source` has, in which the names of `scope` stand for objects."""
-    file = programs.new_file(name)
-    scope = dict(scope)
+    file, given = programs.new_file(name), {name: value for name, value in scope.items() if name not in _SCOPE}
+    scope = {**_SCOPE, **given}
     exec(compile(source, file, "exec"), scope)
     call = scope["call"]
     call._boxed_call = True
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     weakref.finalize(call, linecache.cache.pop, file, None)
-    return Wrapped(source, call)
+    return Wrapped(source, call, given)
 
 
 class Text:

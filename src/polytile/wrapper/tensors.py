@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polytile.runtime import mersenne
-from polytile.runtime.functions import quickest
+from polytile.runtime.functions import forms, quickest
 from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda
 from polytile.wrapper.lines import Argument, CallLibrary
 
@@ -71,7 +71,16 @@ def _stand_in(tensor: torch.Tensor, value: Any) -> Any:
     return [_stand_in(tensor, v) for v in value] if isinstance(value, list | tuple) else value
 
 
+
+
+def callers(target: Any) -> tuple[Callable[..., Any], ...]:
+    """All that may call an operator, one of which `caller` names. Their order is the same in each process."""
+    if type(target) is not torch._ops.OpOverload:
+        return (target,)
+    return (SAME_BUT_FASTER[target],) if target in SAME_BUT_FASTER else forms(target)
+
+
 __all__ = [
-    "as_declared", "caller", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret",
+    "as_declared", "caller", "callers", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret",
     "reinterpret_plainly",
 ]  # fmt: skip

@@ -1,0 +1,294 @@
+"""Compiled programs on disk: a later process with the same graph lowers nothing and generates nothing.
+
+A program's file in the cache directory is named by a digest of the graph's canonical text (frontend/graph_text.py), polytile's
+sources, the options and PyTorch's settings, and the versions of what takes part. It is JSON:
+
+    source       the wrapper, as its backend has written it
+    parts        what the wrapper refers to: what its kernels are made from, operators, packed weights (ir/serialise.py)
+    operators    what became of each operator of the graph, for `explain`
+
+What the kernels decided is in files of their own (dispatch/recorded.py), as programs share kernels. A program that holds
+something without a form on disk, such as a tensor, is lowered anew by each process; the log says why, at level INFO.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch.utils._pytree import tree_leaves
+
+from polytile import options
+from polytile.dispatch import MultiKernel, recorded
+from polytile.dispatch.conditions import PASSING, conditions_on_disk
+from polytile.dispatch.define import WORKS
+from polytile.errors import CacheError, CompilerMissing, PolytileError
+from polytile.frontend.failures import is_raised
+from polytile.frontend.graph import OperatorReport
+from polytile.frontend.graph_text import graph_text
+from polytile.ir.program import PackedWeight
+from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
+from polytile.ir.sizes import evaluate
+from polytile.matmul import packed_weights
+from polytile.problem import digest
+from polytile.runtime import programs, toolchain, weights
+from polytile.runtime.cache import Cache, current
+from polytile.runtime.convolution import PackedConvolution
+from polytile.version import source_digest
+from polytile.wrapper import KernelCall, Wrapped, backend, load_of, tensors
+
+log = logging.getLogger("polytile")
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A name of the wrapper's that stands for kernel number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Find:
+    """A name of the wrapper's that looks up the packed weight of call number `call`."""
+
+    call: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A name of the wrapper's that calls an operator, by number `form` of what may call it."""
+
+    target: Any
+    form: int
+
+
+@dataclass(frozen=True)
+class CurrentDevice:
+    """A name of the wrapper's that says which device of a kind is current."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Stands for a PackedConvolution: number `index` of the library calls' targets, by what it is made from."""
+
+    index: int
+    made_from: tuple[Any, ...]
+
+
+CLASSES = (*WORKS, Kernel, Find, Convolution, Operator, CurrentDevice)
+
+Calls = Sequence[tuple[MultiKernel, KernelCall]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program as it is kept on disk. `targets`: what runs as a library call, once for each call."""
+
+    name: str
+    wrapped: Wrapped
+    calls: Calls
+    operators: tuple[OperatorReport, ...]
+    targets: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one graph's program on disk; without a `name` it has none."""
+
+    cache: Cache
+    name: str = ""
+
+    @staticmethod
+    def of(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str]) -> Slot:
+        """That of one of AOTAutograd's graphs, as it is before anything of polytile's has changed it; none where no compiler ever
+        worked."""
+        try:
+            toolchain.find()
+            key = digest("\n".join((_conditions(graph), graph_text(graph, kind, weights))), 32)
+        except CompilerMissing:
+            return Slot(current())
+        except Exception as why:
+            _tell(f"A {kind} graph", why)
+            return Slot(current())
+        return Slot(current(), f"programs/{kind}-{key}.json")
+
+    def refused(self, why: str) -> Slot:
+        """No place, for a reason that the log is told."""
+        _tell(f"The program {self.name}", Unstorable(why))
+        return Slot(self.cache)
+
+    def load(self, name: str, traced: Mapping[sympy.Symbol, int]) -> Loaded | None:
+        """The program, called `name` here; None where there is none, or it cannot be used here. Its kernels have what was decided
+        for them, at the `traced` sizes at once."""
+        content = self.cache.read(self.name) if self.name else None
+        if content is None:
+            return None
+        try:
+            return _loaded(json.loads(content), name, traced)
+        except CompilerMissing:
+            raise
+        except (*MALFORMED, PolytileError) as error:
+            self.cache.set_aside(self.name, f"cannot be read ({type(error).__name__}: {error})")
+            return None
+
+    def write(self, made: Loaded, device_type: str) -> None:
+        """Keeps a program for later processes, if everything in it has a form on disk. `device_type`: that of all its buffers."""
+        if not self.name:
+            return
+        wrapper = str(options.get("wrapper")), device_type
+        try:
+            document = {
+                "wrapper": wrapper,
+                "source": made.wrapped.source,
+                "parts": _parts(made, wrapper),
+                "operators": [[report.operator, report.how, report.reason] for report in made.operators],
+            }
+            self.cache.write(self.name, json.dumps(document).encode())
+        except CacheError:
+            """Of which there was a warning."""
+        except Exception as why:
+            _tell(f"The program {self.name}", why)
+
+
+def _tell(what: str, why: Exception) -> None:
+    """Says why something is not kept. Raises what is a defect of polytile, with the option on_failure="raise"."""
+    if not isinstance(why, Unstorable) and is_raised(why):
+        raise why
+    log.log(
+        logging.INFO if isinstance(why, Unstorable) else logging.WARNING, "%s is lowered anew by each process: %s.", what, why
+    )
+
+
+def _conditions(graph: torch.fx.GraphModule) -> str:
+    """All that the program of a graph depends on besides the graph."""
+    targets = {leaf.device for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val")) if _is_tensor(leaf)}
+    given = {name: repr(options.get(name)) for name, option in options.BY_NAME.items() if option.keys != options.NOTHING}
+    about = [
+        FORMAT, source_digest(), _versions(), sorted((k, v) for k, v in given.items() if k not in PASSING),
+        sorted(map(_device_conditions, targets)), weights.available(), torch.get_default_dtype(),
+    ]  # fmt: skip
+    return "\n".join(map(str, about))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _device_conditions(device: torch.device) -> str:
+    """What programs for a device depend on of it, and of PyTorch's settings. Not the number of cores: that decides what kernels
+    are chosen, not what they are."""
+    here = conditions_on_disk(device)
+    number = ""
+    if device.type == "cuda":
+        from polytile.runtime.cuda.device import fingerprint  # what a GPU needs is imported where there is one
+
+        number = fingerprint(device.index or 0)
+    return f"{device} {number} {here.environment} {here.deterministic}"
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return platform.python_version(), torch.__version__, str(torch.version.git_version), sympy.__version__
+
+
+# to disk --------------------------------------------------------------------------------------------------------------
+
+
+def _parts(made: Loaded, wrapper: tuple[str, str]) -> dict[str, Any]:
+    """Works, calls, names and library calls of a program as JSON. Raises Unstorable."""
+    if made.wrapped.names is None or load_of(backend(*wrapper)) is None:
+        raise Unstorable("its wrapper's backend loads nothing")
+    kernels = list(dict.fromkeys(multikernel for multikernel, _ in made.calls))
+    works = [recorded.work_of(multikernel) for multikernel in kernels]
+    if None in works:
+        raise Unstorable(f"kernel {kernels[works.index(None)].spec.name!r} is made from nothing that has a form on disk")
+    called = [(kernels.index(multikernel), call.tensors, call.sizes) for multikernel, call in made.calls]
+    known: dict[int, Any] = {id(multikernel.dispatch): Kernel(k) for k, multikernel in enumerate(kernels)}
+    known |= {id(call.site.find): Find(k) for k, (_, call) in enumerate(made.calls) if call.site is not None}
+    targets = [_without_state(k, target) for k, target in enumerate(made.targets)]
+    for target, written in zip(made.targets, targets, strict=True):
+        known.update((id(caller), Operator(written, k)) for k, caller in enumerate(tensors.callers(target)))
+    known |= {id(tensors.current_device(kind)): CurrentDevice(kind) for kind in ("cuda",)}
+    names = {name: known.get(id(value), value) for name, value in made.wrapped.names.items()}
+    parts = works, called, names, targets
+    document = Writer(CLASSES).document(parts)
+    if Reader(document, CLASSES).value() != parts:
+        raise Unstorable("what is read back differs from what was written")
+    return document
+
+
+def _without_state(index: int, target: Any) -> Any:
+    """What a library call calls, as Writer takes it."""
+    return Convolution(index, target.made_from) if isinstance(target, PackedConvolution) else target
+
+
+# from disk ------------------------------------------------------------------------------------------------------------
+
+
+def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol, int]) -> Loaded | None:
+    load = load_of(backend(*document["wrapper"]))
+    if load is None:
+        return None
+    works, called, names, targets = Reader(document["parts"], CLASSES).value()
+    with recorded.meeting() as met:
+        kernels = [work.define() for work in works]
+    calls = [(kernels[index], _call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
+    made: dict[Any, Any] = {}
+    objects = {own: _object(value, calls, kernels, made) for own, value in names.items()}
+    wrapped = load(name, re.sub(r"\A# polytile program \S+", f"# polytile program {name}", document["source"]), objects)
+    with programs.on_behalf(programs.file_of(wrapped.call)):
+        for multikernel in met:
+            recorded.restore(multikernel, [ints for own, ints in calls_at(calls, traced) if own is multikernel] or None)
+    operators = tuple(OperatorReport(*report) for report in document["operators"])
+    return Loaded(name, wrapped, calls, operators, tuple(_target(target, made) for target in targets))
+
+
+def calls_at(calls: Calls, given: Mapping[sympy.Symbol, int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
+    """The kernels with the integers of their calls where the graph's size symbols have these values, as far as they tell."""
+    for multikernel, call in calls:
+        values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
+        if all(size.free_symbols <= values.keys() for size in call.sizes):
+            yield multikernel, tuple(evaluate(size, values) for size in call.sizes)
+
+
+def _call(multikernel: MultiKernel, tensors: tuple[Any, ...], sizes: tuple[sympy.Expr, ...]) -> KernelCall:
+    packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
+    site = packed_weights.site_of(packed) if packed is not None else None
+    return KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, sizes, site)
+
+
+def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], made: dict[Any, Any]) -> Any:
+    """What a name of the wrapper's stands for; `made` has the targets met so far."""
+    if isinstance(value, Kernel):
+        run: Callable[..., None] = kernels[value.index].dispatch
+        return run
+    if isinstance(value, Find):
+        site = calls[value.call][1].site
+        assert site is not None
+        return site.find
+    if isinstance(value, Operator):
+        return tensors.callers(_target(value.target, made))[value.form]
+    return tensors.current_device(value.kind) if isinstance(value, CurrentDevice) else value
+
+
+def _target(target: Any, made: dict[Any, Any]) -> Any:
+    """What a library call calls; one object for equal calls."""
+    if isinstance(target, Convolution):
+        return made.setdefault(target, PackedConvolution(*target.made_from))
+    return target
+
+
+__all__ = ["Calls", "Loaded", "Slot", "calls_at"]

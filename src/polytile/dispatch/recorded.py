@@ -1,0 +1,230 @@
+"""Decisions on disk: a later process runs what an earlier one decided, without choosing anew.
+
+Each kernel of a program has a file of its decisions in the cache directory, named by a digest of what it computes, polytile's
+sources, the device and the conditions (conditions.py). It is written again with each decision.
+
+The measurements in the store stay what decisions rest on. Where calls wait for nothing, they run by the file at once, and the
+background looks whether more has been measured since. Where calls wait, the store is asked as ever. Where there is no compiler,
+the file is followed in any case, as it names what is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import logging
+import math
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from polytile import options
+from polytile.dispatch.conditions import conditions_on_disk
+from polytile.dispatch.decision import Decision, Standing
+from polytile.dispatch.learning import UNMEASURED
+from polytile.errors import CacheError, PolytileError
+from polytile.problem import digest
+from polytile.runtime import background, device, programs, toolchain
+from polytile.runtime.cache import Cache, current
+from polytile.version import source_digest
+
+if TYPE_CHECKING:
+    from polytile.dispatch.keys import KeyFields
+    from polytile.dispatch.multikernel import MultiKernel
+
+log = logging.getLogger("polytile")
+
+FORMAT = 1
+
+MEASURED = ("measured", "exact")
+"""Links whose decisions rest on measurements at their sizes."""
+
+Row = dict[str, Any]
+
+
+class Work(Protocol):
+    """What a MultiKernel of a program is made from (define.py)."""
+
+    @property
+    def target(self) -> torch.device: ...
+
+    @property
+    def text(self) -> str:
+        """What it computes, and by what sources."""
+        ...
+
+
+class _Recorded:
+    """What is known of one MultiKernel: its work, its file, and the rows that the file had."""
+
+    def __init__(self, work: Work, multikernel: MultiKernel) -> None:
+        self.work = work
+        self.cache: Cache = current()
+        about = [FORMAT, source_digest(), work.text, str(work.target), multikernel.spec.device or device.fingerprint()]
+        key = digest(f"{json.dumps(about)} {conditions_on_disk(work.target)}", 24)
+        self.name = f"decisions/{multikernel.spec.name}-{key}.json"
+        self._rows: dict[KeyFields, Row] | None = None
+
+    @property
+    def rows(self) -> dict[KeyFields, Row]:
+        """What the file holds, as this process knows it."""
+        if self._rows is None:
+            text = self.cache.read(self.name)
+            self._rows = {tuple(row["fields"]): row for row in (json.loads(text) if text is not None else ())}
+        return self._rows
+
+    def write(self) -> None:
+        with contextlib.suppress(CacheError):  # of which there was a warning
+            self.cache.write(self.name, ("[" + ",\n".join(map(json.dumps, self.rows.values())) + "]").encode())
+
+
+_recorded: weakref.WeakKeyDictionary[MultiKernel, _Recorded] = weakref.WeakKeyDictionary()
+_met: contextvars.ContextVar[dict[MultiKernel, None] | None] = contextvars.ContextVar("polytile_met", default=None)
+
+
+def known(multikernel: MultiKernel, work: Work) -> MultiKernel:
+    """The MultiKernel, whose decisions are kept from now on as those about `work`."""
+    if multikernel not in _recorded:
+        _recorded[multikernel] = _Recorded(work, multikernel)
+    if (met := _met.get()) is not None:
+        met[multikernel] = None
+    return multikernel
+
+
+def work_of(multikernel: MultiKernel) -> Any:
+    """What a MultiKernel of a program was made from; None of others, such as those that users write."""
+    found = _recorded.get(multikernel)
+    return None if found is None else found.work
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[dict[MultiKernel, None]]:
+    """Within the block, gets every MultiKernel of a program that is made or asked for, those inside others among them."""
+    found: dict[MultiKernel, None] = {}
+    token = _met.set(found)
+    try:
+        yield found
+    finally:
+        _met.reset(token)
+
+
+def keep(multikernel: MultiKernel) -> None:
+    """Writes the decisions of a MultiKernel, if they are of interest to other processes. Those of regimes that it has not met
+    stay."""
+    record = _recorded.get(multikernel)
+    if record is None or _planned():
+        return
+    own = {fields: _row(fields, each) for fields, each in multikernel.regimes.items() if each.ints and not each.postponed}
+    if any(record.rows.get(fields) != row for fields, row in own.items()):
+        record.rows.update(own)
+        record.write()
+
+
+def restore(multikernel: MultiKernel, ints: Collection[tuple[int, ...]] | None = None) -> None:
+    """Files the decisions of earlier processes, in regimes without one, if their candidates are compiled: now those for these
+    integers, if any are given, and the others in the background."""
+    record, keys = _recorded.get(multikernel), multikernel.keys
+    waits = options.get("stall") != "never"
+    if record is None or _planned() or (waits and toolchain.find().present):
+        return
+    rows = dict(sorted(record.rows.items(), key=lambda pair: keys.is_exact_size(pair[0])))
+    first = {keys.bucket(keys.fields(each)) for each in ints} if ints is not None and not waits else None
+    now = {fields: row for fields, row in rows.items() if first is None or keys.bucket(fields) in first}
+    _resume_all(multikernel, now)
+    if rows and not waits:
+        later = {fields: row for fields, row in rows.items() if fields not in now}
+        background.submit(_Resume(weakref.ref(multikernel), later, tuple(rows), programs.running()))
+
+
+@dataclass(frozen=True)
+class _Resume:
+    """Files the decisions from disk that are left, and looks whether all of them hold by what is on record now."""
+
+    owner: weakref.ref[MultiKernel]
+    left: Mapping[KeyFields, Row]
+    regimes: tuple[KeyFields, ...]
+    programs: frozenset[str]
+    disturbs: bool = False
+
+    def urgency(self) -> tuple[float, ...]:
+        return 2.0, 0.0
+
+    def run(self) -> None:
+        owner = self.owner()
+        if owner is None:
+            return
+        with programs.on_behalf(*self.programs), options.restored(owner.options):
+            _resume_all(owner, self.left)
+            for fields in self.regimes:
+                owner.reconsider(fields)
+
+
+def _resume_all(multikernel: MultiKernel, rows: Mapping[KeyFields, Row]) -> None:
+    for fields, row in rows.items():
+        try:
+            _resume(multikernel, fields, row)
+        except (*NOT_HERE, PolytileError) as error:
+            regime = multikernel.keys.regime(fields)
+            log.info("Kernel %r decides anew for %s: %s", multikernel.spec.name, regime, error)
+
+
+NOT_HERE = (LookupError, TypeError, ValueError)
+"""What a row of another's raises that has no meaning here."""
+
+
+def _planned() -> bool:
+    """Whether it is said what runs, or everything is to be measured: then decisions of other processes do not hold."""
+    return bool(options.get("plan") or options.get("force") or options.get("collect") or options.get("tune") == "all")
+
+
+def _row(fields: KeyFields, decision: Decision) -> Row:
+    return {
+        "fields": list(fields),
+        "ints": list(decision.ints),
+        "candidate": decision.candidate,
+        "link": decision.link,
+        "provenance": decision.provenance,
+        "standings": [[s.candidate, None if math.isnan(s.seconds) else s.seconds, s.note] for s in decision.standings],
+        "notes": list(decision.notes),
+        "measured_at": [list(size) for size in decision.measured_at],
+        "provisional": decision.provisional,
+        "evidence": decision.evidence,
+    }
+
+
+def _resume(multikernel: MultiKernel, fields: KeyFields, row: Mapping[str, Any]) -> None:
+    keys, ints = multikernel.keys, tuple(row["ints"])
+    pointers, part = keys.pointers(fields), keys.is_sub_bucket(fields) or keys.is_exact_size(fields)
+    decision = Decision(
+        kernel=multikernel.spec.name,
+        problem=multikernel.spec.problem(ints, pointers),
+        sizes=keys.deciding(ints),
+        regime=keys.regime(fields),
+        candidate=row["candidate"],
+        link="exact" if row["link"] in MEASURED else row["link"],
+        provenance="measured before, at these sizes" if row["link"] in MEASURED else row["provenance"],
+        standings=tuple(Standing(name, math.nan if s is None else s, note) for name, s, note in row["standings"]),
+        notes=tuple(row["notes"]),
+        from_store=row["link"] not in UNMEASURED,
+        tried=True,
+        measured_at=tuple((name, size) for name, size in row["measured_at"]),
+        part_of=keys.regime(keys.bucket(fields)) if part else None,
+        provisional=row["provisional"],
+        programs=programs.running(),
+        ints=ints,
+        evidence=row["evidence"],
+    )
+    form = multikernel.named(decision.candidate).specialise(keys.facts_for_code(ints, pointers))
+    if decision.seconds is not None:
+        form = form.pinned_to(dict(decision.measured_at) or multikernel.spec.sizes(ints))
+    form.prepare()
+    if not form.ready():
+        raise LookupError(f"{decision.candidate!r} is not compiled")
+    multikernel.resume(fields, decision, form)
+
+
+__all__ = ["Work", "keep", "known", "meeting", "restore", "work_of"]
