@@ -41,25 +41,31 @@ OPTIONS: dict[str, Any] = {"persist": False}
 SETTINGS: dict[str, Any] = {"attn_implementation": "sdpa"}
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 4) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
-        LlamaConfig(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=32,
+        LlamaConfig(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=layers, num_attention_heads=32,
                     num_key_value_heads=32, max_position_embeddings=2048, use_cache=False, **SETTINGS)
     )  # fmt: skip
 
 
-def bert() -> nn.Module:
+def bert(layers: int = 4) -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    return BertModel(BertConfig(num_hidden_layers=4, **SETTINGS))
+    return BertModel(BertConfig(num_hidden_layers=layers, **SETTINGS))
 
 
-def gpt2() -> nn.Module:
+def gpt2(layers: int = 4) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_layer=4, use_cache=False, **SETTINGS))
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False, **SETTINGS))
+
+
+def vit(layers: int = 4) -> nn.Module:
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(ViTConfig(num_hidden_layers=layers, **SETTINGS))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "bert": bert, "gpt2": gpt2}

@@ -172,8 +172,18 @@ def test_transposed_convolutions_have_their_channels_last_and_are_eagers(dtype: 
                 torch.stack([result.square().sum() for result in results]).sum().backward()
             outcomes.append([*results, *([x.grad] if x.grad is not None else [])])
         assert_alike(*outcomes)
-    if not training:
-        assert all(is_channels_last(view) for call in library_calls("convolution") for view in views(call, 1))
+    if not training:  # groups of few channels gain nothing by it
+        last = [all(is_channels_last(view) for view in views(call, 1)) for call in library_calls("convolution")]
+        assert last == ["groups" not in kind for kind in TRANSPOSED.values()]
+
+
+@pytest.mark.parametrize("function", [F.conv2d, F.conv_transpose2d])
+def test_the_number_of_groups_may_be_a_size_like_others(function: Callable[..., Tensor]) -> None:
+    run = compiled(lambda x, w, groups: function(x, w, groups=groups), tune="off")
+    with torch.no_grad():
+        for channels, groups in ((4, 2), (6, 3)):
+            x, w = images(2, channels, 8, 9), images(channels, 2, 3, 3)
+            assert_alike(run(x, w, groups), function(x, w, groups=groups))
 
 
 def test_images_of_types_without_such_kernels_stay_as_they_are() -> None:

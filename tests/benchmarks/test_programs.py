@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.architectures.models import MODELS
 from benchmarks.programs import __main__ as programs
 from benchmarks.programs import report
+from benchmarks.programs.contestant import compiled, directly
 from benchmarks.programs.judge import reference, run
 from benchmarks.programs.program import LEVELS, Draw, Program
 from benchmarks.programs.stages import RUNNING, Stages
@@ -88,6 +89,17 @@ def test_a_program_runs_from_the_command_line_and_is_not_run_twice(
     assert row["wrong"] == "" and row["first_call_s"] > 0 and row["graphs"] == 1 and set(row["direct"]) == {"eager", "polytile"}
     programs.main()
     assert len((tmp_path / "programs_cpu.jsonl").read_text().splitlines()) == 1
+
+
+def test_calls_without_guards_are_of_what_the_program_gives() -> None:
+    """One that draws numbers is seeded; one whose own callable takes a token for effects has none."""
+    inputs = (torch.randn(33, 5),)
+    for function, known in ((lambda x: x + torch.rand_like(x), True), (lambda x: torch.linalg.cholesky(x.t() @ x), False)):
+        program = Program("one", "operator", "library", lambda d, f=function: (f, inputs))
+        with torch.no_grad():
+            call, _ = compiled(function, "polytile", training=False)
+            results = run(program, call, function, inputs)
+            assert (directly(call, inputs, results) is not None) == known
 
 
 def row(program: str, who: str, **more: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ I8, I16, I32, I64, U8, BOOL = torch.int8, torch.int16, torch.int32, torch.int64,
 FLOATS, INTEGERS = (F32, F64), (I8, I16, I32, I64, U8)
 S0, S1, S2 = (sympy.Symbol(f"s{k}", integer=True, positive=True) for k in range(3))
 P0, P1, P2 = (sizes.axis(f"p{k}") for k in range(3))
-R0, R1 = (sizes.axis(f"r{k}") for k in range(2))
+R0, R1, R2 = (sizes.axis(f"r{k}") for k in range(3))
 RELATIVE = {F32: 1e-5, F64: 1e-11, BF16: 1e-2, F16: 2e-3}
 GOLDEN = Path(__file__).parent / "golden"
 GUARD = 64  # elements before and after every tensor that no kernel may change

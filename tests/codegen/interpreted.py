@@ -75,6 +75,8 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
             found.append({"variant": "split", "x": x, "r": r, "splits": 4, "finalise": 2})
         if len(rows) > 1:
             found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
+        if len(rows) > 2:
+            found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 4, "along": "r2"})
     return [Config.of(**config, warps=4) for config in found]
 
 

@@ -25,6 +25,7 @@ from tests.codegen.helpers import (
     P1,
     R0,
     R1,
+    R2,
     S0,
     S1,
     U8,
@@ -129,6 +130,16 @@ def test_one_result_for_everything() -> None:
         one.check({"x": random(n), "o": random(1)}, {S0: n}, relative=TOLERANCE, absolute=2e-3)
     for a, b in [(0, 3), (1, 1), (33, 40), (7, 3000)]:
         two.check({"x": random(a * b), "o": random(1)}, {S0: a, S1: b})
+
+
+def test_three_reduced_axes(generator: str) -> None:
+    """Rows and planes with gaps between them, so that no two axes are one, by every schedule in turn."""
+    x = load("x", R0 * (S0 * (S1 + 1) + 2) + R1 * (S1 + 1) + R2)
+    stores = [store("o", 0, expr.reduce("sum", F32, op("mul", x, x))), store("e", (R0 * S0 + R1) * S1 + R2, op("exp", x))]
+    case = Case(loop(stores, {}, {R0: 9, R1: S0, R2: S1}), dict.fromkeys("xoe", F32))
+    for a, b in [(1, 1), (3, 2), (5, 4), (2, 7), (4, 3), (1, 6), (6, 1), (3, 5), (0, 4)]:
+        tensors = {"x": random(9 * (a * (b + 1) + 2)), "o": random(1), "e": random(9 * a * b)}
+        case.check(tensors, {S0: a, S1: b}, relative=TOLERANCE)
 
 
 @pytest.mark.parametrize("order", ["inner", "middle", "outer", "apart"])

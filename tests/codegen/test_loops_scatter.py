@@ -199,3 +199,16 @@ def test_points_that_meet_are_combined(mode: str, dtype: torch.dtype) -> None:
         numbers = random(points, dtype, -2, 3)
         tensors = {"x": numbers, "i": torch.randint(-width, width, (points,)), "o": random(width, dtype, 1, 3)}
         case.check(tensors, {S0: points, S1: width}, None, relative=TOLERANCE, absolute=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_extremes_of_either_sign_and_no_numbers_are_combined(mode: str, dtype: torch.dtype) -> None:
+    """NaN of either sign wins, on its way and where it lies; zeros of either sign are equal."""
+    target = store("o", IND0, load("x", P0, dtype), mode=mode, indirect=(checked("i", P0, S1),))
+    case = Case(loop([target], {P0: S0}), {"x": dtype, "i": I64, "o": dtype})
+    kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.5, -1.5, 2.5, -2.5], dtype=dtype)
+    kinds = torch.cat((kinds, kinds[:1].copysign(kinds[2:3])))
+    old, new = torch.cartesian_prod(kinds, kinds).unbind(1)
+    tensors = {"x": new.clone(), "i": torch.arange(len(new)), "o": old.clone()}
+    case.check(tensors, {S0: len(new), S1: len(new)}, None)

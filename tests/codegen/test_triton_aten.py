@@ -37,7 +37,7 @@ ASKED: dict[str, Callable[[Tensor], Any]] = {
     "the middle of three axes": lambda x: (x.view(3, 3, 12) + 1).amin(1),
 }
 LEFT_ALONE: dict[str, Callable[[Tensor], Any]] = {
-    "indices": lambda x: x.gather(1, (x > 0).long()),
+    "indices": lambda x: x.gather(1, (x * 0).long()),
 }
 
 
@@ -63,6 +63,10 @@ def kernel_of(program: Program) -> LoopKernel:
 def test_what_came_from_operators_asks_the_library(name: str) -> None:
     assert kernel_of(on_gpu(ASKED[name])).library
     assert (not kernel_of(on_gpu(ASKED[name], torch.bfloat16)).library) == (name == "cumsum"), "added up in 16 bits"
+
+
+def test_what_looks_up_its_own_places_asks_the_library() -> None:
+    assert kernel_of(on_gpu(lambda x: torch.bucketize(x, x[0]))).library
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

@@ -51,10 +51,15 @@ def test_a_conversion_is_paid_once_for_all_readers() -> None:
 
 
 def test_wide_weights_of_small_images_are_packed_and_others_left_in_planes() -> None:
-    small = cost_of(images=1.0, weight=10.0, points=9, groups=1, transposed=False, way="packed")
+    small = cost_of(images=1.0, weight=10.0, points=9, groups=1, transposed=False, filters=4, way="packed")
     assert small == Cost(1.0, 0.0)  # laying both images out for the packing
-    unpacked = cost_of(images=1.0, weight=10.0, points=9, groups=1, transposed=False, way="plain")
+    unpacked = cost_of(images=1.0, weight=10.0, points=9, groups=1, transposed=False, filters=4, way="plain")
     assert unpacked.planes < unpacked.last
+
+
+def test_narrow_groups_of_a_transposed_convolution_stay_as_they_are() -> None:
+    narrow, wide = (cost_of(1.0, 0.1, points=9, groups=4, transposed=True, filters=n, way="plain") for n in (8, 16))
+    assert narrow == Cost(0.0, 0.0) and wide.planes > wide.last
 
 
 FIRST = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polytile.frontend.lower.positions import bounds, position
 from polytile.ir import expr, sizes
-from polytile.ir.program import Extern, Program
+from polytile.ir.program import Extern, Loop, Program
 from tests.frontend.lowering import check, library_calls, lower, run
 
 Function = Callable[..., Any]
@@ -507,6 +507,21 @@ def test_maxima_of_windows_with_nan_and_nothing_but_minus_infinity() -> None:
 
 def test_averages_of_integers_round_towards_zero() -> None:
     check(lambda x: F.avg_pool2d(x, 3, stride=2, padding=1), torch.randint(-20, 20, (2, 3, 9, 8)))
+
+
+def test_windows_that_step_along_rows_are_summed_down_their_columns_first() -> None:
+    """Each sum of columns runs along whole rows, where vectors are contiguous; few reads are left that step."""
+
+    def reads(fn: Callable[..., Any], x: torch.Tensor) -> list[int]:
+        program = check(fn, x)
+        return [len(list(expr.loads(*op.roots))) for op in program.operations if isinstance(op, Loop)]
+
+    x = torch.randn(2, 3, 11, 14)
+    assert reads(lambda x: F.avg_pool2d(x, 5), x) == [5, 5]
+    assert reads(lambda x: F.avg_pool2d(x, 5, ceil_mode=True, count_include_pad=False), x) == [5, 5]
+    assert reads(lambda x: F.avg_pool3d(x, 3, 2, 1), torch.randn(2, 7, 8, 9)) == [9, 3]
+    assert reads(lambda x: F.avg_pool2d(x, 2), x) == [4], "there is too little to save"
+    assert reads(lambda x: F.avg_pool2d(x, 5), x.to(memory_format=torch.channels_last)) == [25], "channels are contiguous"
 
 
 def test_resampling_reads_by_position() -> None:

@@ -53,3 +53,26 @@ def test_no_index_is_above_its_bound(index: sympy.Expr) -> None:
     bound = sizes.upper_bound(sizes.simplify(index, RANGES), RANGES)
     if bound is not None:
         assert all(here <= most for here, most in zip(values(index), values(bound), strict=True))
+
+
+SMALLER = {P: S - 3, Q: T - 2, sizes.axis("r"): sympy.Integer(5)}
+
+
+@given(INDICES, st.sampled_from([T - 2, sizes.expand((S - 3) * (T - 2)), S - 3, 5 * T - 10]))
+def test_indices_of_images_that_windows_made_smaller_keep_their_value(index: sympy.Expr, divisor: sympy.Expr) -> None:
+    """Where p < s - 3 and q < t - 2 have points."""
+    points = [(s, t, p, q) for s in (4, 5, 9) for t in (3, 4, 8) for p in {0, s - 4} for q in {0, t - 3}]
+    for whole in (FloorDiv(index, divisor), Mod(index, divisor)):
+        simple = sizes.simplify(whole, SMALLER)
+        for s, t, p, q in points:
+            given_values = {S: s, T: t, P: p, Q: q}
+            assert sizes.evaluate(sympy.sympify(simple), given_values) == sizes.evaluate(sympy.sympify(whole), given_values)
+
+
+def test_a_flat_position_in_such_an_image_is_taken_apart() -> None:
+    """As the view of a convolution's result as groups of channels, whatever comes after it, reads it."""
+    rows, columns, channel = S - 3, T - 2, sizes.axis("r")
+    flat = sizes.expand(channel * rows * columns + P * columns + Q)
+    assert sizes.simplify(FloorDiv(flat, sizes.expand(rows * columns)), SMALLER) == channel
+    assert sizes.simplify(Mod(flat, columns), SMALLER) == Q
+    assert sizes.simplify(Mod(FloorDiv(flat, columns), rows), SMALLER) == P

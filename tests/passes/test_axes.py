@@ -165,6 +165,23 @@ def test_axes_of_a_broadcast_do_not_merge_with_those_it_lacks() -> None:
     assert [str(a.size) for a in after.axes] == ["s0", "4*s1"]
 
 
+@hypothesis.given(
+    st.integers(0, 4), st.integers(1, 3), st.sampled_from(["lt", "le", "gt", "ge"]), st.booleans(), st.integers(-2, 5)
+)
+def test_what_compares_the_outer_axis_alone_compares_both_where_they_merge(
+    rows: int, columns: int, name: str, mirrored: bool, bound: int
+) -> None:
+    """A row of x where p0 + 1 is below, or not, what it is compared with, and 0 elsewhere."""
+    index, place = P0 * S1 + P1, (expr.index_value(P0 + 1), expr.index_value(S0 + bound - 3))
+    condition = expr.op(name, torch.bool, *(reversed(place) if mirrored else place))
+    value = expr.op("where", F32, condition, expr.load(F32, "x", index, mask=condition), expr.const(0.0, F32))
+    before = Loop("loop0", axes(p0=S0, p1=S1), (), (Store("out", index, value),))
+    assert len(merge_loop(before).axes) == 2
+    after = merge_loop(before, compared=True)
+    assert [str(a.size) for a in after.axes] == ["s0*s1"]
+    assert_same_copy(before, after, rows * columns, {S0: rows, S1: columns})
+
+
 def test_axes_of_size_one_go_and_the_unit_stride_axis_stands_innermost() -> None:
     before = copy(axes(p0=4, p1=1, p2=S0), P0 + 4 * P2, P0 + 4 * P2)
     after = merge_loop(copy(axes(p0=4, p1=1, p2=S0), P0 + 5 * P2 + P1, P0 + 8 * P2 + P1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from polytile.runtime import convolution, weights
 from polytile.runtime.convolution import PackedConvolution
 
 GIVEN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+TRANSPOSED = ([2, 1], [1, 0], [1, 2], True, [1, 0], 2)
 LAST = torch.channels_last
 
 pytestmark = pytest.mark.skipif(
@@ -21,35 +23,38 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def of(weight: Tensor, limit: int = 1 << 30) -> PackedConvolution:
-    return PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, GIVEN, limit)
+def of(weight: Tensor, limit: int = 1 << 30, given: tuple[Any, ...] = GIVEN) -> PackedConvolution:
+    return PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, given, limit)
 
 
-def is_right(run: PackedConvolution, images: Tensor, weight: Tensor) -> bool:
-    got, want = run(images, weight, None, *GIVEN), torch.convolution(images.double(), weight.double(), None, *GIVEN)
+def is_right(run: PackedConvolution, images: Tensor, weight: Tensor, given: tuple[Any, ...] = GIVEN) -> bool:
+    got, want = run(images, weight, None, *given), torch.convolution(images.double(), weight.double(), None, *given)
     return bool((got.double() - want).abs().max() <= 1e-5 * want.abs().max())
 
 
 IN_A_PROCESS = """
 import torch
 from polytile.runtime.convolution import PackedConvolution
-given = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-weight = torch.randn(256, 256, 3, 3)
-run = PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, given, 1 << 30)
+transposed = GIVEN[3]
+weight = torch.randn(64, 128, 4, 4) if transposed else torch.randn(256, 256, 3, 3)
+run = PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, GIVEN, 1 << 30)
 sizes = [(2, 14, 14), (1, 8, 6), (3, 28, 31), (1, 56, 56)]
-calls = [torch.randn(n, 256, h, w).contiguous(memory_format=torch.channels_last) for n, h, w in sizes]
+calls = [torch.randn(n, weight.shape[not transposed], h, w) for n, h, w in sizes]
+calls = [images.contiguous(memory_format=torch.channels_last) for images in calls]
 for images in calls:
-    run(images, weight, None, *given)
+    run(images, weight, None, *GIVEN)
 print("warm", sum(site.made for site in run.sites), flush=True)
 for images in calls:
-    run(images, weight, None, *given)
+    run(images, weight, None, *GIVEN)
 """
 
 
+@pytest.mark.parametrize("given", [GIVEN, ([2, 2], [1, 1], [1, 1], True, [0, 0], 1)], ids=["plain", "transposed"])
 @pytest.mark.parametrize("isa", ["AVX2", "ALL"])
-def test_no_weight_is_reordered_in_a_call_at_sizes_met_before(isa: str) -> None:
+def test_no_weight_is_reordered_in_a_call_at_sizes_met_before(isa: str, given: tuple[Any, ...]) -> None:
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "ONEDNN_VERBOSE": "1"}
-    ran = subprocess.run([sys.executable, "-c", IN_A_PROCESS], env=environment, capture_output=True, text=True, timeout=240)
+    program = IN_A_PROCESS.replace("GIVEN", repr(given))
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     first, _, later = ran.stdout.partition("warm")
     assert "reorder" in first and "convolution" in later
@@ -59,12 +64,14 @@ def test_no_weight_is_reordered_in_a_call_at_sizes_met_before(isa: str) -> None:
 
 def test_every_size_is_right_and_sizes_share_packings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "MOST_SIZES", 5)
-    weight = torch.randn(24, 12, 3, 3)
-    run = of(weight)
-    for n, rows, columns in ((2, 9, 8), (1, 31, 40), (3, 4, 4), (2, 17, 3), (8, 5, 7), (2, 64, 64), (2, 9, 8), (4, 1, 1)):
-        images = torch.randn(n, 12, rows, columns)
-        assert is_right(run, images, weight) and is_right(run, images.contiguous(memory_format=LAST), weight)
-    assert len(run.sites) < 7 and len(run._finds) <= 5
+    for given, shape, channels in ((GIVEN, (24, 12, 3, 3), 12), (TRANSPOSED, (24, 16, 3, 4), 24)):
+        weight = torch.randn(shape)
+        run = of(weight, given=given)
+        for n, rows, columns in ((2, 9, 8), (1, 31, 40), (3, 4, 4), (2, 17, 3), (8, 5, 7), (2, 64, 64), (2, 9, 8), (4, 1, 1)):
+            images = torch.randn(n, channels, rows, columns)
+            assert is_right(run, images, weight, given)
+            assert is_right(run, images.contiguous(memory_format=LAST), weight, given)
+        assert 0 < len(run.sites) < 7 and len(run._finds) <= 5
 
 
 def test_eagers_own_call_is_taken_where_it_is_the_faster_one() -> None:

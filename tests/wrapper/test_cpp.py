@@ -94,6 +94,22 @@ def test_a_program_stays_with_python_where_there_is_no_compiler(
     assert not isinstance(serving(made.call), in_c.module().Program)
 
 
+def test_programs_stay_with_python_where_torch_is_not_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, x = lines_of(chain(3)), torch.randn(2, 3)
+    monkeypatch.setattr(in_c, "WRAP", ("nowhere",))
+    in_c.module.cache_clear()
+    try:
+        made = compiled.wrap("chain", given)
+        assert in_c.module() is None and "programs run by Python's wrapper" in caplog.text
+        torch.testing.assert_close(made.call([x])[0], x.sin().cos().sin())
+    finally:
+        monkeypatch.undo()
+        in_c.module.cache_clear()
+    assert in_c.module() is not None
+
+
 def test_lines_without_a_form_in_c_stay_with_python() -> None:
     buffer = Buffer("buf0", torch.float32, (S0,), (ONE,), torch.device("meta"))
     given = lines.TakeArguments(("s0",)), lines.Allocate(buffer), lines.Return(("buf0",))

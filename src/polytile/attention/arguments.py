@@ -111,6 +111,3 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
     if dtype == torch.bool:
         return noise.integers(0, 4, count, torch.int64, target) > 0
     return noise.normal(count, target).to(dtype)
-
-
-__all__ = ["EXTENTS", "Operands", "make_args", "operands", "positions", "reference", "settings"]

@@ -52,6 +52,3 @@ def _bias(view: View, fill: float) -> Bias:
 def _passed(view: View, buffers: Mapping[str, Buffer]) -> str | View:
     """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
-
-
-__all__ = ["AttentionSite", "canonicalize"]

@@ -136,6 +136,3 @@ class AttentionProblem:
 def symbol(name: str) -> sympy.Symbol:
     """The integer argument `name` in index expressions."""
     return sympy.Symbol(name, integer=True, positive=True)
-
-
-__all__ = ["AXES", "DECIDING", "SIZES", "AttentionProblem", "Bias", "Causal", "symbol"]

@@ -110,6 +110,3 @@ def _masked(
         seen = expr.op("le", torch.bool, expr.index_value(point[3]), expr.index_value(point[2] + shift))
         score = expr.op("where", dtype, seen, score, expr.const(EMPTY, dtype))
     return score
-
-
-__all__ = ["ITEMS", "ROWS", "Stored", "stored"]

@@ -38,6 +38,3 @@ def _of_triton(problem: AttentionProblem, target: torch.device) -> Sequence[Cand
     except LoweringError as error:
         log.info("%s runs as a library call: %s", name, error)
         return ()
-
-
-__all__ = ["candidates"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polytile.runtime.cuda.launch import Plan
+from polytile.runtime.cuda.products import AtenPlan
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,24 @@ class NativeEntry:
     `keep` holds whatever must stay alive while the address is in use: the shared library. For a GPU kernel, `threads` is the
     address of the plan by which the launcher at `address` launches it, and `keep` is the plan. `wait` waits until its launches
     are done and returns the number of the run-time check that failed, or 0; None: the kernel is done when its call returns.
+    `otherwise` is a Python callable, with the kernel's own arguments, for calls that the kernel declines; None: it declines none.
     """
 
     address: int
     threads: int = 1
     keep: Any = field(default=None, compare=False, repr=False)
     wait: Callable[[], int] | None = field(default=None, compare=False, repr=False)
+    otherwise: Callable[..., None] | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of_plan(plan: Plan) -> NativeEntry:
         """The entry that launches a GPU kernel by `plan`."""
         return NativeEntry(plan.address, plan.handle, plan, plan.synchronise)
+
+    @staticmethod
+    def of_product(plan: AtenPlan, otherwise: Callable[..., None]) -> NativeEntry:
+        """The entry that has a library multiply by `plan`."""
+        return NativeEntry(plan.address, plan.handle, plan, otherwise=otherwise)
 
     def synchronise(self) -> None:
         """Waits until the kernel's launches on a GPU are done. Raises IndexError if a run-time check failed there."""

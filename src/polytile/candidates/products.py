@@ -17,6 +17,7 @@ from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
+from polytile.candidates.library.native import AtenProduct
 from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.product_terms import work_terms
@@ -102,7 +103,7 @@ def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[
 
 
 def _of_library(kernel: GemmKernel, target: torch.device, unfused: InnerKernel | None) -> Sequence[Candidate]:
-    whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+    whole: list[Candidate] = [AtenProduct(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
     return [*whole, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target)]
 
 

@@ -120,6 +120,3 @@ class StoredAttention(Candidate):
     def _integers(self, sizes: Mapping[str, int]) -> list[list[int]]:
         values = [sizes[name] for name in self._names]
         return [[evaluate(formula, values) for formula in step] for step in self._formulas]
-
-
-__all__ = ["Step", "StoredAttention"]

@@ -65,6 +65,3 @@ def attention_candidates(problem: AttentionProblem, name: str, target: torch.dev
     generated = tuple(candidate(config) for config in space(problem, device))
     _ = generated[0].specialise(Facts(exact=PROBED)).kernel
     return generated
-
-
-__all__ = ["attention_candidates"]

@@ -67,9 +67,10 @@ class Find:
 
 @dataclass(frozen=True)
 class Operator:
-    """A name of the wrapper's that calls an operator."""
+    """A name of the wrapper's that calls an operator, by number `form` of what may call it."""
 
     target: Any
+    form: int
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _parts(made: Loaded, wrapper: tuple[str, str]) -> dict[str, Any]:
     known |= {id(call.site.find): Find(k) for k, (_, call) in enumerate(made.calls) if call.site is not None}
     targets = [_without_state(k, target) for k, target in enumerate(made.targets)]
     for target, written in zip(made.targets, targets, strict=True):
-        known.setdefault(id(tensors.called(target)), Operator(written))
+        known.update((id(caller), Operator(written, k)) for k, caller in enumerate(tensors.callers(target)))
     known |= {id(tensors.current_device(kind)): CurrentDevice(kind) for kind in ("cuda",)}
     names = {name: known.get(id(value), value) for name, value in made.wrapped.names.items()}
     parts = works, called, names, targets
@@ -279,7 +280,7 @@ def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], made: dict
         assert site is not None
         return site.find
     if isinstance(value, Operator):
-        return tensors.called(_target(value.target, made))
+        return tensors.callers(_target(value.target, made))[value.form]
     return tensors.current_device(value.kind) if isinstance(value, CurrentDevice) else value
 
 

@@ -69,6 +69,3 @@ def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], thre
     if kind == "math":
         seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / (CPU_BYTES * min(threads, 4))
     return seconds + CPU_CALL
-
-
-__all__ = ["SHARES", "bias_bytes", "cpu_cost", "gpu_cost", "work"]

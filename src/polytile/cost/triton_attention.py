@@ -145,6 +145,3 @@ def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:
     rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
     flops = rates.get(problem.dtype.itemsize, PLAIN_FLOPS)
     return flops * device.clock / (3 if problem.dtype.itemsize == 4 and not problem.tf32 else 1)
-
-
-__all__ = ["Programs", "cost", "parts", "programs", "terms"]

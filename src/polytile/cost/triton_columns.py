@@ -63,7 +63,7 @@ class Columns(Estimate):
     @property
     def units(self) -> float:
         """Instructions of loads, stores and arithmetic, masked lanes included."""
-        lanes = self.working * self.block * -(-self.steps // self.splits)
+        lanes = self.working * self.block * self.chunk
         passes = self.work.passes if self.schedule.swept else 1
         arithmetic = lanes * passes * (self.work.cost / max(1, self.work.passes) + 2) / 128
         moving = 0.0
@@ -96,7 +96,7 @@ class Columns(Estimate):
     @property
     def _own(self) -> float:
         """What one thread computes itself, one instruction after another."""
-        each = max(1.0, self.block / self.threads) * -(-self.steps // self.splits)
+        each = max(1.0, self.block / self.threads) * self.chunk
         return each * (self.work.cost + 2 * len(self.work.accesses)) * ISSUE / self.device.clock
 
     @property

@@ -49,8 +49,12 @@ class Estimate:
         if schedule.share is Share.CLUSTER:
             self.steps = self.splits
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
-        chunk = -(-self.steps // self.splits)
-        self.working = self.programs // self.splits * -(-self.steps // chunk)
+        divided = tile.divided(schedule)
+        own = -(-counts[divided] // divided.block) if divided is not None else self.steps
+        chunk = -(-own // self.splits)
+        self.chunk = self.steps // own * chunk
+        """Blocks of its row that a program goes through, of those that find work."""
+        self.working = self.programs // self.splits * -(-own // chunk)
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
         self.running = min(self.working, schedule.blocks.programs or self.working)
 
@@ -77,7 +81,7 @@ class Estimate:
     @property
     def blocks(self) -> int:
         """Blocks of its row that a program goes through in each pass."""
-        return -(-self.steps // self.splits) if not self.schedule.bounded else 1
+        return self.chunk if not self.schedule.bounded else 1
 
     # traffic ---------------------------------------------------------------------------------------------------------
 

@@ -125,14 +125,14 @@ def _cost(convolution: torch.fx.Node, training: bool, weights: Mapping[str, str]
     """What a convolution costs in either layout; a backward pass is two convolutions."""
     weight, given = _weight(convolution), convolution.args
     images = [*map(_value, _images(convolution)), *filter(_is_image, _values(convolution))]
-    groups = given[-2 if _is_backward(convolution) else -1]
-    assert isinstance(groups, int)
-    kept = weights.get(weight.name) == "constant" and options.get("packed_weights_mib") > 0 and not _transposed(convolution)
+    groups: Any = given[-2 if _is_backward(convolution) else -1]
+    kept = weights.get(weight.name) == "constant" and options.get("packed_weights_mib") > 0
     return cost_of(
         sum(map(bytes_of, images)) * (2 if _is_backward(convolution) else 1),
         bytes_of(_value(weight)),
         points=math.prod(map(traced_size, _value(weight).shape[2:])),
-        groups=groups,
+        groups=traced_size(groups.meta["val"] if isinstance(groups, torch.fx.Node) else groups),
+        filters=traced_size(_value(weight).shape[1]),
         transposed=_transposed(convolution),
         way="laid out" if training else "packed" if kept else "plain",
     )

@@ -2,9 +2,9 @@
 
     cummax(x, 1)   →   loop for p0 over r0 ...        or   aten.cummax.out(x, 1, values=..., indices=...)
 
-A fused loop is several calls, each of which goes through memory. On a GPU, operators that take indices are left out: if one is
-out of range, the library's kernel ends all work of the process on the device, whereas a generated kernel reports it. Scans of
-16-bit types are left out too, as the library adds them up in that type.
+A fused loop is several calls, each of which goes through memory. On a GPU, operators whose indices may be out of range are left
+out: the library's kernel then ends all work of the process on the device, whereas a generated kernel reports it. Scans of 16-bit
+types are left out too, as the library adds them up in that type.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _harmful_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the library's kernels could do harm, such as ending all work on the device."""
     narrow = any(buffers[store.buffer].dtype in NARROW for store in loop.stores)
     coarse = narrow and any(isinstance(node, expr.Scan) for node in expr.walk(*loop.roots))
-    return coarse or any(access.indirect for access in loop.accesses())
+    asked = any(isinstance(node, expr.Op) and node.name == "check_index" for node in expr.walk(*loop.roots))
+    return coarse or asked
 
 
 def changes_nothing(target: Any) -> bool:

@@ -209,7 +209,7 @@ def _upper_bound(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], .
         factor, axes = term.as_independent(*[s for s in term.free_symbols if s in ranges], as_Add=False)
         by_axes[axes] = by_axes.get(axes, ZERO) + factor
     for axes, factor in by_axes.items():
-        if not is_nonnegative(expand(factor)):
+        if not _is_nonnegative_within(expand(factor), ranges):
             return None
         bound += factor * axes.xreplace({a: ranges[a] - 1 for a in axes.free_symbols})
     return expand(bound)
@@ -266,13 +266,41 @@ def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, s
         if top.LC() == 1:
             quotient, rest = sympy.div(sympy.Poly(expr, symbol), top)
             return expand(quotient.as_expr()), expand(rest.as_expr())
-    return ZERO, expr
+    return _divided_by_axes(expr, divisor)
+
+
+def _divided_by_axes(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """(q, r) of an index whose coefficients the divisor divides, or not: p·(a - 1)·(b - 1) + q by (a - 1)·(b - 1)."""
+    own = expr.free_symbols - divisor.free_symbols
+    coefficients: dict[sympy.Expr, sympy.Expr] = {}
+    for term in sympy.Add.make_args(expr):
+        factor, axes = term.as_independent(*own, as_Add=False) if own else (term, ONE)
+        coefficients[axes] = coefficients.get(axes, ZERO) + factor
+    quotients = {axes: divide(factor, divisor) for axes, factor in coefficients.items()}
+    exact = sympy.Add(*(axes * q for axes, q in quotients.items() if q is not None))
+    rest = sympy.Add(*(axes * coefficients[axes] for axes, q in quotients.items() if q is None))
+    return expand(exact), expand(rest)
 
 
 def _fits_below(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> bool:
     """0 ≤ expr < divisor for every value."""
     bound = upper_bound(expr, ranges)
-    return bound is not None and is_nonnegative(expand(divisor - 1 - bound))
+    return bound is not None and _is_nonnegative_within(expand(divisor - 1 - bound), dict(_own(expr, ranges)))
+
+
+def _is_nonnegative_within(expr: sympy.Expr, ranges: Ranges) -> bool:
+    """Whether `expr` is ≥ 0 wherever axes of these ranges have points: a range of s - 3 elements says that s - 3 > 0."""
+    if is_nonnegative(expr):
+        return True
+    known = {s: _shifted(s) + least for n in ranges.values() for s, least in _least(n) if s in expr.free_symbols}
+    return bool(known) and is_nonnegative(expand(expr.xreplace(known)))
+
+
+def _least(extent: sympy.Expr) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
+    """(s, n) of an extent s - n: s is greater than n."""
+    symbols = extent.free_symbols
+    least = next(iter(symbols)) - extent if len(symbols) == 1 else ZERO
+    return ((next(iter(symbols)), least),) if least.is_Integer and least > 0 else ()
 
 
 def floor_div(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:

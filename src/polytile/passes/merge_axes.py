@@ -4,15 +4,23 @@
       out[p0*s1 + p1] = x[p0*s1 + p1]   →      out[p0] = x[p0]
 
 Two axes of one group are merged where every index is linear in both and strides fit: stride(outer) =
-size(inner)·stride(inner). Axes of size 1 go. Then the axes of each group are put in order: innermost the axis with
-the most unit-stride accesses (bytes count), outside it by falling stride in the loop's largest access.
+size(inner)·stride(inner). Axes of size 1 go. Where a pointwise loop on a CPU compares the outer axis alone, as concatenation
+and padding do, it compares both then: p0 < s2 is p0·s1 + p1 < s2·s1, and vectors run on through all rows that lie side by
+side. (On a GPU a comparison that is the same along a row lets the row be read in whole vectors.) Then the axes of each group
+are put in order: innermost the axis with the most unit-stride accesses (bytes count), outside it by falling stride in the
+loop's largest access.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import sympy
+import torch
 
 from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Node, Op
 from polytile.ir.program import Axis, Loop, Program
 from polytile.passes.fusion.cost import estimate, touched
 from polytile.passes.loops import canonical, has_scan, indices, linear, map_loops, reindexed
@@ -20,32 +28,76 @@ from polytile.passes.loops import canonical, has_scan, indices, linear, map_loop
 
 def merge_axes(program: Program) -> Program:
     """`program` with the axes of every loop merged and ordered; epilogues keep (batch, m, n)."""
-    return map_loops(program, merge_loop)
+
+    def merged(loop: Loop) -> Loop:
+        on_cpu = all(program.buffers[store.buffer].device.type == "cpu" for store in loop.stores)
+        return merge_loop(loop, compared=on_cpu and not loop.reduced)
+
+    return map_loops(program, merged)
 
 
-def merge_loop(loop: Loop) -> Loop:
-    """One loop with its axes merged, pair after pair, and what is left put in order."""
+def merge_loop(loop: Loop, compared: bool = False) -> Loop:
+    """One loop with its axes merged, pair after pair, and what is left put in order; those too, if asked, of which the outer one
+    is `compared`."""
     loop = canonical(loop)
     while True:
-        merged = _merge_once(loop)
+        merged = _merge_once(loop, compared)
         if merged is None:
             return _ordered(loop)
         loop = canonical(merged)
 
 
-def _merge_once(loop: Loop) -> Loop | None:
+def _merge_once(loop: Loop, compared: bool) -> Loop | None:
     """The loop with one pair of axes merged; None if no pair can be."""
     groups = [loop.axes] if has_scan(loop) else [loop.axes, loop.reduced]
     for group in groups:
         for inner in reversed(group):
             for outer in group:
-                if outer is not inner and _mergeable(loop, outer, inner):
-                    return _merged(loop, outer, inner)
+                if outer is inner or not _fit(_accessed(loop), outer, inner):
+                    continue
+                same = loop if _fit(indices(loop), outer, inner) or not compared else _comparing_both(loop, outer, inner)
+                if _fit(indices(same), outer, inner):
+                    return _merged(same, outer, inner)
     return None
 
 
-def _mergeable(loop: Loop, outer: Axis, inner: Axis) -> bool:
-    for index in indices(loop):
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _comparing_both(loop: Loop, outer: Axis, inner: Axis) -> Loop:
+    """The loop, in which what compares `outer` compares outer·size(inner) + inner with that many times as much:
+
+    p + rest <  0  →  p·n + q + rest·n <  0        p + rest <= 0  →  p·n + q + rest·n <  n        > and >= : the opposites
+    """
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children)
+        if not isinstance(node, Op) or node.name not in MIRRORED or not all(isinstance(n, Index | Const) for n in node.args):
+            return node
+        if any(n.dtype != torch.int64 for n in node.args):
+            return node
+        left, right = (n.expr if isinstance(n, Index) else sympy.Integer(n.value) for n in node.args)
+        form = linear(sympy.expand(left - right), (outer.symbol, inner.symbol))
+        if form is None or set(form.coefficients) != {outer.symbol} or abs(form.coefficients[outer.symbol]) != 1:
+            return node
+        sign = form.coefficients[outer.symbol]
+        name = node.name if sign == 1 else MIRRORED[node.name]
+        further = inner.size if name in ("le", "gt") else sizes.ZERO
+        limit = sizes.expand(further - sign * form.rest * inner.size)
+        both = expr.index_value(sizes.expand(outer.symbol * inner.size + inner.symbol))
+        return expr.op("lt" if name in ("lt", "le") else "ge", torch.bool, both, expr.index_value(limit))
+
+    return loop.map_roots(functools.partial(expr.rewrite, rule=rule))
+
+
+def _accessed(loop: Loop) -> list[sympy.Expr]:
+    """The index of every load and store."""
+    return [*(load.index for load in expr.loads(*loop.roots)), *(store.index for store in loop.stores)]
+
+
+def _fit(found: Sequence[sympy.Expr], outer: Axis, inner: Axis) -> bool:
+    """Whether all of these are linear in both axes with strides that fit."""
+    for index in found:
         form = linear(index, (outer.symbol, inner.symbol))
         if form is None:
             return False

@@ -83,22 +83,24 @@ static PyObject *report(Dispatcher *self, long code)
     return NULL;
 }
 
+/* Runs an entry: its native kernel, and its Python callable where it has no kernel or that declines the call. */
 static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
                      const long *integers)
 {
-    if (slot.call != NULL) {
-        PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
-        if (result == NULL)
-            return NULL;
-        Py_DECREF(result);
-    } else {
+    if (slot.kernel != NULL) {
         long code;
         Py_BEGIN_ALLOW_THREADS
         code = slot.kernel(pointers, integers, slot.threads);
         Py_END_ALLOW_THREADS
-        if (code != 0)
+        if (code == 0)
+            Py_RETURN_NONE;
+        if (code != DECLINED || slot.call == NULL)
             return report(self, code);
     }
+    PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
+    if (result == NULL)
+        return NULL;
+    Py_DECREF(result);
     Py_RETURN_NONE;
 }
 

@@ -40,19 +40,24 @@ from polytile.runtime.cuda import launch
 from polytile.runtime.formula import Formula
 
 MAX_ARGUMENTS = 4096
+DECLINED = -(1 << 63)
 OnMiss = Callable[[int, tuple[Any, ...]], Any]
 OnError = Callable[[int], Any]
 OnDue = Callable[[tuple[Any, ...]], Any]
 
 
 class NativeEntry(Protocol):
-    """A loaded kernel: `long kernel(void* const* pointers, const long* integers, long threads)` at `address`."""
+    """A loaded kernel: `long kernel(void* const* pointers, const long* integers, long threads)` at `address`. Where it answers
+    DECLINED it has done nothing, and `otherwise` takes the call."""
 
     @property
     def address(self) -> int: ...
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def otherwise(self) -> Callable[..., None] | None: ...
 
 
 class PythonEntry(Protocol):
@@ -346,7 +351,9 @@ class PythonDispatcher(Dispatcher):
             entry.call(*arguments)
         else:
             code = _native_call(entry, pointers, integers)()
-            if code:
+            if code == DECLINED and entry.otherwise is not None:
+                entry.otherwise(*arguments)
+            elif code:
                 self._report(code)
         self._tensors = tensors
 
@@ -506,6 +513,22 @@ def time_burst(entry: Entry, arguments: Sequence[Any], repeats: int) -> float:
     return float(seconds)
 
 
+def product_with_epilogue(
+    product: NativeEntry, epilogue: Callable[..., None], leading: int, element_size: int, device: int
+) -> tuple[Any, int, int] | None:
+    """A product that goes to scratch memory on device number `device`, and the kernel that reads it, as one native kernel: what
+    keeps it alive, and the address and `threads` of its entry. It declines calls for which the dispatcher `epilogue` has nothing
+    native. The product's integers are the first `leading`; its elements have so many bytes. None where calls are not dispatched
+    in C."""
+    module = native.module()
+    if module is None:
+        return None
+    found: tuple[Any, int, int] | None = module.new_pair(
+        product.address, product.threads, epilogue, leading, element_size, device
+    )
+    return found
+
+
 def region_seconds(threads: int) -> float:
     """Seconds that an empty parallel region of so many threads takes now; NaN where there is no C extension to time it with, no
     OpenMP runtime, or no core to spare at the moment. About 0.1 ms."""
@@ -518,11 +541,14 @@ def _time_burst_in_python(
     name: str, entry: Any, arguments: tuple[Any, ...], tensors: int, repeats: int, device: int
 ) -> tuple[float, int]:
     pointers, integers = _parse(name, arguments, tensors, device)
-    call = (lambda: entry.call(*arguments)) if hasattr(entry, "call") else _native_call(entry, pointers, integers)
+    in_python = hasattr(entry, "call")
+    call = (lambda: entry.call(*arguments)) if in_python else _native_call(entry, pointers, integers)
     begin = time.perf_counter()
     for _ in range(repeats):
         code = call()
-        if code and not hasattr(entry, "call"):
+        if code == DECLINED and not in_python and entry.otherwise is not None:
+            entry.otherwise(*arguments)
+        elif code and not in_python:
             return time.perf_counter() - begin, code
     return time.perf_counter() - begin, 0
 
@@ -560,6 +586,7 @@ __all__ = [
     "empty_strided_cuda",
     "holds",
     "pack_words",
+    "product_with_epilogue",
     "region_seconds",
     "time_burst",
 ]

@@ -70,21 +70,22 @@ static PyObject *time_burst(PyObject *module, PyObject *parsed)
         return NULL;
     double begin = now(), end;
     int raised = 0;
-    if (slot.call != NULL) {
+    if (slot.kernel != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        begin = now();
+        for (Py_ssize_t i = 0; i < repeats && code == 0; i++)
+            code = slot.kernel(pointers, integers, slot.threads);
+        Py_END_ALLOW_THREADS
+    }
+    if (slot.kernel == NULL || (code == DECLINED && slot.call != NULL)) {
+        code = 0;
         for (Py_ssize_t i = 0; i < repeats && !raised; i++) {
             PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
             raised = result == NULL;
             Py_XDECREF(result);
         }
-        end = now();
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        begin = now();
-        for (Py_ssize_t i = 0; i < repeats && code == 0; i++)
-            code = slot.kernel(pointers, integers, slot.threads);
-        end = now();
-        Py_END_ALLOW_THREADS
     }
+    end = now();
     Py_DECREF(slot.entry);
     Py_XDECREF(slot.call);
     return raised ? NULL : Py_BuildValue("dl", end - begin, code);
@@ -151,6 +152,8 @@ static PyMethodDef module_methods[] = {
     {"decide_here", decide_here, METH_O, NULL},
     {"configure_events", configure_events, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
+    {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
+    {"new_pair", new_pair, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},
     {"bucket", bucket_method, METH_O, NULL},
     {"sub_bucket", sub_bucket_method, METH_O, NULL},

@@ -31,7 +31,7 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-_PARTS = "formula.c table.c trial.c fallback.c launcher.c weights.c program.h arena.c program.c module.c"
+_PARTS = "formula.c table.c trial.c fallback.c launcher.c pair.c weights.c program.h arena.c program.c module.c"
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in _PARTS.split())
 """Read in this order, one translation unit."""
@@ -91,6 +91,7 @@ def _configure(loaded: Any) -> None:
     try:
         offset, symbols = _handle_offset(), _torch_functions()
         loaded.configure(*functions, torch.Tensor, torch.nn.Parameter, offset, *symbols)
+        loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
         trouble = _self_test(loaded)
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
@@ -122,10 +123,14 @@ def torch_library() -> ctypes.CDLL:
 
 def _torch_functions() -> tuple[int, int]:
     """Addresses of the two functions of torch's stable C interface that the fast path calls."""
+    first, second = _addresses("aoti_torch_get_data_ptr", "aoti_torch_get_device_type")
+    return first, second
+
+
+def _addresses(*names: str) -> list[int]:
+    """Addresses of functions of torch's stable C interface."""
     library = torch_library()
-    names = ("aoti_torch_get_data_ptr", "aoti_torch_get_device_type")
-    first, second = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names)
-    return first or 0, second or 0
+    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
 
 
 def _version_function() -> int:

@@ -431,9 +431,9 @@ static int dispatch_native(Dispatcher *self, void *const *pointers, const long *
     Py_BEGIN_ALLOW_THREADS
     code = slot.kernel(pointers, integers, slot.threads);
     Py_END_ALLOW_THREADS
-    int has_python = slot.call != NULL; /* for what the native form declines */
+    int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */
     Py_DECREF(slot.entry);
-    if (code == 0 || has_python)
+    if (code == 0 || declined)
         return code == 0;
     report(self, code);
     return -1;

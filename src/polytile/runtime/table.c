@@ -14,6 +14,7 @@ typedef long (*Kernel)(void *const *pointers, const long *integers, long threads
 enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
 enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2, ALIGNMENT = 3 };
 static const int64_t EXACT_SIZE = (int64_t)1 << 62, SUB_BUCKET = 4096;
+static const long DECLINED = LONG_MIN; /* what a native kernel answers that has done nothing: the entry's callable is to run */
 
 /* ---- regime keys, as in regime.py ---- */
 
@@ -61,8 +62,8 @@ static void end_trial(Trial *trial);
 typedef struct {
     PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots; Ellipsis: nothing is
                         decided */
-    PyObject *call;  /* Python callable, or NULL for a native kernel */
-    Kernel kernel;
+    PyObject *call;  /* Python callable: what runs, or what takes the calls that the kernel declines; or NULL */
+    Kernel kernel;   /* or NULL */
     long threads;
     uint64_t calls;     /* of this key, since it first had an entry */
     Trial *trial;       /* candidates that are tried in its place now and then, or NULL */
@@ -170,15 +171,18 @@ static int empty(Dispatcher *self)
     return 0;
 }
 
-/* The Slot for an entry object, with new references: NativeEntry has `address` and `threads`, PythonEntry has `call`. */
+/* The Slot for an entry object, with new references: PythonEntry has `call`; NativeEntry has `address` and `threads`, and
+   `otherwise`, None or what takes the calls that it declines. */
 static int slot_of(PyObject *entry, Slot *slot)
 {
     *slot = (Slot){0};
-    if (PyObject_HasAttrString(entry, "call")) {
-        slot->call = PyObject_GetAttrString(entry, "call");
-        if (slot->call == NULL)
-            return -1;
-    } else {
+    int native = !PyObject_HasAttrString(entry, "call");
+    if (!native || PyObject_HasAttrString(entry, "otherwise")) {
+        slot->call = PyObject_GetAttrString(entry, native ? "otherwise" : "call");
+        if (native && slot->call == Py_None)
+            Py_CLEAR(slot->call);
+    }
+    if (native && !PyErr_Occurred()) {
         PyObject *address = PyObject_GetAttrString(entry, "address");
         PyObject *threads = address ? PyObject_GetAttrString(entry, "threads") : NULL;
         if (threads != NULL) {
@@ -187,12 +191,12 @@ static int slot_of(PyObject *entry, Slot *slot)
         }
         Py_XDECREF(address);
         Py_XDECREF(threads);
-        if (PyErr_Occurred())
-            return -1;
-        if (slot->kernel == NULL) {
+        if (!PyErr_Occurred() && slot->kernel == NULL)
             PyErr_SetString(PyExc_ValueError, "the address of a native entry is 0; it must be that of a loaded kernel");
-            return -1;
-        }
+    }
+    if (PyErr_Occurred()) {
+        Py_CLEAR(slot->call);
+        return -1;
     }
     Py_INCREF(entry);
     slot->entry = entry;

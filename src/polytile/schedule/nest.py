@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from polytile.ir.program import Axis, Loop, Store, element_level
 from polytile.schedule.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
+REPEATED = 0.01  # share of its points at which something that does not vary with an axis of unknown length is read anew
 UNIT = Axis(sizes.axis("p_one"), sizes.ONE)
 
 
@@ -233,15 +235,22 @@ def nest_of(loop: Loop) -> Nest:
 
 def _score(loop: Loop, axis: Axis) -> float:
     """How well `axis` serves as the vector: accesses of stride 1 count for it, others against; a store counts twice, since
-    it moves its line twice. What is accessed once for each row of a reduction hardly counts."""
-    reduced = {a.symbol for a in loop.reduced}
-    accesses = [(n.index, 1.0, not reduced or bool(expr.free_symbols(n) & reduced)) for n in expr.loads(*loop.roots)]
-    accesses += [(s.index, 2.0, element_level(loop, s)) for s in loop.stores]
+    it moves its line twice. An access counts as often as it finds another element: what is repeated along an axis, or is
+    accessed once for each row of a reduction, hardly counts beside what every point reads."""
+    accesses = [(n.index, 1.0, expr.free_symbols(n)) for n in expr.loads(*loop.roots)]
+    everywhere = set(loop.ranges)
+    accesses += [(s.index, 2.0, everywhere if element_level(loop, s) else s.index.free_symbols) for s in loop.stores]
     total = 0.0
-    for index, weight, at_every_point in accesses:
+    for index, weight, symbols in accesses:
         stride = sizes.coefficient(index, axis.symbol)
         value = -2.0 if stride is None else 1.0 if stride == 1 else 0.0 if stride == 0 else -0.5
-        total += value * weight * (1.0 if at_every_point else 0.01)
+        total += value * weight * _share(loop, symbols)
     if axis.size.is_Integer and axis.size < SHORT:
         total -= 100 - float(axis.size)
     return total
+
+
+def _share(loop: Loop, symbols: Collection[sympy.Basic]) -> float:
+    """The share of a loop's points at which what varies with these symbols finds another element."""
+    repeated = (a.size for a in loop.axes + loop.reduced if a.symbol not in symbols)
+    return math.prod(1.0 / max(1, int(size)) if size.is_Integer else REPEATED for size in repeated)

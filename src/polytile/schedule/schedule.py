@@ -72,7 +72,7 @@ class Blocks:
     warps      of 32 threads (64 on AMD's devices) that work on a block
     stages     blocks of a loop whose loads are under way at once
     splits     programs that share a row
-    along      the reduced axis that these divide among themselves: "r", "r1"
+    along      the reduced axis that these divide among themselves: "r", "r1"; the ones around them are "r2" and so on
     parts      blocks of r that a program goes through for a row
     programs   that share all rows of a column reduction, at most
     finalise   columns of a program of the finalise launch

@@ -222,7 +222,8 @@ def _nested_rows(nest: Nest) -> Iterator[Schedule]:
                 yield persistent(r=r, r1=r1, warps=max(1, min(16, r1 * r // 512)))
     for r1, r, warps in LOOPED_2:
         yield looped(r=r, r1=r1, warps=warps)
-    for along, splits, (r1, r, warps) in itertools.product(("r1", "r"), SPLITS, LOOPED_2[:7]):
+    around = [f"r{k}" for k in range(2, len(nest.loop.reduced))]
+    for along, splits, (r1, r, warps) in itertools.product(("r1", "r", *around), SPLITS, LOOPED_2[:7]):
         yield split(r=r, r1=r1, warps=warps, splits=splits, along=along)
 
 

@@ -7,6 +7,7 @@ computed for the sizes of a call (runtime/arena.c), and so is whether an arena t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -37,12 +38,11 @@ class Arena:
     device: torch.device
     memories: tuple[Memory, ...]
 
-    def number_at(self, name: str) -> int | None:
-        """The number of the memory that an Allocate of `name` has in the arena; None: it is allocated by itself."""
-        for number, memory in enumerate(self.memories):
-            if memory.inside and isinstance(memory.buffer, Buffer) and memory.buffer.name == name:
-                return number
-        return None
+    @functools.cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of the memory that an Allocate of a name has in the arena; others are allocated by themselves."""
+        own = ((memory.buffer, number) for number, memory in enumerate(self.memories) if memory.inside)
+        return {buffer.name: number for buffer, number in own if isinstance(buffer, Buffer)}
 
 
 def arena(all_lines: Sequence[Line], known: Set[str]) -> Arena | None:

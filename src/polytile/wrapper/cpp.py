@@ -266,7 +266,7 @@ class _Writer:
 
     def allocate(self, line: lines.Allocate) -> None:
         buffer, layout = line.buffer, self.layout(line.buffer)
-        number = None if self.arena is None else self.arena.number_at(buffer.name)
+        number = None if self.arena is None else self.arena.numbers.get(buffer.name)
         how = f"allocate(f, {self.tensor(buffer.name)}" if number is None else f"carve(f, {self.tensor(buffer.name)}, {number}"
         self.do(f"api->{how}, {layout}, {_device(buffer.device)})")
 

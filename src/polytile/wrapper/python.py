@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import keyword
 import linecache
@@ -67,7 +68,7 @@ class Text:
         """`beside`: text of the same module, which refers to the same objects."""
         self.name = name
         self.scope: dict[str, Any] = dict(_SCOPE) if beside is None else beside.scope
-        self.callees: dict[int, str] = {} if beside is None else beside.callees
+        self.callees: dict[Any, str] = {} if beside is None else beside.callees
 
     def bound(self, name: str, value: Any) -> str:
         """A global of the function's module that holds `value`: `name`, or one like it."""
@@ -99,12 +100,13 @@ class Text:
         name = str(getattr(value, "__name__", type(value).__name__))
         return self.bound("_" + name.replace(".", "_"), value)
 
-    def callee(self, target: Any) -> str:
-        """A global that holds the operator: aten_sort_default, say. What an OpOverload calls is called directly."""
-        if id(target) not in self.callees:
+    def callee(self, line: lines.CallLibrary) -> str:
+        """A global that holds what calls the operator: aten_sort_default, say."""
+        target, called = line.target, tensors.caller(line)
+        if called not in self.callees:
             name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "operator")
-            self.callees[id(target)] = self.bound(name.replace(".", "_"), tensors.called(target))
-        return self.callees[id(target)]
+            self.callees[called] = self.bound(name.replace(".", "_"), called)
+        return self.callees[called]
 
     def number(self, value: Any) -> str:
         return number(value)
@@ -116,7 +118,7 @@ class Text:
         args = [self.value(a) for a in line.args]
         args += [f"{name}={self.value(v)}" for name, v in line.kwargs if not keyword.iskeyword(name)]
         args += [f"**{{{name!r}: {self.value(v)}}}" for name, v in line.kwargs if keyword.iskeyword(name)]
-        return f"{self.callee(line.target)}({', '.join(args)})"
+        return f"{self.callee(line)}({', '.join(args)})"
 
     def view(self, line: lines.MakeView) -> tuple[str, list[str]]:
         """A view, and the names in its text."""
@@ -162,7 +164,7 @@ class _Writer(Text):
     def number(self, value: Any) -> str:
         """The text of a symbolic number. What takes several operations is computed once, into a variable: the strides of an
         image behind convolutions take longer to compute than an operator to call."""
-        if not isinstance(value, sympy.Expr) or sympy.count_ops(value) < OPERATIONS:
+        if not isinstance(value, sympy.Expr) or _operations(value) < OPERATIONS:
             return number(value)
         return self._computed(value)
 
@@ -279,6 +281,10 @@ _WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
 }
 
 
+_operations = functools.lru_cache(4096)(sympy.count_ops)
+
+
+@functools.lru_cache(4096, typed=True)
 def number(value: sympy.Basic | bool | float) -> str:
     """A symbolic number or condition as a Python expression."""
     return str(_printer.doprint(value))

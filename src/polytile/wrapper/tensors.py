@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from polytile.runtime import mersenne
+from polytile.runtime.functions import forms, quickest
 from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda
+from polytile.wrapper.lines import Argument, CallLibrary
 
 
 def as_declared(result: torch.Tensor | None, strides: tuple[int, ...]) -> torch.Tensor | None:
@@ -47,22 +50,37 @@ def current_device(kind: str) -> Callable[[], int]:
     return own or getattr(torch, kind).current_device
 
 
-SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.bernoulli_.float: mersenne.bernoulli_,
-    torch.ops.aten.convolution.default: torch.convolution,
-}
-"""What is called in place of an operator, for the same results. (torch.convolution is the same operator; its arguments are read
-in 1.5 µs less.)"""
+SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {torch.ops.aten.bernoulli_.float: mersenne.bernoulli_}
+"""What is called in place of an operator, for the same results."""
+
+
+def caller(line: CallLibrary) -> Callable[..., Any]:
+    """What makes a library call in the least time. Tensors have stand-ins, as which function calls an overload depends on the
+    kinds of its arguments alone."""
+    if type(line.target) is not torch._ops.OpOverload:
+        found: Callable[..., Any] = line.target
+        return found
+    standing = functools.partial(_stand_in, torch.empty(1, 1))
+    given, named = standing(line.args), {name: standing(value) for name, value in line.kwargs}
+    return SAME_BUT_FASTER.get(line.target) or quickest(line.target, given, named)
+
+
+def _stand_in(tensor: torch.Tensor, value: Any) -> Any:
+    if isinstance(value, Argument):
+        return tensor if isinstance(value.value, str) else 1
+    return [_stand_in(tensor, v) for v in value] if isinstance(value, list | tuple) else value
 
 
 
-def called(target: Any) -> Callable[..., Any]:
-    """What a wrapper calls for an operator: what an OpOverload calls is called directly."""
-    plain = target._op if type(target) is torch._ops.OpOverload else target
-    return SAME_BUT_FASTER.get(target) or plain
+
+def callers(target: Any) -> tuple[Callable[..., Any], ...]:
+    """All that may call an operator, one of which `caller` names. Their order is the same in each process."""
+    if type(target) is not torch._ops.OpOverload:
+        return (target,)
+    return (SAME_BUT_FASTER[target],) if target in SAME_BUT_FASTER else forms(target)
 
 
 __all__ = [
-    "SAME_BUT_FASTER", "as_declared", "called", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret",
+    "as_declared", "caller", "callers", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret",
     "reinterpret_plainly",
 ]  # fmt: skip

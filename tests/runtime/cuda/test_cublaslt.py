@@ -15,13 +15,14 @@ import torch
 
 from polytile.candidates.library import cublaslt as candidates
 from polytile.candidates.library.cublaslt import LtCandidate
+from polytile.candidates.library.native import NativeProduct
 from polytile.candidates.products import gpu_candidates
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.runtime import compile as compiler
-from polytile.runtime.cuda import cublaslt
-from polytile.runtime.cuda.cublaslt import Algorithm
+from polytile.runtime import launcher
+from polytile.runtime.cuda import cublaslt, products
 from polytile.schedule.canonical import TensorArg
 from polytile.tuning.run_conditions import with_run_conditions
 from tests.codegen.triton_gemm import integers, operands, product
@@ -40,13 +41,13 @@ def library() -> str:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
     monkeypatch.setattr(cublaslt, "NAMES", (library(),))
     monkeypatch.setattr(cublaslt, "_beside_torch", lambda: iter(()))
-    cublaslt.reset()
+    products.reset()
     gc.collect()  # what an exception of an earlier test holds on to is freed by its library
     found = ctypes.CDLL(library())
     for name, value in {"proposals": 4, "asked": 0, "products": 0, "status": 0, "refuses_start": 0, "refused": 0}.items():
         put(found, name, value)
     yield found
-    cublaslt.reset()
+    products.reset()
 
 
 def read(stub: ctypes.CDLL, name: str) -> int:
@@ -65,8 +66,14 @@ def sizes(kernel: GemmKernel, ints: tuple[int, ...]) -> dict[str, int]:
     return dict(zip(kernel.size_names, ints, strict=True))
 
 
+def run(candidate: NativeProduct, *args: Any) -> None:
+    """A call as the dispatch table makes it."""
+    count = len(args) - len(candidate.kernel.tensors)
+    launcher.Dispatcher("product", (0,) * count, lambda key, given: candidate.entry())(*args)
+
+
 def call(kernel: GemmKernel, rank: int, *args: Any) -> None:
-    LtCandidate(kernel, None, CPU, rank).entry().call(*args)
+    run(LtCandidate(kernel, None, CPU, rank), *args)
 
 
 @pytest.mark.parametrize(("a", "b"), [("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")])
@@ -100,7 +107,7 @@ def test_what_the_library_cannot_describe_is_left_to_aten_and_that_is_told_once(
     caplog.clear()
     candidate = LtCandidate(kernel, None, CPU, 0)
     for _ in range(2):
-        candidate.entry().call(overlapping, y, c, *integers(overlapping, y, c))
+        run(candidate, overlapping, y, c, *integers(overlapping, y, c))
     assert caplog.text.count("ATen multiplies such operands") == 1
     assert not candidate.valid(sizes(kernel, integers(overlapping, y, c)))
     assert not candidate.valid(sizes(kernel, integers(*empty, c)))
@@ -115,7 +122,7 @@ def test_there_are_as_many_candidates_as_proposals(stub: ctypes.CDLL) -> None:
     costs = [candidate.cost(at) for candidate in found]
     assert costs == sorted(set(costs)) and len({candidate.source_hash for candidate in found}) == len(found)
     assert read(stub, "asked") == 1, "the sizes are asked about once"
-    found[5].entry().call(x, y, c, *integers(x, y, c))
+    run(found[5], x, y, c, *integers(x, y, c))
     assert read(stub, "algorithm") == 103, "where there are fewer, the last"
 
 
@@ -128,23 +135,14 @@ def test_only_sums_in_one_order_and_their_own_type_are_asked_for(stub: ctypes.CD
     assert read(stub, "reductions") == 2 and read(stub, "alignment") == 4
 
 
-def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL) -> None:
+def test_the_algorithm_is_recorded(stub: ctypes.CDLL) -> None:
     kernel = product(F32)
-    x, y, c = operands(kernel, 1, 5, 7, 9)
+    _x, _y, _c = operands(kernel, 1, 5, 7, 9)
     candidate = LtCandidate(kernel, None, CPU, 1)
     problem = Problem("mm", kernel.digest, (("batch", 1), ("M", 5), ("N", 7), ("K", 9)))
     measured = Measurement(problem, candidate.name, candidate.config, candidate.source_hash, Outcome.OK)
     state = dict(with_run_conditions(measured, candidate, 1e-6, ()).state)
     assert state["algorithm"] == "1000 65 0 0 0 0 0 0 0" and "id 101 tile 0" in str(state["algorithm_attributes"])
-    again = Algorithm.of(str(state["algorithm"]))
-    assert again.words[0] == 101 and again.workspace == 4096
-    described = candidate._expected(sizes(kernel, integers(x, y, c)))
-    assert described is not None
-    workspace = torch.empty(again.workspace, dtype=torch.uint8)
-    cublaslt.Replay(described, again, -1)(y.data_ptr(), x.data_ptr(), c.data_ptr(), workspace.data_ptr(), 0)
-    torch.testing.assert_close(c, x @ y)
-    with pytest.raises(ValueError, match="nine hexadecimal numbers"):
-        Algorithm.of("1 2")
 
 
 def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> None:
@@ -155,7 +153,7 @@ def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> 
     ints = (1, 5, 7, 9, *x.stride(), *y.stride())
     tensors = (*kernel.tensors[:2], TensorArg("e0", F32, "in"))
     fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors)
-    LtCandidate(fused, lambda *args: seen.append(args), CPU, 0).entry().call(x, y, bias, *ints, 4)
+    run(LtCandidate(fused, lambda *args: seen.append(args), CPU, 0), x, y, bias, *ints, 4)
     ((made, *rest),) = seen
     assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long()).int())
     assert rest == [bias, 4], "the epilogue's own arguments follow"
@@ -168,9 +166,9 @@ def test_the_heuristic_is_asked_once_for_sizes_and_alignments(stub: ctypes.CDLL)
     aligned, shifted = memory[:63].view(1, 9, 7), memory[1:64].view(1, 9, 7)
     x, _, c = operands(kernel, 1, 5, 7, 9)
     for y, asked in ((aligned, 1), (aligned, 1), (shifted, 2), (shifted, 2), (aligned, 2)):
-        candidate.entry().call(x, y, c, *integers(x, y, c))
+        run(candidate, x, y, c, *integers(x, y, c))
         torch.testing.assert_close(c, x @ y)
-        cublaslt.algorithms.cache_clear()
+        products.proposals.cache_clear()
         assert read(stub, "asked") == asked
 
 
@@ -183,7 +181,7 @@ def test_a_proposal_that_was_the_fastest_at_some_sizes_runs_at_these_alone(stub:
     found = []
     for m, n, k in ((5, 7, 9), (6, 7, 9), (5, 7, 9), (5, 7, 8)):
         x, y, c = operands(kernel, 1, m, n, k)
-        settled.entry().call(x, y, c, *integers(x, y, c))
+        run(settled, x, y, c, *integers(x, y, c))
         torch.testing.assert_close(c, x @ y)
         found.append(read(stub, "algorithm"))
     assert found == ran
@@ -198,32 +196,33 @@ def test_an_algorithm_refused_later_gives_way_to_the_next_and_that_is_told_once(
     for refused, m in ((0, 5), (101, 5), (101, 6), (102, 6)):
         x, y, c = operands(kernel, 1, m, 7, 9)
         put(stub, "refused", refused)
-        candidate.entry().call(x, y, c, *integers(x, y, c))
+        run(candidate, x, y, c, *integers(x, y, c))
         torch.testing.assert_close(c, x @ y)
         ran.append(read(stub, "algorithm"))
-    assert ran == [101, 102, 102, 103]
-    assert caplog.text.count("goes on with the next proposal: cuBLASLt refused to multiply with algorithm id 101") == 1
+    assert ran == [101, 101, 102, 103], "ATen takes the call in which the first is refused"
+    assert caplog.text.count("goes on with the next proposal: cuBLASLt refused to multiply with one") == 1
     put(stub, "status", 13)
-    candidate.entry().call(x, y, c, *integers(x, y, c))
+    run(candidate, x, y, c, *integers(x, y, c))
     torch.testing.assert_close(c, x @ y)
     assert "ATen multiplies such operands" in caplog.text
 
 
-def test_a_refusal_names_the_algorithm(stub: ctypes.CDLL) -> None:
+def test_a_refusal_in_the_first_call_is_an_error(stub: ctypes.CDLL) -> None:
     kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     put(stub, "status", 13)
-    with pytest.raises(LaunchFailed, match="refused to multiply with algorithm id 100 .*status 13"):
+    with pytest.raises(LaunchFailed, match="cuBLASLt refused to multiply: status 13"):
         call(kernel, 0, x, y, c, *integers(x, y, c))
 
 
-def test_descriptors_are_freed_with_what_was_prepared(stub: ctypes.CDLL) -> None:
+def test_descriptors_are_freed_with_their_candidate(stub: ctypes.CDLL) -> None:
     kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
-    before = read(stub, "alive")
-    call(kernel, 0, x, y, c, *integers(x, y, c))
-    assert read(stub, "alive") == before + 5
-    cublaslt.reset()
+    before, candidate = read(stub, "alive"), LtCandidate(kernel, None, CPU, 0)
+    run(candidate, x, y, c, *integers(x, y, c))
+    assert read(stub, "alive") == before + 4
+    del candidate
+    gc.collect()
     assert read(stub, "alive") == before
 
 
@@ -236,7 +235,7 @@ def test_a_machine_without_the_library_says_so(
     assert not LtCandidate(kernel, None, CPU, 0).valid(sizes(kernel, integers(x, y, c)))
     assert "cuBLASLt refused to start" in caplog.text
     monkeypatch.setattr(cublaslt, "NAMES", ("libnothing.so",))
-    cublaslt.reset()
+    products.reset()
     with pytest.raises(DeviceError, match="cuBLASLt cannot be used .*libnothing.so"):
         candidates.candidates(kernel, None, CPU)
     monkeypatch.setattr("polytile.candidates.triton_matmul.gemm_candidates", lambda *_: ())

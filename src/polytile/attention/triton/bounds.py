@@ -243,6 +243,3 @@ def _union(a: Interval | None, b: Interval | None) -> Interval | None:
     if a.high is None and b.high is None:
         return Interval(low=None if a.low is None or b.low is None else sympy.Min(a.low, b.low))
     return a
-
-
-__all__ = ["EVERYTHING", "FIRST", "LAST", "WHOLE", "Analysis", "Bounds", "Interval", "Range"]

@@ -114,6 +114,3 @@ def label(config: Config) -> str:
     packed = " packed" if config.get("packed") and config["variant"] == "flash" else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")
-
-
-__all__ = ["Row", "head_block", "label", "row_of", "shared_bytes", "space", "valid"]

@@ -71,6 +71,3 @@ def store(unit: Unit, value: str, along: str) -> None:
     masks = " & ".join(["inside[:, None]", *unit.head_mask("Dv", along)])
     unit.out.line(f"out_at = {unit.base('out', 'p1')} + p2 * {unit.number('out_stride_m')} + {along}")
     unit.out.line(f"tl.store(out_at, {value}.to(out.dtype.element_ty), mask={masks})")
-
-
-__all__ = ["finish", "flash", "lse_at", "order", "store"]

@@ -19,6 +19,3 @@ def generate(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip
     """The launches of `problem` under `config`, right wherever `facts` hold. Raises LoweringError where the facts lack the heads'
     numbers and sizes, or some operation or type has no Triton form."""
     return SCHEDULES[str(config["variant"])](problem, config, facts, chip)
-
-
-__all__ = ["SCHEDULES", "generate"]

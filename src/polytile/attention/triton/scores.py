@@ -74,6 +74,3 @@ def _added(bias: Bias) -> Node:
 
 def _place(name: str) -> sympy.Expr:
     return sum((axis * symbol(f"{name}_stride_{letter}") for axis, letter in zip(PLACE, AXES[name], strict=True)), sizes.ZERO)
-
-
-__all__ = ["BATCH", "HEAD", "KEY", "PLACE", "QUERY", "SCORE", "Scores", "scores_of"]

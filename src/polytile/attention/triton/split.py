@@ -95,6 +95,3 @@ def _combine(unit: Unit, count: sympy.Expr) -> Launch:
     line("acc = (acc / total)[None, :]")
     store(unit, "acc", "along")
     return unit.launch((rows, sympy.Integer(block // columns), sizes.ONE), COMBINE_WARPS)
-
-
-__all__ = ["parts", "split"]

@@ -388,6 +388,3 @@ class Unit:
 def row_blocks(unit: Unit) -> sympy.Expr:
     """Blocks of rows of a head."""
     return blocks(unit.row_count, unit.constants["BLOCK_M"])
-
-
-__all__ = ["KNOWN", "LN2", "LOG2E", "Unit", "padded", "row_blocks"]

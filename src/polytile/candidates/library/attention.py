@@ -224,6 +224,3 @@ def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple
     rocm = torch.version.hip is not None
     cudnn = () if rocm else (CudnnLibrary(problem, target),)
     return (flash, efficient, *cudnn, maths)
-
-
-__all__ = ["AttentionLibrary", "library_candidates"]

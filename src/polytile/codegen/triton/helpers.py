@@ -358,6 +358,28 @@ def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexp
         old = seen
 """,
     """
+def pt_atomic_max(base, at, value, active, I: tl.constexpr, U: tl.constexpr):
+    place = base + tl.where(active, at, 0)
+    old = tl.load(place, mask=active, other=0)
+    nan = (tl.full([], -1, I).to(U, bitcast=True) >> 1).to(I, bitcast=True)
+    bits = tl.where(value != value, nan, value.to(I, bitcast=True))
+    active = active & (old == old) & ((value > old) | (value != value))
+    tl.atomic_max(place.to(tl.pointer_type(I), bitcast=True), bits, mask=active & (bits >= 0), sem="relaxed")
+    negative = place.to(tl.pointer_type(U), bitcast=True)
+    tl.atomic_min(negative, bits.to(U, bitcast=True), mask=active & (bits < 0), sem="relaxed")
+""",
+    """
+def pt_atomic_min(base, at, value, active, I: tl.constexpr, U: tl.constexpr):
+    place = base + tl.where(active, at, 0)
+    old = tl.load(place, mask=active, other=0)
+    nan = tl.full([], -1, I)
+    bits = tl.where(value != value, nan, value.to(I, bitcast=True))
+    active = active & (old == old) & ((value < old) | (value != value))
+    tl.atomic_min(place.to(tl.pointer_type(I), bitcast=True), bits, mask=active & (bits >= 0), sem="relaxed")
+    negative = place.to(tl.pointer_type(U), bitcast=True)
+    tl.atomic_max(negative, bits.to(U, bitcast=True), mask=active & (bits < 0), sem="relaxed")
+""",
+    """
 def pt_digamma(x):
     return pt_digamma_wide(x.to(tl.float64)).to(x.dtype)
 """,

@@ -27,6 +27,8 @@ ATOMICS: dict[tuple[str, torch.dtype], str] = {
 COMBINE = {"add": "pt_add", "mul": "pt_mul", "max": "pt_max", "min": "pt_min"}
 SWAPPED = {2: "tl.int16", 4: "tl.int32", 8: "tl.int64"}
 """Types of what is compared and swapped, by bytes."""
+BITS = {torch.float32: "tl.int32, tl.uint32", torch.float64: "tl.int64, tl.uint64"}
+"""Integers of a float's size. What has no sign bit compares as they do if signed, the rest in the other order if unsigned."""
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -137,10 +139,13 @@ def store(body: Body, store: Store, scope: Scope) -> None:
         )
     shape = body.tile.shape(dims) if dims else "[1]"
     active = " & ".join(conditions) or "True"
+    places, asked = f"({at}) + tl.zeros({shape}, tl.int32)", f"tl.full({shape}, True, tl.int1) & {active}"
+    if store.mode in ("max", "min") and storage in BITS:
+        scope.lines.append(f"pt_atomic_{store.mode}({store.buffer}, {places}, {value}, {asked}, {BITS[storage]})")
+        return
     exact = store.mode in ("max", "min") and not storage.is_floating_point
     combine = f"pt_int_{store.mode}" if exact else COMBINE[store.mode]
     scope.lines.append(
-        f"pt_accumulate({store.buffer}, ({at}) + tl.zeros({shape}, tl.int32), {value}, "
-        f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {text.value_type(compute_dtype(storage))}, "
+        f"pt_accumulate({store.buffer}, {places}, {value}, {asked}, {combine}, {text.value_type(compute_dtype(storage))}, "
         f"{SWAPPED[storage.itemsize]})"
     )

@@ -72,7 +72,8 @@ class Split:
         unit = Unit(self.kernel, self.nest, self.schedule, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         unit.place(back)
-        dim = next(d for d in unit.tile.reduced if d.name.lower() == (self.schedule.blocks.along or "r"))
+        dim = unit.tile.divided(self.schedule)
+        assert dim is not None
         size, block = unit.body.index(dim.size), dim.name if dim.block > 1 else "1"
         unit.out.line(f"split = {program(1, back)}" + (".to(tl.int64)" if self.facts.wide else ""))
         unit.out.line(f"chunk = tl.cdiv({size}, {block} * SPLITS) * {block}")

@@ -70,6 +70,11 @@ class Tile:
     def rank(self) -> int:
         return len(self.dims)
 
+    def divided(self, schedule: Schedule) -> Dim | None:
+        """The reduced dimension that programs all over the grid divide among themselves; None where they share no rows."""
+        named = (schedule.blocks.along or "r").upper() if schedule.chunked else None
+        return next((dim for dim in self.reduced if dim.name == named), None)
+
     @cached_property
     def _of_symbol(self) -> dict[sympy.Symbol, Dim]:
         return {a.symbol: d for d in self.dims for a in d.axes}

@@ -54,5 +54,3 @@ def _run(
 _library.impl("attention", _run, "CompositeExplicitAutograd")
 
 ATTENTION = torch.ops.polytile.attention.default
-
-__all__ = ["ATTENTION"]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from polytile.frontend.attention.masks import simplified
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
 from polytile.frontend.attention.views import (
@@ -38,6 +39,7 @@ from polytile.frontend.attention.views import (
     value,
 )
 from polytile.frontend.taken_apart import KEY, Name, Result
+from polytile.ir.attention import EMPTY
 
 aten = torch.ops.aten
 
@@ -65,6 +67,7 @@ def recognise(module: torch.fx.GraphModule) -> None:
             node.meta[REASON] = f"no attention: {why}"
     for node in list(graph.nodes):
         if node.target == ATTENTION:
+            changed = _without_mask_of_positions(graph, node) or changed
             changed = _without_repetitions(graph, node) or changed
     if changed:
         _erase_unused(graph)
@@ -260,11 +263,15 @@ class _Rewriting:
         return {node.meta["val"].node.expr: node for node in reversed(numbers)}
 
     def _insert(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """A new node, with its fake value."""
-        node = self.graph.call_function(target, args, kwargs)
-        fakes, named = torch.fx.map_arg((args, kwargs), lambda given: given.meta["val"])
-        node.meta["val"] = target(*fakes, **named)
-        return node
+        return _inserted(self.graph, target, *args, **kwargs)
+
+
+def _inserted(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A new node, with its fake value."""
+    node = graph.call_function(target, args, kwargs)
+    fakes, named = torch.fx.map_arg((args, kwargs), lambda given: given.meta["val"])
+    node.meta["val"] = target(*fakes, **named)
+    return node
 
 
 def _without_copies(attention: torch.fx.Node) -> None:
@@ -275,6 +282,26 @@ def _without_copies(attention: torch.fx.Node) -> None:
             row_major = copy.kwargs.get("memory_format") == torch.contiguous_format
             if row_major and all(user.op != "output" for user in copy.users) and value(turned).is_contiguous():
                 copy.replace_all_uses_with(turned)
+
+
+def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
+    """Has an attention whose mask is none, or a causal one, say so in place of reading it."""
+    q, k, v, mask, scale, causal, fill, empty_is_0 = attention.args
+    if causal or not isinstance(mask, torch.fx.Node) or value(mask).dtype != torch.bool:
+        return False
+    found = simplified(mask)
+    if found is None or (found.causal and fill != EMPTY):
+        return False
+    left: torch.fx.Node | None = None
+    with graph.inserting_before(attention):
+        for other in found.others:
+            left = other if left is None else _inserted(graph, aten.bitwise_and.Tensor, left, other)
+        if left is not None:
+            sizes = [(node, d, shape(node)[d]) for node, d in ((q, 0), (q, 1), (q, 2), (k, 2))]  # type: ignore[arg-type]
+            known = [n if isinstance(n, int) else _inserted(graph, aten.sym_size.int, node, d) for node, d, n in sizes]
+            left = _inserted(graph, EXPAND, left, known)
+    attention.args = (q, k, v, left, scale, found.causal, fill, empty_is_0)
+    return True
 
 
 def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
@@ -309,6 +336,3 @@ def _erase_unused(graph: torch.fx.Graph) -> None:
         schema = target._schema
         if schema.returns and not schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags:
             graph.erase_node(node)
-
-
-__all__ = ["REASON", "recognise"]

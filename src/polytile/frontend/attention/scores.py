@@ -198,5 +198,3 @@ _STEPS: dict[Any, Callable[[_Reading, torch.fx.Node], None]] = {
     aten.add.Tensor: _Reading.plus,
     aten.where.self: _Reading.chosen,
 }
-
-__all__ = ["LOWEST", "PRODUCTS", "SOFTMAXES", "NotAttention", "Scores", "scores_of"]

@@ -88,13 +88,13 @@ def plain(node: torch.fx.Node) -> torch.fx.Node:
     """What `node` is a copy of in the same shape and type, or a view of all of."""
     while True:
         whole = node.target == EXPAND and same(shape(source(node)), shape(node))
-        if node.target in (aten.clone.default, aten.alias.default) or whole or _is_whole_slice(node):
+        if node.target in (aten.clone.default, aten.alias.default) or whole or is_whole_slice(node):
             node = source(node)
         else:
             return node
 
 
-def _is_whole_slice(node: torch.fx.Node) -> bool:
+def is_whole_slice(node: torch.fx.Node) -> bool:
     return node.target == SLICE and same(shape(source(node)), shape(node))
 
 
@@ -132,9 +132,3 @@ def number(node: Any, module: torch.fx.GraphModule) -> float | None:
         if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
             return float(constant.item())
     return None
-
-
-__all__ = [
-    "CASTS", "COPIES", "EXPAND", "PERMUTE", "RESHAPES", "UNSQUEEZE", "VIEWS", "is_one", "keeps_order", "number", "plain", "same",
-    "shape", "source", "unrepeated", "uses", "value",
-]  # fmt: skip

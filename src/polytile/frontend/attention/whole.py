@@ -81,6 +81,3 @@ def _is_ours(tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, c
 def _of_rank_4(tensor: Tensor) -> Tensor:
     """(batch, rows, columns), or (rows, columns), with one head."""
     return tensor if tensor.ndim == 4 else tensor.unsqueeze(-3)
-
-
-__all__ = ["attention", "keep_whole"]

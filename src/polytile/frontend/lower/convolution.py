@@ -31,12 +31,12 @@ def convolution(
     """oneDNN's convolution of two-dimensional images on a CPU by a constant weight that is packed in oneDNN's own layouts.
     Raises LoweringError, so that ATen's runs, for all others."""
     limit, view = options.get("packed_weights_mib") << 20, weight.view
-    numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
-    if transposed or weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
+    numbers = [*stride, *padding, *dilation, *output_padding, groups, *weight.sizes]
+    if weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
         raise LoweringError(PLAIN)
     if not limit or images.dtype != weight.dtype or view is None or not _is_constant(builder.buffers[view.buffer], view):
         raise LoweringError(PLAIN)
-    given = (list(stride), list(padding), list(dilation), False, list(output_padding), groups)
+    given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     with unset_fake_temporarily():  # whether weights can be packed is tried on tensors
         if not can_pack(weight.dtype):
             raise LoweringError(PLAIN)

@@ -39,7 +39,7 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
             _require_float(source)
         result = builder.result_sizes()
         over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, result)
-        total = summed(builder, over, result, lambda point, step: over.element(point, step, outside=0))
+        total = _summed_elements(builder, over)
 
         def at(point: Point) -> Node:
             value = total.at(point)
@@ -113,6 +113,31 @@ def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Elem
         return first
 
     return computed(result, dtype, device, at)
+
+
+def _summed_elements(builder: Builder, over: Windows) -> Tensor:
+    """The sums of the windows' elements: along rows the last, where that saves enough."""
+    if not _separable(builder.result(), over):
+        return summed(builder, over, over.result, lambda point, step: over.element(point, step, outside=0))
+    columns = over.along(slice(None, -1), over.source, (*over.result[:-1], over.extents[-1]))
+    sums = summed(builder, columns, columns.result, lambda point, step: columns.element(point, step, outside=0))
+    rows = over.along(slice(-1, None), builder.realize(sums), over.result)
+    return summed(builder, rows, over.result, lambda point, step: rows.element(point, step, outside=0))
+
+
+STRIDED, STORED = 12, 4
+"""What reading an element that has no neighbour beside it costs, and storing one and reading it again, in reads along rows."""
+
+
+def _separable(traced: torch.Tensor, over: Windows) -> bool:
+    """Whether summing each window's columns first, along whole rows, takes half the work or less. Vectors of a CPU then read
+    neighbours, where those of windows that step along rows take each lane's element apart: 5×5 windows of 4×33×63×71 elements.
+    On a GPU such reads meet in the cache."""
+    if traced.device.type != "cpu" or as_they_lie(traced)[-1] != traced.ndim - 1:
+        return False
+    along, step = over.kernel[-1], over.stride[-1]
+    each = STRIDED if step > 1 else 1
+    return over.count * each >= 2 * ((over.count // along + STORED) * step + along * each)
 
 
 def _divisor(over: Windows, point: Point, padding_counts: bool, override: Size | int | None, dtype: torch.dtype) -> Node:

@@ -78,6 +78,8 @@ class Windows:
         """
         asked = []
         for d, at in enumerate(self.position(point, step)):
+            if (self.kernel[d], self.stride[d], self.padding[d]) == (1, 1, 0):
+                continue
             before, after = step[d] * self.dilation[d], (self.kernel[d] - 1 - step[d]) * self.dilation[d]
             if not sizes.is_nonnegative(sympy.expand(before - self.padding[d])):
                 asked.append(compare("ge", at, ZERO))
@@ -89,6 +91,16 @@ class Windows:
         """Element `step` of the window of `point`, `outside` where it stands in the padding."""
         node = self.source.at((*point[: -self.rank], *self.position(point, step)))
         return chosen(self.inside(point, step), node, outside)
+
+    def along(self, dims: slice, source: Tensor, result: tuple[Size, ...]) -> Windows:
+        """Windows over `source` that slide as these do over some of the dimensions, and are single elements of the others."""
+
+        def only(numbers: Numbers, other: int) -> Numbers:
+            kept = range(self.rank)[dims]
+            return tuple(n if d in kept else other for d, n in enumerate(numbers))
+
+        spans = only(self.kernel, 1), only(self.stride, 1), only(self.padding, 0), only(self.dilation, 1)
+        return Windows(source, result, *spans, self.ceil)
 
     def number(self, point: Point, step: Step) -> Node:
         """The number of element `step` of the window of `point` among those that windows slide over, row-major."""

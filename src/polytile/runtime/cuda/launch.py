@@ -21,7 +21,7 @@ import torch
 
 from polytile.errors import DeviceError
 from polytile.runtime import compile as compiler
-from polytile.runtime.cuda import driver, hip
+from polytile.runtime.cuda import driver, hip, products
 from polytile.runtime.formula import Formula
 
 SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
@@ -254,6 +254,8 @@ def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
 
 def failed(name: str, code: int) -> NoReturn:
     """Raises what a negative result of a launch means: OutOfMemoryError, DeviceLost or LaunchFailed."""
+    if (refused := products.failed(name, code)) is not None:
+        raise refused
     if code == -driver.OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
     raise driver.refusal(-code, f"kernel {name!r} could not be launched")

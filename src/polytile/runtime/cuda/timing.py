@@ -1,8 +1,8 @@
 """How long a GPU takes for a kernel: events around a replayed graph of calls, so that no launch is waited for.
 
 A single launch, and calls that cannot be recorded, are timed by events alone, behind a short wait on the device that lets
-the host get ahead. A single call through Python is replayed as well: a library's takes the host longer than that wait, and its
-first calls, which decide how often it is called in a burst, ten times as long. With cold caches each call is timed by itself
+the host get ahead. A single call of a library is replayed as well: it takes the host longer than that wait, and its first
+calls, which decide how often it is called in a burst, ten times as long. With cold caches each call is timed by itself
 after the L2 cache was overwritten.
 """
 

@@ -1,0 +1,180 @@
+"""Products that a library computes on a GPU, called from C (runtime/cuda/products.py): a call costs what the library's function
+does.
+
+An epilogue that the library lacks is a kernel of its own. It reads the product from scratch memory. What a plan declines is
+multiplied by ATen through Python.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.candidates.library.epilogue import LibraryEpilogue
+from polytile.candidates.library.matmul import MatmulLibrary
+from polytile.errors import CompileFailed, CompilerMissing, DeviceError
+from polytile.ir import sizes as algebra
+from polytile.matmul.cpp.spec import SIZES
+from polytile.matmul.gemm_args import operands
+from polytile.runtime import launcher
+from polytile.runtime.arguments import CPU, CUDA
+from polytile.runtime.cuda.products import AtenPlan, Operand, Product
+from polytile.runtime.formula import encode
+
+log = logging.getLogger("polytile.candidates")
+
+Strides = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
+"""Of batch, row and column, in elements."""
+
+
+class NativeProduct(MatmulLibrary):
+    """A product by `plan`, straight into the result or, for `unfused`, into scratch memory. `epilogue`: what the library adds
+    itself."""
+
+    epilogue: LibraryEpilogue | None = None
+    compute = 0
+
+    @property
+    def second_kernel(self) -> bool:
+        return self.unfused is not None and self.epilogue is None
+
+    @property
+    def device(self) -> int:
+        """The number of the GPU; -1 for a CPU, which stands for one in tests."""
+        assert self.target is not None
+        return (self.target.index or 0) if self.target.type == "cuda" else -1
+
+    def plan(self) -> AtenPlan:
+        """What C is told. Raises DeviceError where the library cannot be had, CompileFailed or CompilerMissing."""
+        return AtenPlan(self.product, self.device)
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        product = NativeEntry.of_product(self.plan(), self._multiply if self.second_kernel else self._call)
+        if not self.second_kernel and not self._converts:
+            return product
+        self._product_call = self._dispatcher(product)
+        both = None if self._converts else self._with_epilogue(product)
+        if both is None:
+            return PythonEntry(self._apart, recordable=True)
+        owner, address, threads = both
+        return NativeEntry(address, threads, (product, owner), otherwise=self._apart)
+
+    def _with_epilogue(self, product: NativeEntry) -> tuple[Any, int, int] | None:
+        """The product and the epilogue's own kernel as one native kernel, if they can be."""
+        dispatch = getattr(self.unfused, "dispatch", None)
+        if dispatch is None:
+            return None
+        size = self.kernel.product_storage.itemsize
+        return launcher.product_with_epilogue(product, dispatch, len(SIZES), size, max(0, self.device))
+
+    @property
+    def _converts(self) -> bool:
+        """Whether operands are stored in other types than they are multiplied in."""
+        return self.kernel.operand_dtypes != (self.kernel.in_dtype, self.kernel.in_dtype)
+
+    # what C is told ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def strides(self) -> Mapping[str, Strides | None]:
+        """Strides of A, B, C and D (see Product) in the names of the kernel's sizes; None: there is none."""
+        named = {name: sympy.Symbol(name, integer=True) for name in self.kernel.leading}
+
+        def own(letter: str, axes: str) -> Strides:
+            return tuple(named[f"{letter}_stride_{axis}"] for axis in axes)  # type: ignore[return-value]
+
+        found: dict[str, Strides | None] = {"A": own("a", "bmk"), "B": own("b", "bkn"), "C": None}
+        one = sympy.Integer(1)
+        if self.epilogue is not None:
+            found["C"] = (*self.epilogue.addend_strides, one) if self.epilogue.addend else None
+            return {**found, "D": (*self.epilogue.out_strides, one)}
+        return {**found, "D": (named["M"] * named["N"], named["N"], one) if self.second_kernel else own("c", "bmn")}
+
+    @cached_property
+    def product(self) -> Product:
+        """The product as C is told of it. Raises IRError for strides that cannot be computed in a call."""
+        kernel, epilogue = self.kernel, self.epilogue
+        places: dict[sympy.Symbol, int] = {sympy.Symbol(name, integer=True): k for k, name in enumerate(kernel.leading)}
+        places |= {symbol: len(kernel.leading) + k for k, symbol in enumerate(kernel.symbols)}
+        tensors = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
+        stored = kernel.product_storage if self.second_kernel else kernel.product_dtype
+
+        def operand(name: str, tensor: int, dtype: torch.dtype) -> Operand | None:
+            strides = self.strides[name]
+            return None if strides is None else Operand(tensor, dtype, tuple(encode(s, places) for s in strides))  # type: ignore[arg-type]
+
+        out = tensors[epilogue.out] if epilogue is not None else 2
+        a, b, d = operand("A", 0, kernel.in_dtype), operand("B", 1, kernel.in_dtype), operand("D", out, stored)
+        assert a is not None and b is not None and d is not None
+        matter = len(kernel.leading) + (len(kernel.symbols) if epilogue is not None else 0)
+        c = operand("C", tensors[epilogue.addend], stored) if epilogue is not None and epilogue.addend else None
+        bias = tensors[epilogue.bias] if epilogue is not None and epilogue.bias else None
+        return Product(a, b, d, matter, c, bias, self.compute)
+
+    def strides_at(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+        """The strides of A, B, C and D at these sizes, zeros for none. Where they depend on others, those of dense tensors."""
+        full = {**self.kernel.dense_strides(sizes), **sizes}
+        values = {s: full[s.name] for own in self.strides.values() for e in own or () for s in e.free_symbols if s.name in full}
+        dense = (full["M"] * full["N"], full["N"], 1)
+        found = []
+        for own in self.strides.values():
+            known = own is not None and all(e.free_symbols <= values.keys() for e in own)
+            found.append(tuple(algebra.evaluate(e, values) for e in own) if known and own else dense if own else (0, 0, 0))
+        return tuple(found)
+
+    # calls through Python ---------------------------------------------------------------------------------------------
+
+    def _dispatcher(self, native: NativeEntry) -> launcher.Dispatcher:
+        """The product alone as a function of A, B, the result and the integers that matter."""
+        on = CPU if self.device < 0 else CUDA
+        codes = (0,) * self.product.integers
+        return launcher.Dispatcher(f"product {self.name}", codes, lambda key, args: native, device=on)  # type: ignore[abstract]
+
+    def _apart(self, *args: Any) -> None:
+        """A call that takes more than the product: copies of the operands in one type, or the epilogue's own kernel."""
+        kernel, count = self.kernel, len(self.kernel.tensors)
+        batch, m, n = args[count : count + 3]
+        a, b, matter = *args[:2], args[count : count + self.product.integers]
+        if self._converts:
+            named, _ = operands(kernel, args)
+            a, b = (named[name].to(kernel.in_dtype) for name in ("A", "B"))
+            matter = (*matter[:4], *a.stride(), *b.stride(), *matter[len(SIZES) :])
+        if not self.second_kernel:
+            self._product_call(a, b, *args[2:count], *matter)
+            return
+        out = torch.empty_strided((batch, m, n), (m * n, n, 1), dtype=kernel.product_storage, device=a.device)
+        self._product_call(a, b, out, *matter)
+        assert self.unfused is not None
+        self.unfused(out, *args[2:count], *args[count + len(SIZES) :])
+
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *ints: int) -> None:
+        """ATen's product into scratch memory."""
+        batch, m, n, k = ints[:4]
+        left = a.as_strided((batch, m, k), ints[4:7], a.storage_offset())
+        right = b.as_strided((batch, k, n), ints[7:10], b.storage_offset())
+        out.copy_(self._product(left, right, batch == 1).view(out.shape))
+
+
+class AtenProduct(NativeProduct):
+    """ATen's `mm` or `bmm`. Where C cannot call it, Python does."""
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        if self.kernel.in_dtype.itemsize == 1 or self._converts or self._result != self.kernel.product_storage:
+            return PythonEntry(self._call, recordable=True)
+        try:
+            return super().entry()
+        except (CompilerMissing, CompileFailed, DeviceError) as error:
+            log.info("%s is called through Python: %s", self.kernel.digest[:8], error)
+            return PythonEntry(self._call, recordable=True)
+
+    @property
+    def _result(self) -> torch.dtype:
+        return self.kernel.product_storage if self.second_kernel else self.kernel.product_dtype
+
+
+__all__ = ["AtenProduct", "NativeProduct"]

@@ -1,0 +1,272 @@
+"""Products by libraries as native entries: plans for product.c, which calls cuBLASLt or ATen without Python.
+
+    product = Product(a=Operand(0, dtype, strides), b=..., d=..., integers=13)
+    plan = Plan(product, device, rank=0)               # cuBLASLt's first proposal; AtenPlan: whatever ATen does
+    NativeEntry.of_product(plan, otherwise)            # `otherwise` takes the calls that the plan declines
+
+A call costs about what the library's own C function does. The heuristic is asked once for each combination of a call's integers
+and the alignment of its tensors, in C as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytile.errors import DeviceError, LaunchFailed
+from polytile.runtime import compile as compiler
+from polytile.runtime import pytorch
+from polytile.runtime.cuda import cublaslt, driver
+from polytile.runtime.cuda.cublaslt import COMPUTE_32I, MOST_WORKSPACE, TYPES, Algorithm
+from polytile.runtime.formula import Formula
+
+SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("product.c"))
+LIBRARY_STATUS = 100000
+"""A library's status s comes back from a call as minus this and s."""
+PROPOSALS = 6
+"""The most that a plan asks the heuristic for."""
+ALIGNMENT = 16
+"""Bytes; no algorithm asks for more."""
+
+_DRIVER = ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+_STREAM = "aoti_torch_get_current_cuda_stream"
+_MEMORY = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr",
+           "aoti_torch_create_tensor_from_blob")  # fmt: skip
+_PRODUCTS = ("mm_out", "bmm_out", "_int_mm_out")
+_CUBLASLT = tuple(
+    f"cublasLt{name}" for name in (
+        "MatmulDescCreate", "MatmulDescSetAttribute", "MatmulDescDestroy", "MatrixLayoutCreate", "MatrixLayoutSetAttribute",
+        "MatrixLayoutDestroy", "MatmulPreferenceCreate", "MatmulPreferenceSetAttribute", "MatmulPreferenceDestroy",
+        "MatmulAlgoGetHeuristic", "Matmul",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a call has a batch of matrices: the number of its tensor, the type of its elements, and its strides (batch, row,
+    column; in elements) as formulas of the call's integers."""
+
+    tensor: int
+    dtype: torch.dtype
+    strides: tuple[Formula, Formula, Formula]
+
+
+@dataclass(frozen=True)
+class Product:
+    """D = A · B + C + bias of calls whose first integers are batch, M, N and K; C and the bias (the number of its tensor) may be
+    missing. The first `integers` of a call decide what runs."""
+
+    a: Operand
+    b: Operand
+    d: Operand
+    integers: int
+    c: Operand | None = None
+    bias: int | None = None
+    compute: int = 0
+
+    @property
+    def operands(self) -> tuple[Operand | None, ...]:
+        return self.a, self.b, self.c, self.d
+
+
+_Code = ctypes.POINTER(ctypes.c_int64)
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = [
+        ("strides", _Code * 3),
+        ("tensor", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("torch_type", ctypes.c_int32),
+    ]
+
+
+class _Head(ctypes.Structure):
+    """The first members of product.c's Plan; what follows belongs to C and starts as zeros."""
+
+    _fields_ = [
+        ("api", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("handle", ctypes.c_void_p),
+        ("fastest_at", ctypes.c_int64 * 4),
+        ("most_workspace", ctypes.c_uint64),
+        ("operands", _Operand * 4),
+        ("bias", ctypes.c_int32),
+        ("compute", ctypes.c_int32),
+        ("scale", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("integers", ctypes.c_int32),
+        ("refusals", ctypes.c_int32),
+        ("has_run", ctypes.c_int32),
+    ]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [("sizes", ctypes.c_int64 * 4), ("strides", ctypes.c_int64 * 3 * 4), ("alignment", ctypes.c_uint32 * 5)]
+
+
+class _Proposal(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t"""
+
+    _fields_ = [
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    ]
+
+
+class AtenPlan:
+    """How ATen is called for a product on device number `device`; -1: on the CPU. Raises DeviceError where torch's C functions
+    cannot be had."""
+
+    symbol = "polytile_product_aten"
+
+    def __init__(self, product: Product, device: int, rank: int = 0, fastest_at: Mapping[str, int] | None = None) -> None:
+        library = prepare().result()
+        self.device, self.address, self._held = device, library.address(self.symbol), []  # type: ignore[var-annotated]
+        size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_product_bytes"))()
+        release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_product_release"))
+        block = self._hold((ctypes.c_uint64 * (size // 8 + 1))())
+        head = self._head = _Head.from_buffer(block)
+        head.api = ctypes.addressof(self._hold(self._functions()))
+        head.context = driver.context(device) if device >= 0 else None
+        head.handle = self._handle()
+        found = fastest_at or {}
+        head.fastest_at = (ctypes.c_int64 * 4)(*[found.get(name, -1) for name in ("batch", "M", "N", "K")])
+        head.most_workspace, head.rank, head.integers = MOST_WORKSPACE, rank, product.integers
+        head.operands = (_Operand * 4)(*map(self._operand, product.operands))
+        head.bias = -1 if product.bias is None else product.bias
+        head.compute, head.device = product.compute, device
+        head.scale = TYPES[torch.int32 if product.compute == COMPUTE_32I else torch.float32]
+        self.handle = ctypes.addressof(block)
+        weakref.finalize(self, _released, release, block, self._held).atexit = False
+
+    @property
+    def refusals(self) -> int:
+        """How often the library refused a proposal after others had run."""
+        return int(self._head.refusals)
+
+    def _functions(self) -> ctypes.Array[ctypes.c_void_p]:
+        """What product.c calls, in the order of its Api."""
+        return (ctypes.c_void_p * 22)(*_of_torch(self.device), *[None] * len(_CUBLASLT))
+
+    def _handle(self) -> int:
+        return 0
+
+    def _hold(self, value: Any) -> Any:
+        self._held.append(value)
+        return value
+
+    def _operand(self, operand: Operand | None) -> _Operand:
+        if operand is None:
+            return _Operand(tensor=-1)
+        codes = [ctypes.cast(self._hold((ctypes.c_int64 * len(f))(*f)), _Code) for f in operand.strides]
+        return _Operand((_Code * 3)(*codes), operand.tensor, TYPES.get(operand.dtype, -1), _torch_type(operand.dtype))
+
+
+class Plan(AtenPlan):
+    """How cuBLASLt is called: proposal number `rank` of its heuristic, or the last one if there are fewer; elsewhere than at the
+    sizes `fastest_at`, if given, the first one. Raises DeviceError where there is no cuBLASLt, or it does not start."""
+
+    symbol = "polytile_product_cublaslt"
+
+    def _functions(self) -> ctypes.Array[ctypes.c_void_p]:
+        return (ctypes.c_void_p * 22)(*_of_torch(self.device), *_addresses(cublaslt.library(), _CUBLASLT))
+
+    def _handle(self) -> int:
+        return cublaslt.handle(self.device)
+
+    def proposals(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Algorithm, ...]:
+        """What the heuristic proposes for aligned tensors of these sizes (batch, M, N, K) and strides (of A, B, C and D)."""
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        shape, found = _Shape(), (_Proposal * PROPOSALS)()
+        shape.sizes = (ctypes.c_int64 * 4)(*sizes)
+        for k, own in enumerate(strides):
+            shape.strides[k] = (ctypes.c_int64 * 3)(*own)
+        shape.alignment = (ctypes.c_uint32 * 5)(*[ALIGNMENT] * 5)
+        function = ask(prepare().result().address("polytile_product_proposals"))
+        count = function(self.handle, ctypes.addressof(shape), ctypes.addressof(found))
+        return tuple(Algorithm(tuple(one.algorithm), one.workspace) for one in found[:count])
+
+
+@functools.lru_cache(maxsize=4096)
+def proposals(
+    product: Product, device: int, sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+) -> tuple[Algorithm, ...]:
+    """What cuBLASLt proposes for a product at these sizes, see Plan; the best first."""
+    return _asked(product, device).proposals(sizes, strides)
+
+
+@functools.lru_cache(maxsize=64)
+def _asked(product: Product, device: int) -> Plan:
+    return Plan(product, device)
+
+
+def _released(release: Any, block: Any, held: list[Any]) -> None:
+    """Frees what C keeps for a plan that is no longer in use; `held` is what its pointers point to."""
+    release(ctypes.addressof(block))
+    held.clear()
+
+
+def prepare() -> compiler.Compilation:
+    """Starts compiling product.c, or finds it in the cache; returns at once."""
+    return compiler.compile_c("cuda_product", "\n".join(path.read_text() for path in SOURCES))
+
+
+def reset() -> None:
+    """Forgets the library and what it has proposed."""
+    cublaslt.reset()
+    proposals.cache_clear()
+    _asked.cache_clear()
+
+
+def _of_torch(device: int) -> list[int | None]:
+    """Addresses of the driver's functions, and of torch's stable C functions for a device."""
+    folder = Path(torch.__file__).parent / "lib"
+    kind = "cpu" if device < 0 else "hip" if pytorch.hip() is not None else "cuda"
+    try:
+        cpu = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+        own = cpu if device < 0 else ctypes.CDLL(str(folder / f"libtorch_{kind}.so"))
+        before: list[int | None] = [None] * 4
+        if device >= 0:
+            before = [*_addresses(driver.library(), _DRIVER), *_addresses(own, (_STREAM,))]
+        shim = "cpu" if device < 0 else "cuda"
+        return [*before, *_addresses(cpu, _MEMORY), *_addresses(own, [f"aoti_torch_{shim}_{name}" for name in _PRODUCTS])]
+    except (OSError, AttributeError) as error:
+        raise DeviceError(f"torch {torch.__version__} lacks what products called from C need ({error}).") from error
+
+
+def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int | None]:
+    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
+
+
+def _torch_type(dtype: torch.dtype) -> int:
+    """torch's own number of a type, -1 for one that its stable C functions lack."""
+    function = getattr(_torch_cpu(), f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}", None)
+    return -1 if function is None else int(function())
+
+
+@functools.cache
+def _torch_cpu() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def failed(name: str, code: int) -> LaunchFailed | None:
+    """The error that a negative result of a call means, if a library gave it."""
+    if code > -LIBRARY_STATUS:
+        return None
+    return LaunchFailed(f"kernel {name!r}: cuBLASLt refused to multiply: status {-code - LIBRARY_STATUS}.")
+
+
+__all__ = ["ALIGNMENT", "PROPOSALS", "AtenPlan", "Operand", "Plan", "Product", "failed", "prepare", "proposals", "reset"]

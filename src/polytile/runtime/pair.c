@@ -1,0 +1,124 @@
+/* Part of the launcher: a library's product and the kernel of its epilogue as one native kernel, which touches no tensor's Python
+   object.
+
+   The product goes to scratch memory from torch's allocator, and the epilogue's dispatcher is asked for what runs on it. Where that
+   is no native kernel, or one that candidates are tried beside, the call is declined before anything is done: the pair's Python
+   form takes it. */
+
+enum { TORCH_UINT8 = 0, SIZES = 3 }; /* batch, M and N come first among the integers of a product */
+
+/* Set once by configure_pairs(). */
+static struct {
+    int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
+                          int32_t device, void **tensor);
+    int32_t (*delete_tensor)(void *tensor);
+} memory;
+
+typedef struct {
+    Kernel product;
+    long plan;
+    Dispatcher *epilogue;
+    int leading;      /* integers of the product; the epilogue's follow */
+    int element_size; /* bytes of an element of the product */
+    int index;        /* of the device */
+} Pair;
+
+/* What the epilogue's table has for a call, with a new reference to its entry; no entry where that is nothing native, or where
+   something else is due. Takes the GIL. */
+static Slot epilogue_of(Dispatcher *self, void *const *pointers, const long *integers)
+{
+    int64_t fields[self->field_count + 1];
+    PyGILState_STATE state = PyGILState_Ensure();
+    fields_of(self, pointers, integers, fields);
+    Slot *found = slot_at(self, fields, integers), slot = {0};
+    if (found->kernel != NULL && found->call == NULL && found->trial == NULL && found->left != 1) {
+        found->left -= found->left > 0;
+        found->calls++;
+        slot = *found;
+        Py_INCREF(slot.entry);
+    }
+    PyGILState_Release(state);
+    return slot;
+}
+
+static void forget_entry(PyObject *entry)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(entry);
+    PyGILState_Release(state);
+}
+
+static long run_pair(void *const *pointers, const long *integers, long address)
+{
+    const Pair *self = (const Pair *)address;
+    Dispatcher *epilogue = self->epilogue;
+    int64_t bytes = self->element_size, stride = 1;
+    for (int i = 0; i < SIZES; i++)
+        bytes *= integers[i];
+    void *tensor, *scratch;
+    if (bytes <= 0 || epilogue->tensors < 1
+        || memory.new_tensor(1, &bytes, &stride, TORCH_UINT8, epilogue->device, self->index, &tensor) != 0)
+        return DECLINED;
+    void *given[epilogue->tensors];
+    long code = configured.get_data_ptr(tensor, &scratch) == 0 ? 0 : DECLINED;
+    given[0] = scratch;
+    memcpy(&given[1], &pointers[2], (size_t)(epilogue->tensors - 1) * sizeof *given);
+    Slot slot = {0};
+    if (code == 0)
+        slot = epilogue_of(epilogue, given, &integers[self->leading]);
+    if (slot.entry == NULL) {
+        code = DECLINED;
+    } else {
+        void *const operands[] = {pointers[0], pointers[1], scratch};
+        code = self->product(operands, integers, self->plan);
+        if (code == 0)
+            code = slot.kernel(given, &integers[self->leading], slot.threads);
+        forget_entry(slot.entry);
+    }
+    memory.delete_tensor(tensor);
+    return code;
+}
+
+static void delete_pair(PyObject *capsule)
+{
+    Pair *self = PyCapsule_GetPointer(capsule, NULL);
+    Py_DECREF(self->epilogue);
+    PyMem_Free(self);
+}
+
+/* new_pair(address of the product, its plan, the epilogue's dispatcher, integers of the product, bytes of its elements, device)
+   -> (what owns it, address of its kernel, its own address); None where the epilogue has no dispatcher of this module, or tensors
+   are read by data_ptr() */
+static PyObject *new_pair(PyObject *module, PyObject *parsed)
+{
+    unsigned long long product;
+    PyObject *epilogue;
+    Pair given;
+    if (!PyArg_ParseTuple(parsed, "KlOiii", &product, &given.plan, &epilogue, &given.leading, &given.element_size, &given.index))
+        return NULL;
+    if (memory.new_tensor == NULL || configured.tensor == NULL || Py_TYPE(epilogue)->tp_dealloc != dispatcher_dealloc)
+        Py_RETURN_NONE;
+    Pair *self = PyMem_Malloc(sizeof(Pair));
+    if (self == NULL)
+        return PyErr_NoMemory();
+    given.product = (Kernel)(uintptr_t)product;
+    given.epilogue = (Dispatcher *)Py_NewRef(epilogue);
+    *self = given;
+    PyObject *owner = PyCapsule_New(self, NULL, delete_pair);
+    if (owner == NULL) {
+        Py_DECREF(epilogue);
+        PyMem_Free(self);
+        return NULL;
+    }
+    return Py_BuildValue("NKK", owner, (unsigned long long)(uintptr_t)run_pair, (unsigned long long)(uintptr_t)self);
+}
+
+/* configure_pairs(addresses of torch's functions that make a tensor and delete one) */
+static PyObject *configure_pairs(PyObject *module, PyObject *parsed)
+{
+    unsigned long long address[2];
+    if (!PyArg_ParseTuple(parsed, "KK", &address[0], &address[1]))
+        return NULL;
+    memcpy(&memory, address, sizeof memory);
+    Py_RETURN_NONE;
+}
