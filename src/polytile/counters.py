@@ -21,7 +21,7 @@ NAMES = {
     "candidates_benchmarked": "candidates timed",
     "store_hits": "decisions that measurements on record made",
     "sizes_refined": "sizes that were measured because they came often",
-    "dispatch_misses": "calls that met a regime without an entry in the dispatch table",
+    "dispatch_misses": "calls that met a regime for which nothing was decided",
     "compiler_runs": "runs of the C and C++ compiler; Triton kernels compiled",
     "weights_packed": "packed copies of weights made",
     "seconds": "seconds that first calls took, by stage",

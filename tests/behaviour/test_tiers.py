@@ -77,28 +77,43 @@ def test_explain_shows_the_program_and_what_is_pending() -> None:
     assert {row.link for row in alone.decisions} <= {"measured", "exact", "nearby", "only"} and alone.decisions
 
 
-def test_the_calling_thread_neither_compiles_nor_measures(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+def test_the_calling_thread_neither_compiles_nor_loads_nor_decides_nor_packs(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    from polytile.dispatch import MultiKernel
     from polytile.dispatch.links import measured
+    from polytile.matmul import packed_weights
     from polytile.runtime import compile as compiling
 
-    seen: dict[str, set[str]] = {"tune": set(), "compile": set(), "program": set()}
+    seen: dict[str, set[str]] = {}
 
-    def noted(what: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def note(owner: Any, name: str) -> None:
+        """Has it noted which threads call that function."""
+        real, threads = getattr(owner, name), seen.setdefault(name, set())
+
         def call(*args: Any, **named: Any) -> Any:
-            seen[what].add(threading.current_thread().name)
+            threads.add(threading.current_thread().name)
             return real(*args, **named)
 
-        return call
+        monkeypatch.setattr(owner, name, call)
 
-    monkeypatch.setattr(measured, "tuner", noted("tune", measured.tuner))
-    monkeypatch.setattr(compiling, "_run_compiler", noted("compile", compiling._run_compiler))
-    monkeypatch.setattr(programs, "compile_program", noted("program", programs.compile_program))
-    run, mine = compiled(activation), threading.current_thread().name
+    note(measured, "tuner")
+    note(compiling, "_run_compiler")
+    note(compiling, "_load_file")
+    note(programs, "compile_program")
+    note(MultiKernel, "choose_entry")
+    note(MultiKernel, "adopt")
+    note(packed_weights.panels, "make")
+    weight, mine = torch.nn.Parameter(torch.randn(192, 192), requires_grad=False), threading.current_thread().name
+    run = compiled(lambda x: F.gelu(torch.softmax(x @ weight, -1) * 1.5))
     for rows in (5, 70, 900):
-        run(*sized(rows))
-        assert polytile.wait(timeout=PATIENCE)
-        run(*sized(rows))
-    assert all(seen.values()) and not any(mine in threads for threads in seen.values())
+        x = torch.randn(rows, 192)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), F.gelu(torch.softmax(x @ weight, -1) * 1.5))
+            assert polytile.wait(timeout=PATIENCE)
+            assert polytile.counters["weights_packed"] == 1, "before the program's first call"
+    assert not any(mine in threads for threads in seen.values()), seen
+    assert all(threads for name, threads in seen.items() if name != "choose_entry"), seen
 
 
 def test_forward_and_backward_take_over_together() -> None:

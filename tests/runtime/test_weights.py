@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from polytile.runtime import native, weights
+from polytile.runtime import background, native, weights
+from tests.waiting import PATIENCE
 
 
 class Asked:
@@ -147,4 +149,52 @@ def test_a_site_waits_longer_for_weights_that_change_soon() -> None:
     weight.add_(1)
     assert site.find(weight) is not None  # it served a hundred calls: the next copy is made at once
     site.find.release()
+    weights.forget()
+
+
+def halving(
+    site_waits: bool, pause: threading.Event | None = None, begun: threading.Event | None = None
+) -> weights.Site:
+    """A site whose copies are half of the weight; making one says that it has `begun` and waits for `pause`."""
+
+    def make(view: Tensor) -> Tensor:
+        made = view / 2
+        if begun is not None:
+            begun.set()
+        assert pause is None or pause.wait(PATIENCE)
+        return made
+
+    recipe = weights.Recipe(object(), (64, 64), (64, 1), 0, 64 * 64 * 4, make)
+    return weights.Site(recipe, 1 << 20, eager=True, waits=site_waits)
+
+
+def test_where_calls_wait_for_nothing_the_background_makes_the_copy() -> None:
+    weight = torch.nn.Parameter(torch.randn(64, 64), requires_grad=False)
+    pause, begun = threading.Event(), threading.Event()
+    site, other = halving(False, pause, begun), halving(False)
+    assert [site.find(weight) for _ in range(200)] == [None] * 200 and site.reason == "it is being packed"
+    assert site.made == 0 and len(background.pending()) == 1, "it is asked for once"
+    assert begun.wait(PATIENCE) and other.find(weight) is None and other.reason == "it is being packed"
+    pause.set()
+    assert background.wait(PATIENCE)
+    found = [other.find(weight) for _ in range(200)]
+    assert background.wait(PATIENCE) and (found[-1] is not None or other.find(weight) is not None)
+    assert torch.equal(site.find(weight), weight / 2) and site.made == 1 and site.reason == ""  # type: ignore[arg-type]
+    weights.forget()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_weight_that_changes_while_it_is_packed_is_packed_again(counted: bool) -> None:
+    weight, pause = torch.nn.Parameter(torch.randn(64, 64), requires_grad=False), threading.Event()
+    site = halving(False, pause)
+    assert site.find(weight) is None
+    (weight if counted else weight.data).add_(1)
+    pause.set()
+    assert background.wait(PATIENCE) and site.made == 0
+    for _ in range(20):
+        found = site.find(weight)
+        assert background.wait(PATIENCE)
+        if found is not None:
+            break
+    assert found is not None and torch.equal(found, weight / 2)
     weights.forget()

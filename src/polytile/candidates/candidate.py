@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from polytile.candidates.entries import Entry
 from polytile.candidates.handles import Handle
@@ -12,6 +12,10 @@ from polytile.schedule.facts import Facts
 
 READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
+
+
+NOTHING = Facts(wide=True)
+"""What may be taken for granted of any call."""
 
 
 class Candidate(ABC):
@@ -66,6 +70,10 @@ class Candidate(ABC):
         """Whether `entry` returns at once; starts nothing. Default: yes."""
         return True
 
+    def when_ready(self, action: Callable[[], None]) -> None:
+        """Has `action` called, in any thread, once what was prepared is compiled, or has failed. Default: now."""
+        action()
+
     def failed(self) -> bool:
         """Whether compiling it is known to have failed. Default: no."""
         return False
@@ -81,9 +89,10 @@ class Candidate(ABC):
         """The form for regimes in which `facts` hold. Default: itself."""
         return self
 
-    def compiled_forms(self, facts: Facts) -> tuple[Candidate, ...]:
-        """The forms that are compiled and right where `facts` hold. Default: itself, if it is ready."""
-        return (self,) if self.ready() else ()
+    @property
+    def facts(self) -> Facts:
+        """What it takes for granted of the arguments of a call. Default: nothing."""
+        return NOTHING
 
     def pinned_to(self, sizes: Mapping[str, int]) -> Candidate:
         """The form for a regime that chose it by its time at these sizes. Default: itself."""

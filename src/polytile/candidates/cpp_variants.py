@@ -74,9 +74,15 @@ def _splits(nest: Nest) -> bool:
     return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
 
 
+LIMITED = ("persistent", "streamed", "short", "split")
+"""Variants that make sense at some sizes alone, however many threads run them."""
+
+
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` makes sense at these sizes; the plain or looped variant on one thread always does."""
     threads, variant = int(config["threads"]), config["variant"]
+    if threads == 1 and variant not in LIMITED:
+        return True
     e = extent(kernel, size)
     if threads > 1 and e.points < 1024:
         return False

@@ -120,11 +120,6 @@ class TritonCandidate(Candidate):
                 self._specialised[facts] = Specialised(self, facts)
             return self._specialised[facts]
 
-    def compiled_forms(self, facts: Facts) -> tuple[Specialised, ...]:
-        with self._lock:
-            known = tuple(self._specialised.values())
-        return tuple(form for form in known if facts.include(form.facts) and form.ready() and not form.excess)
-
     def entry(self) -> NativeEntry | PythonEntry:
         """The form without any facts, which is right everywhere."""
         return self.specialise(Facts(wide=True)).entry()
@@ -136,11 +131,15 @@ class Specialised(Candidate):
     origin = TritonCandidate.origin
 
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
-        self.base, self.facts = base, facts
+        self.base, self._facts = base, facts
         self.name, self.config, self.recipe, self.hard_limits = base.name, base.config, base.recipe, base.hard_limits
         self._lock = locks.lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
 
     @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
@@ -215,6 +214,13 @@ class Specialised(Candidate):
             return True
         promises = self._promises
         return promises is not None and all(p.done() and p.exception() is None for p in promises)
+
+    def when_ready(self, action: Callable[[], None]) -> None:
+        promises = self._promises or ()
+        for promise in promises:
+            promise.add_done_callback(lambda _: action() if all(p.done() for p in promises) else None)
+        if not promises:
+            action()
 
     def failed(self) -> bool:
         """Whether compiling it has failed, or its code needs more than the device has."""

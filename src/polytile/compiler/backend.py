@@ -340,7 +340,9 @@ class _Compiler:
         def build() -> Boxed | None:
             with settings.restored(self.options):
                 try:
-                    return make().call
+                    compiled = make()
+                    compiler.pack_weights(compiled, tiered.arguments())
+                    return compiled.call
                 except CompilerMissing as error:
                     why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
                     say_once(why)

@@ -6,6 +6,7 @@ is what `explain()` reports.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from polytile import debug, locks, options
+from polytile.candidates.candidate import Candidate
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
+from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
@@ -29,6 +33,7 @@ from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs, toolchain
+from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.neutral import neutral
 from polytile.runtime.target import Target
 from polytile.tuning import budget
@@ -103,6 +108,9 @@ def compile_program(
     with neutral(), counters.stage("generating"):
         with counters.stage("passes"):
             program, inplace = optimize(lowered.program)
+        for operation in program.operations:
+            if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
+                operation.target.waits = packed_weights.waits_for_packing()
         calls: list[tuple[MultiKernel, KernelCall]] = []
         defined: Defined = {}
 
@@ -193,6 +201,17 @@ def record(
     return compiled
 
 
+def pack_weights(compiled: CompiledProgram, arguments: Sequence[Any]) -> None:
+    """Packs the constant weights among the arguments of a call, so that later calls find the copies."""
+    inputs = compiled.program.inputs if compiled.program is not None else ()
+    given = {one.buffer: argument for one, argument in zip(inputs, arguments, strict=False)}
+    for _, call in compiled.calls:
+        packed = call.packed_weight
+        weight = given.get(packed.view.buffer) if packed is not None and packed.constant else None
+        if call.site is not None and isinstance(weight, torch.Tensor):
+            call.site.find(weight)
+
+
 def _show_progress() -> None:
     """From now on, where the option `progress` asks for it."""
     if options.get("progress") != "off":
@@ -217,11 +236,19 @@ def _prepare(calls: Calls, given: Values) -> None:
 
 
 def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
-    """Has calls with these values of the graph's size symbols find a kernel."""
+    """Has calls with these values of the graph's size symbols find a kernel, and others something that serves them."""
+    needed: list[tuple[MultiKernel, Candidate]] = []
     for values in given:
-        for multikernel, ints in calls_at(calls, values):
-            multikernel.decide_unmeasured(ints)
-            multikernel.prepare_everywhere(ints)
+        for one in calls:
+            for multikernel, ints in calls_at([one], values):
+                multikernel.decide_unmeasured(ints)
+                varying = [name for name, e in zip(multikernel.spec.size_names, one[1].sizes, strict=True) if e.free_symbols]
+                if (form := multikernel.prepare_everywhere(ints, varying)) is not None:
+                    needed.append((multikernel, form))
+    for multikernel, form in needed:
+        # A call that nothing else serves compiles what it can.
+        with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):
+            multikernel.offer(form)
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:

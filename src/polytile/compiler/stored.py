@@ -287,7 +287,10 @@ def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], made: dict
 def _target(target: Any, made: dict[Any, Any]) -> Any:
     """What a library call calls; one object for equal calls."""
     if isinstance(target, Convolution):
-        return made.setdefault(target, PackedConvolution(*target.made_from))
+        if target not in made:
+            made[target] = PackedConvolution(*target.made_from)
+            made[target].waits = packed_weights.waits_for_packing()
+        return made[target]
     return target
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +83,8 @@ class TieredGraph:
         self.settled = False
         """Whether its program is there, or will never be."""
         self.calls = 0
+        self._arguments: tuple[weakref.ref[torch.Tensor] | None, ...] = ()
+        """The tensors that the first call had."""
         self.call = self._callable()
         tiers.graphs.append(self)
 
@@ -93,6 +96,8 @@ class TieredGraph:
             if leads and tiers.due and not _recording():
                 tiers.take_over()
             if self.tier == 0:
+                if self.calls == 0:
+                    self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
                 self.calls += 1
                 counters.add("tier0_calls")
             try:
@@ -117,6 +122,10 @@ class TieredGraph:
             with self.tiers.lock:
                 self.settled = True
                 self.tiers.due = self.tiers.due or self._next is not None
+
+    def arguments(self) -> list[torch.Tensor | None]:
+        """The arguments of the first call that are tensors and alive."""
+        return [known() if known is not None else None for known in self._arguments]
 
     def take_over(self) -> None:
         if self._next is not None:

@@ -1,11 +1,9 @@
-"""How a MultiKernel decides with the option stall="never": callers find something that runs, the rest is done behind them.
+"""How a MultiKernel decides with the option stall="never": the table finds something that runs, the rest is done behind calls.
 
-    a call meets a regime without an entry    what is at hand serves it from this call on            on the caller's thread
-    Predict    the candidate that is known or predicted to be fastest is compiled and serves next    in the background
-    Measure    the shortlist is compiled, checked and measured, on arguments made up for it          in the background
-    Refine     the same at sizes that come often, in a regime that was measured at others            in the background
-
-What is at hand is right at these sizes: a form that was compiled for a regime with fewer facts, or the library's candidate.
+    a call meets an open regime    the table runs a leaf (fallbacks.py) and notes the call    on the caller's thread
+    Predict    what is known or predicted to be fastest is compiled, loaded and serves next   in the background
+    Measure    the shortlist is compiled, checked and measured, on arguments made up for it   in the background
+    Refine     the same at sizes that come often, in a regime that was measured at others     in the background
 """
 
 from __future__ import annotations
@@ -19,20 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.entries import Entry
+from polytile.candidates.candidate import Candidate
+from polytile.counters import counters
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
+from polytile.runtime.launcher import deciding
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 UNMEASURED = ("prior", "default")
 """Links of the selector whose decisions measuring may better."""
-
-
-LATEST = 3
-"""Candidates among which a new regime finds one until it is decided: to predict what one takes costs a call up to 1 ms."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
@@ -57,43 +53,32 @@ class Learning:
     def __init__(self, owner: MultiKernel) -> None:
         self._owner = weakref.ref(owner)
         self._asked: set[tuple[type[_Job], int]] = set()
-        self._latest = [candidate.name for candidate in owner.candidates if candidate.origin == "library"][:LATEST]
         self.trials: dict[int, LiveTrial] = {}
         _all.add(self)
 
-    def at_hand(self, args: tuple[Any, ...]) -> Entry | None:
-        """An entry for these arguments of those that are made; None where there is none. The best predicted of the candidates
-        that were decided on last, in the forms that are right here; the library's where none is."""
-        owner = self._owner()
-        assert owner is not None
-        ints = owner.spec.ints_of(args)
-        sizes, facts = owner.spec.sizes(ints), owner.keys.facts_for_code(ints, owner.pointers(args))
-        excluded = owner.excluded(owner.dispatcher.key_of(*args), sizes)
-        for names in (tuple(self._latest), owner.names):
-            made = [
-                form
-                for name in names
-                if name not in excluded
-                for form in owner.named(name).compiled_forms(facts)
-                if not form.failed() and (not form.hard_limits or owner.can_run(form, sizes, ints))
-            ]
-            if made:
-                return min(made, key=lambda form: form.cost(sizes)).entry() if len(made) > 1 else made[0].entry()
-        return None
+    def wake(self) -> None:
+        """The dispatch table has noted a call; it says so in the midst of it."""
+        background.wake(self)
 
-    def decided(self, name: str) -> None:
-        """A regime of the kernel has got this candidate."""
-        self._latest = [name, *(other for other in self._latest if other != name)][:LATEST]
+    def hear(self) -> None:
+        """Looks at the calls that the dispatch table has noted: the first in each regime that is not decided, and those that
+        were waited for."""
+        if (owner := self._owner()) is None:
+            return
+        for key, ints, pointers, callers in owner.dispatcher.notes():
+            with programs.on_behalf(*callers):
+                if owner.dispatcher.is_open(key):
+                    counters.add("dispatch_misses")
+                    self._ask(Predict, key, ints, pointers)
+                elif not owner.take_note(key):
+                    self._ask(Judge if key in self.trials else Refine, key, ints, pointers)
 
-    def predict(self, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
-        self._ask(Predict, key, ints, pointers)
+    def load_when_compiled(self, form: Candidate) -> None:
+        """Has a form that is being compiled loaded once it is, to serve where nothing is decided."""
+        form.when_ready(lambda: background.submit(Load(self, self._owner, 0, (), (), frozenset(), form)))
 
     def measure(self, key: int, ints: tuple[int, ...]) -> None:
         self._ask(Measure, key, ints, ())
-
-    def look(self, key: int, ints: tuple[int, ...]) -> None:
-        """A call at these integers was waited for: a trial has samples, or sizes come often."""
-        self._ask(Judge if key in self.trials else Refine, key, ints, ())
 
     def give_up_trials(self) -> None:
         """Has what is on trial measured in the background instead."""
@@ -136,7 +121,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad(), programs.on_behalf(*self.programs), _beside_calls(owner.spec.target):
+            with torch.no_grad(), programs.on_behalf(*self.programs), deciding(), _beside_calls(owner.spec.target):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:
@@ -150,8 +135,23 @@ class Predict(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        if owner.dispatcher.get(self.key) is not None:  # it has not been subdivided, or forgotten, since
-            owner.decide_unmeasured(self.ints, self.pointers, self.key)
+        owner.look_around(self.ints, 1)
+        owner.decide_unmeasured(self.ints, self.pointers, self.key)
+        owner.look_around(self.ints)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(_Job):
+    """Loads a form of a candidate that has been compiled."""
+
+    form: Candidate
+
+    disturbs = False
+    rank = 1.0
+
+    def work(self, owner: MultiKernel) -> None:
+        if self.form.ready():
+            owner.offer(self.form)
 
 
 class Measure(_Job):
@@ -182,7 +182,7 @@ class Refine(_Job):
     """Measures at the sizes themselves, if they come often enough, and puts what is better there into the table."""
 
     def work(self, owner: MultiKernel) -> None:
-        if (args := _made_up(owner, self.ints, self.key)) is not None:
+        if owner.is_due(self.key, self.ints, self.pointers) and (args := _made_up(owner, self.ints, self.key)) is not None:
             owner.refine(args)
 
 

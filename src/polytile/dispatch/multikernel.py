@@ -13,20 +13,19 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import collecting, last_resort, recorded, refining, selector, trace, trials
+from polytile.dispatch import collecting, last_resort, recorded, refiner, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
-from polytile.dispatch.failures import Failures
+from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import UNMEASURED, Learning
 from polytile.dispatch.links import forced, plan, prior
 from polytile.dispatch.live import LiveTrial
 from polytile.dispatch.plan_conditions import plan_conditions
-from polytile.dispatch.refiner import Refiner
 from polytile.dispatch.request import Request, measuring
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.subdivision import Regimes
-from polytile.dispatch.temporary import FirstRun, PendingEntry, ProvisionalEntry
+from polytile.dispatch.temporary import FirstRun, ProvisionalEntry
+from polytile.dispatch.tree import DecisionTree, Node
 from polytile.errors import (
     CompilerMissing,
     DeviceLost,
@@ -79,12 +78,7 @@ class MultiKernel:
         self.budget = budget
         self._lock = locks.rlock()
         self._choosing: set[int] = set()
-        self._regimes = Regimes(spec)
-        self._failures = Failures()
-        self._refiner = Refiner(self)
-        self._postponed: dict[int, int] = {}
-        """How often a regime's measuring was put off to a later call because memory or time was short."""
-        self._learning = self._learner()
+        self._tree = DecisionTree(spec.keys)
         self._noted: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
@@ -97,6 +91,8 @@ class MultiKernel:
             device=spec.device_type,
             on_due=self._on_due,
         )
+        self._learning = self._learner()
+        self._fallbacks = None if self._learning is None else Fallbacks(self, self._learning.wake)
         with settings.restored(self.options):
             checked = settings.get("check_inputs")
             self.plan_conditions = plan_conditions(spec.target.type)
@@ -120,13 +116,13 @@ class MultiKernel:
     def decisions(self) -> tuple[Decision, ...]:
         """The decision of every regime met so far."""
         with self._lock:
-            return tuple(self._regimes.decisions.values())
+            return self._tree.decisions
 
     @property
     def faulty(self) -> dict[str, str]:
         """Candidates that do not compile or have given a wrong result, in whatever regime that was, and why."""
         with self._lock:
-            return self._failures.faulty
+            return self._tree.faulty
 
     def decision_at(self, *args: Any) -> Decision | None:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
@@ -145,7 +141,7 @@ class MultiKernel:
             request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
-                raise NoCandidate(self._nothing_left(key, request))
+                raise NoCandidate(self._nothing_left(request))
             return decision
 
     def prepare(self, ints: Sequence[int]) -> None:
@@ -190,10 +186,9 @@ class MultiKernel:
         if self.decision_of(key) is None:
             entry = self._select(key, args)
             self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # this very decision may subdivide it
-        fields = self.keys.unpack(self.dispatcher.key_of(*args))
-        decision = self._regimes.decisions.get(fields)
-        if decision is not None and HINTED not in decision.provenance:
-            self._regimes.decisions[fields] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
+        node = self.node(self.dispatcher.key_of(*args))
+        if node.decision is not None and HINTED not in node.decision.provenance:
+            node.decision = dataclasses.replace(node.decision, provenance=node.decision.provenance + HINTED)
 
     def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
@@ -209,10 +204,7 @@ class MultiKernel:
         """Forgets every decision and every failure; the next call chooses anew."""
         with self._lock:
             self.dispatcher.clear()
-            self._regimes = Regimes(self.spec)
-            self._failures = Failures()
-            self._postponed.clear()
-            self._refiner = Refiner(self)
+            self._tree = DecisionTree(self.keys)
 
     def explain(self) -> str:
         """The decisions as text, one a line."""
@@ -228,19 +220,24 @@ class MultiKernel:
         return Learning(self) if stall == "never" and self.spec.make_args is not None else None
 
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
-        return self.serve(args)
-
-    def serve(self, args: tuple[Any, ...]) -> Entry:
-        """What runs this call, in a regime that is not decided: what is at hand, where the caller does not wait."""
-        learning, key = self._learning, self.dispatcher.key_of(*args)
-        if learning is None or background.is_here():
-            return self.choose_entry(args)
-        if (entry := learning.at_hand(args)) is not None:
-            learning.predict(key, self.spec.ints_of(args), self.pointers(args))
-            return entry
-        entry = self.choose_entry(args)  # nothing is made that could serve; what is predicted to be fastest is compiled now
-        learning.measure(key, self.spec.ints_of(args))
+        """Decides for a call, as nothing is loaded that could serve it, or as calls wait for decisions."""
+        entry = self.choose_entry(args)
+        if self._learning is not None and not background.is_here():
+            self._learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
         return entry
+
+    def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
+        """Works out what is to serve in regimes around these integers that are not decided yet (fallbacks.py)."""
+        if self._fallbacks is not None:
+            with self._lock:
+                self._fallbacks.look_around(ints, cells, varying)
+
+    def offer(self, form: Candidate) -> None:
+        """Loads a form of a candidate, to serve in regimes that are not decided yet."""
+        entry = form.entry()
+        if self._fallbacks is not None:
+            with self._lock:
+                self._fallbacks.offer(form, entry)
 
     def _options_of_a_call(self) -> dict[str, Any]:
         """The options under which a call decides: where calls do not wait, it measures nothing."""
@@ -253,35 +250,53 @@ class MultiKernel:
         to the background."""
         ints, decision = tuple(ints), None
         with settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
-            key = self._key_of(ints) if key is None else key
+            called, key = key, self._key_of(ints) if key is None else key
             while decision is None:
                 with self._lock:
                     decision = self.decision_of(key)
                     if decision is not None:
                         break
+                    if called is not None and not self.dispatcher.is_open(key):
+                        return  # it was subdivided or forgotten meanwhile
                     request = self.request(key, ints, None, pointers)
-                    wanted = self._decide(key, request)
+                    wanted = self._decide(request)
                 with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
                     request.named(wanted.candidate).prepare()
                     request.named(wanted.candidate).entry()
                 with self._lock:
-                    entry = self.adopt(key, wanted, request)
+                    entry = self.adopt(wanted, request)
                     if entry is not None:
-                        self.dispatcher.insert(key, entry)
+                        self._enter(entry, request)
                         decision = wanted
         with settings.restored(self.options):
             better = decision.link in UNMEASURED and measuring()
             if self._learning is not None and (better or settings.get("collect")):
                 self._learning.measure(key, ints)
 
-    def prepare_everywhere(self, ints: Sequence[int]) -> None:
+    def _enter(self, entry: Entry, request: Request) -> None:
+        """Has calls like the request's run this entry."""
+        self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
+
+    def prepare_everywhere(self, ints: Sequence[int], varying: Collection[str]) -> Candidate | None:
         """Starts compiling a form of the candidate that was decided for these integers which is right in all regimes of tensors
-        that are aligned: it serves regimes that are new."""
+        that are aligned: it serves regimes that are new, and this works out where. `varying`: names of the sizes that differ
+        from call to call. Where nothing else serves at any sizes, starts compiling a candidate that can, which is returned."""
         decision = self.decision_of(self.dispatcher.key_of(*ints))
-        if decision is not None:
-            aligned = self.keys.facts_for_code(tuple(ints)).aligned
-            with settings.restored(self.options):
-                _prepared(self._by_name[decision.candidate].specialise(Facts(aligned=aligned)))
+        if decision is None or self._learning is None or self._fallbacks is None:
+            return None
+        self.look_around(ints, varying=varying)
+        facts, sizes = Facts(aligned=self.keys.facts_for_code(tuple(ints)).aligned), self.spec.sizes(ints)
+        with settings.restored(self.options):
+            form = self._by_name[decision.candidate].specialise(facts)
+            _prepared(form)
+            self._learning.load_when_compiled(form)
+            if self._fallbacks.serve_everywhere:
+                return None
+            able = [c for c in self.candidates if self._fallbacks.valid_everywhere(c) and c.name not in self._tree.unfit]
+            best = min(able, key=lambda candidate: candidate.cost(sizes), default=None)
+            if best is not None:
+                _prepared(best.specialise(facts))
+            return None if best is None else best.specialise(facts)
 
     def decide_measured(self, args: tuple[Any, ...]) -> None:
         """Decides for the regime of these arguments, which candidates are tried on; in the background."""
@@ -299,7 +314,7 @@ class MultiKernel:
                 return None
             request = self.request(key, self.spec.ints_of(args), args)
             trial = LiveTrial.begin(self, key, request, serving.candidate)
-            self._failures.learn(key, request)
+            self.learn(request)
             if serving.candidate in request.rejected:
                 self.drop(key)
             return trial
@@ -311,20 +326,26 @@ class MultiKernel:
                 answer = trial.judge()
             except LookupError:  # the entry that it was for is gone
                 return True
-            self._failures.learn(trial.key, trial.request)
+            self.learn(trial.request)
             if answer is None:
                 return False
             trial.end()
-            entry = self.adopt(trial.key, selector.decision_from(trial.request, "measured", answer), trial.request)
+            entry = self.adopt(selector.decision_from(trial.request, "measured", answer), trial.request)
             if entry is not None:
-                self.dispatcher.insert(trial.key, entry)
+                self._enter(entry, trial.request)
             return True
 
-    def refine(self, args: tuple[Any, ...]) -> None:
-        """Looks, in the background, whether the sizes of these arguments are to have a decision of their own."""
+    def is_due(self, key: int, ints: Sequence[int], pointers: Sequence[int]) -> bool:
+        """Counts a call of the regime `key`; says whether its sizes come so often that measuring there pays."""
         with self._lock, settings.restored({**self.options, "stall": "tune"}):
-            calls = self._refiner.refine_if_due(self.dispatcher.key_of(*args), args)
-            self.dispatcher.watch(self.dispatcher.key_of(*args), calls)
+            due = refiner.is_due(self, key, tuple(ints), pointers)
+            self.dispatcher.watch(key, self.node(key).interval)
+            return due
+
+    def refine(self, args: tuple[Any, ...]) -> None:
+        """Measures at the sizes of these arguments, which come often, in the background: they may get a decision of their own."""
+        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+            refiner.refine(self, self.dispatcher.key_of(*args), args)
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
@@ -355,7 +376,7 @@ class MultiKernel:
         if not self.keys.is_sub_bucket(fields) and plan.subdivides(self.spec, bucket):
             self.dispatcher.insert(key, None)
         elif plan.exact_sizes(self.spec, bucket) and self.dispatcher.get(key) is None:
-            self.dispatcher.insert(key, PythonEntry(PendingEntry(self)))
+            self.dispatcher.reopen(key)
         for sizes in plan.exact_sizes(self.spec, bucket):
             self.add_exact_size(fields, sizes)
         return self.dispatcher.key_of(*args)
@@ -364,11 +385,15 @@ class MultiKernel:
         """Has the next call at exactly these sizes, of the regime `fields`, decide for them alone, if none has yet."""
         own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
-            self.dispatcher.insert(own, PythonEntry(PendingEntry(self)))
+            self.dispatcher.reopen(own)
 
     def decision_of(self, key: int) -> Decision | None:
         """The decision for a key, if there is one."""
-        return self._regimes.decisions.get(self.keys.unpack(key))
+        return self.node(key).decision
+
+    def node(self, key: int) -> Node:
+        """What is known of the regime, the sub-buckets or the exact sizes that a key stands for."""
+        return self._tree.node(self.keys.unpack(key))
 
     def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
@@ -378,7 +403,7 @@ class MultiKernel:
         try:
             while True:
                 request = self.request(key, self.spec.ints_of(args), None if untimed else args)
-                entry = self.adopt(key, self._decide(key, request), request)
+                entry = self.adopt(self._decide(request), request)
                 if entry is not None:
                     break
             collecting.collect(request)
@@ -389,12 +414,12 @@ class MultiKernel:
             if not reentrant:
                 self._choosing.discard(key)
 
-    def adopt(self, key: int, decision: Decision, request: Request) -> Entry | None:
+    def adopt(self, decision: Decision, request: Request) -> Entry | None:
         """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
         chosen = request.named(decision.candidate)
         if decision.seconds is not None:
             chosen = chosen.pinned_to(dict(decision.measured_at) or request.sizes)
-        entry = self._make_entry(key, chosen, request)
+        entry = self._make_entry(chosen, request)
         if entry is None:
             return None
         self._keep(decision, request)
@@ -402,36 +427,38 @@ class MultiKernel:
         for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
-        entry = self._temporary_entry(key, decision, entry, request)
+        entry = self._temporary_entry(decision, entry, request)
         if not trials.within():
-            if self._learning is not None:
-                self._learning.decided(decision.candidate)
-            self._refiner.count_calls(decision, self._regimes.locate(request.key_fields, dict(decision.sizes)), request, entry)
+            if self._fallbacks is not None:
+                form = request.named(decision.candidate)
+                self._fallbacks.offer(form, entry if form is chosen else form.entry())
+            refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 
-    def _decide(self, key: int, request: Request) -> Decision:
+    def _decide(self, request: Request) -> Decision:
         """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
         run."""
         forced.check(self.spec.name, self.names)
         decision = selector.choose(request) if request.candidates else None
-        self._failures.learn(key, request)
+        self.learn(request)
         if decision is None and (decision := selector.eagers_own(request)) is not None:
             trace.resorted(self.spec, decision)
         if decision is None:
-            reasons = self._nothing_left(key, request)
-            self._failures.forgive(key)
+            reasons = self._nothing_left(request)
+            self._tree.node(request.key_fields).failures.clear()
             raise NoCandidate(reasons)
         return decision
 
-    def _temporary_entry(self, key: int, decision: Decision, entry: Entry, request: Request) -> Entry:
+    def _temporary_entry(self, decision: Decision, entry: Entry, request: Request) -> Entry:
         """The entry to put into the table: one that falls back to another candidate should this one, untried so far, raise; one
         that chooses anew after some calls where measuring was put off; else `entry` itself."""
         untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
         if untried and not decision.tried and len(request.candidates) > 1:
             entry = PythonEntry(FirstRun(self, decision, entry))
         if decision.postponed and not request.last_chance:
-            times = self._postponed[key] = self._postponed.get(key, 0) + 1
-            entry = PythonEntry(ProvisionalEntry(self, entry, calls=2 ** (times - 1)))
+            node = self._tree.leaf(request.key_fields, dict(decision.sizes))
+            node.postponed += 1
+            entry = PythonEntry(ProvisionalEntry(self, entry, calls=2 ** (node.postponed - 1)))
         return entry
 
     @contextlib.contextmanager
@@ -446,50 +473,54 @@ class MultiKernel:
         try:
             yield noted
         finally:
+            background.background.hear()
             self._noted = None
             for key in keys:
-                self.dispatcher.watch(key, self._refiner.interval(self.keys.unpack(key)))
+                self.dispatcher.watch(key, self.node(key).interval)
 
     def _keep(self, decision: Decision, request: Request) -> None:
         """Files a decision, and subdivides regimes for whose sizes it shows that one candidate is not the best everywhere. A
         decision taken within another kernel's trial is filed until that trial ends."""
-        before = self._regimes.decisions.get(request.key_fields)
-        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else frozenset()))
+        node = self._tree.node(request.key_fields)
+        earlier = node.decision.programs if node.decision is not None else frozenset()
+        decision = dataclasses.replace(decision, programs=programs.running() | earlier)
         if trials.within():
-            self._regimes.decisions[request.key_fields] = decision
-            trials.at_end(functools.partial(self._reopen_after_trial, request.key_fields))
+            node.decision = decision
+            trials.at_end(functools.partial(self._reopen_after_trial, node.fields))
             return
-        for buckets, sub_buckets in self._regimes.add(request.key_fields, decision, self.candidates, request.sizes):
-            old, new = regime.pack(buckets), regime.pack(sub_buckets)
-            entry = self.dispatcher.get(old)
-            self.dispatcher.insert(old, None)
+        for whole, part in self._tree.decide(node.fields, decision, self.candidates, request.sizes):
+            buckets, sub_buckets = regime.pack(whole.fields), regime.pack(part.fields)
+            entry = self.dispatcher.get(buckets)
+            self.dispatcher.insert(buckets, None)
             if entry is not None:
-                self.dispatcher.insert(new, entry)
-            self._failures.move_to_sub_bucket(old, new)
-            self._refiner.move_to_sub_bucket(buckets, sub_buckets)
+                self.dispatcher.insert(sub_buckets, entry)
+                self.dispatcher.watch(sub_buckets, part.interval)
         recorded.keep(self)
 
-    def resume(self, fields: KeyFields, decision: Decision, candidate: Candidate) -> None:
-        """Files a decision that an earlier process has made, with the form of the candidate that it is for, which is compiled;
+    def resume(self, fields: KeyFields, decision: Decision, form: Candidate) -> None:
+        """Files a decision that an earlier process has made, with its candidate in the form for the regime, which is compiled;
         one that was made meanwhile stays. Raises LookupError for exact sizes in a regime of which nothing is known."""
-        entry, key = candidate.entry(), regime.pack(fields)
+        pinned = form if decision.seconds is None else form.pinned_to(dict(decision.measured_at or decision.sizes))
+        entry, key = pinned.entry(), regime.pack(fields)
         with self._lock, settings.restored(self.options):
-            if fields in self._regimes.decisions:
+            node, bucket = self.node(key), self._tree.node(self.keys.bucket(fields))
+            if node.decision is not None or node.subdivided:
                 return
-            bucket = self.keys.bucket(fields)
-            if self.keys.is_sub_bucket(fields) and bucket not in self._regimes.subdivided:
-                self._regimes.subdivided.add(bucket)
-                self.dispatcher.insert(regime.pack(bucket), None)
-            elif self.keys.is_exact_size(fields) and bucket not in {*self._regimes.decisions, *self._regimes.subdivided}:
+            if self.keys.is_exact_size(fields) and bucket.decision is None and not bucket.subdivided:
                 raise LookupError("the regime of these sizes is not decided")
-            self._regimes.decisions[fields] = decision
+            if self.keys.is_sub_bucket(fields) and not bucket.subdivided:
+                bucket.subdivided, bucket.decision = True, None
+                self.dispatcher.insert(regime.pack(bucket.fields), None)
+            node.decision = decision
             self.dispatcher.insert(key, entry)
-            self._refiner.resume(decision, fields, entry)
+            refiner.resume_counting(self, node, decision, entry)
             counters.add("store_hits", decision.from_store)
-            if self._learning is not None:
-                self._learning.decided(decision.candidate)
-                if decision.link in UNMEASURED and measuring():
-                    self._learning.measure(key, decision.ints)
+            if self._fallbacks is not None:
+                self._fallbacks.offer(form, entry if form is pinned else form.entry())
+        if self._learning is not None:
+            self.look_around(decision.ints)
+            if decision.link in UNMEASURED and measuring():
+                self._learning.measure(key, decision.ints)
 
     def reconsider(self, fields: KeyFields) -> None:
         """Decides anew for a regime, by what is on record, if that has grown since its decision was made; in the background."""
@@ -504,7 +535,7 @@ class MultiKernel:
             request.named(better.candidate).prepare()
             request.named(better.candidate).entry()
             with self._lock:
-                entry = self.adopt(key, better, request) if self.regimes.get(fields) is decision else None
+                entry = self.adopt(better, request) if self.regimes.get(fields) is decision else None
                 if entry is not None:
                     self.dispatcher.insert(key, entry)
 
@@ -512,23 +543,20 @@ class MultiKernel:
     def regimes(self) -> Mapping[KeyFields, Decision]:
         """The decision of every regime met so far, by its key fields."""
         with self._lock:
-            return dict(self._regimes.decisions)
+            return self._tree.decided
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
-        if (noted := self._noted) is not None:
-            noted.add(key)
-            self.dispatcher.watch(key, calls)
-            return
-        if self._learning is not None and not background.is_here():
-            self._learning.look(key, self.spec.ints_of(args))
+        if self.take_note(key):
             return
         free = self._lock.acquire(blocking=False)
         try:
             if free:
                 with settings.restored(self.options):
-                    calls = self._refiner.refine_if_due(key, args)
+                    if refiner.is_due(self, key, self.spec.ints_of(args), self.pointers(args)):
+                        refiner.refine(self, key, args)
+                    calls = self.node(key).interval
         except Exception as error:
             if not last_resort.is_defect(error):
                 raise
@@ -538,14 +566,18 @@ class MultiKernel:
             if free:
                 self._lock.release()
 
+    def take_note(self, key: int) -> bool:
+        """Tells those who want to know the keys of calls of this one; says whether someone does."""
+        if self._noted is None:
+            return False
+        self._noted.add(key)
+        self.dispatcher.watch(key, refining.LEAST_CALLS)
+        return True
+
     def pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
         if not args or not self.spec.tensor_codes:
             return ()
         return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.tensors_of(args)]
-
-    def excluded(self, key: int, sizes: Mapping[str, int]) -> Collection[str]:
-        """Names of the candidates that take no part in the regime `key` at these sizes."""
-        return self._failures.excluded(key, sizes)
 
     def request(
         self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()
@@ -554,7 +586,7 @@ class MultiKernel:
         `pointers` say how tensors are aligned where there are no `args`."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self.pointers(args) or pointers
-        rejected = self._failures.excluded(key, sizes)
+        rejected = self._tree.excluded(self.keys.unpack(key), sizes)
         able = [c for c in self.candidates if c.name not in rejected and self.can_run(c, sizes, ints)]
         facts = spec.keys.facts_for_code(ints, pointers)
         return Request(
@@ -574,7 +606,7 @@ class MultiKernel:
     def _is_last_chance(self, key: int) -> bool:
         """Whether what cannot be measured now in the regime `key` never will be: nobody waits, or it was put off often enough."""
         patient = self._learning is not None or settings.get("tune") == "thorough"
-        return patient or self._postponed.get(key, 0) >= MOST_POSTPONED
+        return patient or self.node(key).postponed >= MOST_POSTPONED
 
     def can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
         """Whether the candidate may serve the regime of these sizes: `valid` at the sizes themselves and, where it
@@ -593,21 +625,21 @@ class MultiKernel:
             _prepared(candidate)
         return wanted, not decided
 
-    def _make_entry(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
+    def _make_entry(self, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
         try:
             candidate.prepare()
             return candidate.entry()
         except CompilerMissing as error:
-            self._failures.add(candidate.name, str(error))
+            self._tree.fail(candidate.name, str(error))
         except DeviceLost:
             raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
             self._record(request, candidate, Outcome.RESOURCES, error)
-            self._failures.add(candidate.name, f"{Outcome.RESOURCES.value}: {error}", key)
+            self._tree.fail(candidate.name, f"{Outcome.RESOURCES.value}: {error}", request.key_fields)
         except Exception as error:
             self._record(request, candidate, Outcome.COMPILE_ERROR, error)
-            self._failures.add(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
+            self._tree.fail(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
             trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
 
@@ -620,9 +652,9 @@ class MultiKernel:
             )
         )  # fmt: skip
 
-    def _nothing_left(self, key: int, request: Request) -> str:
+    def _nothing_left(self, request: Request) -> str:
         sizes = sizes_text(request.sizes.items())
-        known = {**self._failures.excluded(key, request.sizes), **request.rejected}
+        known = {**self._tree.excluded(request.key_fields, request.sizes), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
@@ -636,20 +668,33 @@ class MultiKernel:
         with self._lock:
             self.reopen(fields)
 
-    def learn(self, key: int, request: Request) -> None:
-        """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
-        self._failures.learn(key, request)
+    def learn(self, request: Request) -> None:
+        """Keeps what was found out about candidates that fail while the request was answered. One that fails everywhere serves
+        no longer where it was only predicted to be the fastest."""
+        known = self._tree.unfit
+        self._tree.learn(request.key_fields, request)
+        for name in self._tree.unfit - known:
+            if self._fallbacks is not None:
+                self._fallbacks.withdraw(name)
+            for node in self._tree.decided_for(name):
+                if node.decision is not None and node.decision.link in UNMEASURED:
+                    self.reopen(node.fields)
 
     def drop(self, key: int) -> None:
-        """The candidate of the regime `key` has failed: the next call decides. What has failed in this regime alone takes part
+        """The candidate of the regime `key` has failed: it is decided anew. What has failed in this regime alone takes part
         once more, as the library's may have to serve numbers at which all are wrong."""
-        self._failures.forgive(key)
-        self.reopen(self.keys.unpack(key))
+        node = self.node(key)
+        if self._fallbacks is not None and node.decision is not None:
+            self._fallbacks.exclude(node.fields, self._tree.excluded(node.fields, dict(node.decision.sizes)))
+        node.failures.clear()
+        self.reopen(node.fields)
 
     def reopen(self, fields: KeyFields) -> None:
-        """Has the next call of this regime decide."""
-        if self._regimes.decisions.pop(fields, None) is not None:
-            self.dispatcher.insert(regime.pack(fields), PythonEntry(PendingEntry(self)))
+        """Has this regime decided anew."""
+        node = self._tree.node(fields)
+        if node.decision is not None:
+            node.decision = None
+            self.dispatcher.reopen(regime.pack(fields))
 
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
@@ -661,17 +706,22 @@ class MultiKernel:
             sentence = self.spec.checks[code - 1]
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
-    def replace_failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
-        """The entry to use in place of a candidate that raised `error` in its first run."""
+    def replace_failed(self, first: FirstRun, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
+        """What to call in place of a candidate that raised `error` in its `first` run, with the same arguments: another one, or
+        where calls wait for nothing what serves until one is decided."""
         with self._lock, settings.restored(self._options_of_a_call()):
-            key = self.dispatcher.key_of(*args)
-            candidate = self._by_name[decision.candidate]
-            self._record(self.request(key, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
-            self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
+            called = self.dispatcher.key_of(*args)
+            candidate = self._by_name[first.decision.candidate]
+            self._record(self.request(called, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
             if self.spec.family == "user":
                 trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
-            self._regimes.decisions.pop(self.keys.unpack(key), None)
-            return self.replace(args, self._select(key, args))
+            for key in {called, *(key for key, entry in self.dispatcher.table().items() if first.stands(entry))}:
+                node = self.node(key)
+                node.failures[candidate.name], node.decision = f"raised {type(error).__name__}: {error}", None
+                if self._fallbacks is not None:
+                    self._fallbacks.exclude(node.fields, (candidate.name,))
+                self.dispatcher.reopen(key)
+            return self.dispatcher
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
         """Makes `entry` the one that runs calls like this one."""

@@ -219,8 +219,6 @@ def _resume(multikernel: MultiKernel, fields: KeyFields, row: Mapping[str, Any])
         evidence=row["evidence"],
     )
     form = multikernel.named(decision.candidate).specialise(keys.facts_for_code(ints, pointers))
-    if decision.seconds is not None:
-        form = form.pinned_to(dict(decision.measured_at) or multikernel.spec.sizes(ints))
     form.prepare()
     if not form.ready():
         raise LookupError(f"{decision.candidate!r} is not compiled")

@@ -13,7 +13,7 @@ from polytile import options
 from polytile.dispatch import selector
 from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.subdivision import Regimes
+from polytile.dispatch.tree import DecisionTree
 from polytile.facts import Fact
 from polytile.problem import Problem
 from polytile.runtime import regime
@@ -31,22 +31,22 @@ def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None
     """
     device = Device(matrix)
     known = store if store is not None else Store(None)
-    decided: dict[tuple[KernelSpec, tuple[Fact, ...]], Regimes] = {}
+    decided: dict[tuple[KernelSpec, tuple[Fact, ...]], DecisionTree] = {}
 
     def choose(problem: Problem, candidates: Sequence[Recorded]) -> tuple[str, str]:
         spec = spec_of(problem)
-        regimes = decided.setdefault((spec, problem.layouts), Regimes(spec))
+        tree = decided.setdefault((spec, problem.layouts), DecisionTree(spec.keys))
         ints = tuple(size for _, size in problem.sizes)
-        fields = regimes.locate(spec.keys.fields(ints), dict(problem.sizes))
-        if fields in regimes.decisions:
-            return regimes.decisions[fields].candidate, SHARED
+        node = tree.leaf(spec.keys.fields(ints), dict(problem.sizes))
+        if node.decision is not None:
+            return node.decision.candidate, SHARED
         request = Request(
-            spec, problem, tuple(candidates), dict(problem.sizes), ints, fields, (), matrix.environment, known,
+            spec, problem, tuple(candidates), dict(problem.sizes), ints, node.fields, (), matrix.environment, known,
             tuner=device.tune,
         )  # fmt: skip
         decision = selector.choose(request)
         assert decision is not None, "a problem of a matrix has a candidate that runs"
-        regimes.add(fields, decision, candidates, dict(problem.sizes))
+        tree.decide(node.fields, decision, candidates, dict(problem.sizes))
         return decision.candidate, decision.link
 
     with options.override(plan="", metrics=""):

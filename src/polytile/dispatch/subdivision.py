@@ -24,13 +24,11 @@ the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.decision import Decision
-from polytile.dispatch.keys import KeyFields
-from polytile.dispatch.spec import KernelSpec
 from polytile.runtime import regime
 
 MARGIN = 0.05
@@ -99,55 +97,4 @@ def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: froz
     return farthest
 
 
-@dataclass
-class Regimes:
-    """The decisions of one kernel, by the key fields that they are for, and which regimes are subdivided."""
-
-    spec: KernelSpec
-    decisions: dict[KeyFields, Decision] = field(default_factory=dict)
-    subdivided: set[KeyFields] = field(default_factory=set)
-
-    def locate(self, fields: KeyFields, sizes: Mapping[str, int]) -> KeyFields:
-        """The key fields that a decision for these sizes, in the regime `fields`, is filed by: these, or their sub-buckets."""
-        return self.spec.keys.sub_bucket(fields, sizes) if fields in self.subdivided else fields
-
-    def add(
-        self, fields: KeyFields, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
-    ) -> list[tuple[KeyFields, KeyFields]]:
-        """Files a decision, made for a call with all the sizes `full`, and subdivides the regimes that it shows not to be of one
-        kind: its own, or some next to it. Returns (regime, sub-buckets that its decision went to) for each of these. A decision
-        for exact sizes says nothing of their regime."""
-        self.decisions[fields] = new
-        moved: list[tuple[KeyFields, KeyFields]] = []
-        if self.spec.keys.is_exact_size(fields):
-            return moved
-        keys = self.spec.keys
-        for buckets in self._doubtful(new, candidates, full):
-            decision = self.decisions.pop(buckets)
-            sub_buckets = keys.sub_bucket(buckets, dict(decision.sizes))
-            self.subdivided.add(buckets)
-            self.decisions[sub_buckets] = replace(decision, regime=keys.regime(sub_buckets), part_of=keys.regime(buckets))
-            moved.append((buckets, sub_buckets))
-        return moved
-
-    def _doubtful(self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]) -> list[KeyFields]:
-        expectation = Expectation({c.name: c for c in candidates}, full, self.spec.keys.bucketed)
-        near = {
-            fields: decision
-            for fields, decision in self.decisions.items()
-            if decision.problem.layouts == new.problem.layouts
-            and not self.spec.keys.is_exact_size(fields)
-            and distance(dict(decision.sizes), dict(new.sizes), expectation.bucketed) <= NEAR
-        }
-        evidence = [Evidence.from_decision(decision) for decision in near.values()]
-        doubtful = []
-        for fields, decision in near.items():
-            if self.spec.keys.is_sub_bucket(fields) or len(Evidence.from_decision(decision).seconds) < 2:
-                continue
-            ends = [{**dict(decision.sizes), **end} for end in self.spec.keys.ends(fields)]
-            if not all(expectation.holds(decision.candidate, end, evidence) for end in ends):
-                doubtful.append(fields)
-        return doubtful
-
-
-__all__ = ["MARGIN", "NEAR", "Evidence", "Expectation", "Regimes", "distance"]
+__all__ = ["MARGIN", "NEAR", "Evidence", "Expectation", "distance"]

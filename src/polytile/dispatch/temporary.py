@@ -10,7 +10,7 @@ from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
 from polytile.tuning.headroom import copy_of
-from polytile.tuning.tune import run, run_once
+from polytile.tuning.tune import run
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
@@ -33,22 +33,8 @@ class ProvisionalEntry:
         entry = self.entry
         run(entry, args)
         self.calls -= 1
-        if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun):
-            chosen: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # what the first run has put there
-            if chosen is not None and not (isinstance(chosen, PythonEntry) and isinstance(chosen.call, ProvisionalEntry)):
-                self.entry = chosen
-                owner.replace(args, PythonEntry(self))
-
-
-class PendingEntry:
-    """A decision that is pending: the next call takes it. After a decision that was taken within another kernel's trial, and for
-    exact sizes that are to have their own."""
-
-    def __init__(self, owner: MultiKernel) -> None:
-        self.owner = owner
-
-    def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.serve(args)), args)
+        if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun) and entry.call.has_run:
+            self.entry = entry.call.entry
 
 
 class FirstRun:
@@ -59,6 +45,7 @@ class FirstRun:
 
     def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
         self.owner, self.decision, self.entry = owner, decision, entry
+        self.has_run = False
 
     def __call__(self, *args: Any) -> None:
         if not isinstance(self.entry, PythonEntry):
@@ -74,18 +61,28 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            run_once(self.owner.replace_failed(self.decision, args, error), args)
+            self.owner.replace_failed(self, args, error)(*args)
         else:
-            self.owner.replace(args, self.entry)
+            self._settle(args)
 
     def _native(self, args: tuple[Any, ...]) -> None:
         """A GPU kernel: a launch that the driver refuses has changed nothing."""
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            run(self.owner.replace_failed(self.decision, args, error), args)
+            self.owner.replace_failed(self, args, error)(*args)
         else:
+            self._settle(args)
+
+    def _settle(self, args: tuple[Any, ...]) -> None:
+        """It has run: from now on it stands where this object does, if that is where the call came from."""
+        self.has_run = True
+        if self.stands(self.owner.dispatcher.get(self.owner.dispatcher.key_of(*args))):
             self.owner.replace(args, self.entry)
 
+    def stands(self, entry: Any) -> bool:
+        """Whether this object is what an entry of the table calls."""
+        return isinstance(entry, PythonEntry) and entry.call is self
 
-__all__ = ["FirstRun", "PendingEntry", "ProvisionalEntry"]
+
+__all__ = ["FirstRun", "ProvisionalEntry"]

@@ -46,14 +46,20 @@ def with_packed_weight(
 
 
 def site_of(argument: PackedWeight) -> weights.Site:
-    """What looks up the packed copy in each call, under the limit of the option `packed_weights_mib`."""
+    """What looks up the packed copy in each call, under the limit of the option `packed_weights_mib`; with stall="never" no call
+    waits for it."""
     view, lanes = argument.view, argument.lanes
     _, k, n = (int(size) for size in view.sizes)
     recipe = weights.Recipe(
         ("panels", lanes, view.dtype), (k, n), (int(view.strides[1]), int(view.strides[2])), int(view.offset),
         panels.size_of(k, n, view.dtype, lanes), lambda matrix: panels.make(matrix, lanes),
     )  # fmt: skip
-    return weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=argument.constant)
+    return weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=argument.constant, waits=waits_for_packing())
+
+
+def waits_for_packing() -> bool:
+    """Whether calls of a program that is compiled now wait until weights are packed."""
+    return bool(options.get("stall") != "never")
 
 
 def _can_pack(kernel: GemmKernel, b: View, buffer: Buffer) -> bool:

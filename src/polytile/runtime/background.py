@@ -1,6 +1,7 @@
 """One thread that works while the program runs: it generates, compiles and measures what calls then find ready.
 
     submit(job)     done some day, the most urgent first
+    wake(source)    has the thread hear what a source of jobs has to submit; waits for no lock
     wait()          until nothing is left to do
     is_here()       whether the caller is that thread
 
@@ -11,6 +12,7 @@ At the end of the process what has not begun is dropped, and what runs is broken
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import logging
@@ -63,6 +65,13 @@ class Job(Protocol):
         """Whether it takes the time of the cores, or the GPU, that calls run on, and is to leave them some."""
 
 
+class Source(Protocol):
+    """Something that has jobs to submit and no time to do so in the call that it noticed them in."""
+
+    def hear(self) -> None:
+        """Submits the jobs."""
+
+
 class Background:
     """See the module. Any number of threads may call."""
 
@@ -70,6 +79,11 @@ class Background:
         self._lock = locks.lock()
         self._change = threading.Condition(self._lock)
         self._jobs: list[Job] = []
+        self._sources: collections.deque[Source] = collections.deque()
+        """Those that want to be heard."""
+        self._hearing = locks.rlock()
+        self._bell = threading.Lock()
+        """Released when the thread has something to look at; it sleeps by acquiring it."""
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
         self._rest_until = 0.0
@@ -83,16 +97,43 @@ class Background:
             if self._closed:
                 return
             self._jobs.append(job)
-            if self._thread is None:
+        self._ring()
+
+    def wake(self, source: Source) -> None:
+        self._sources.append(source)
+        self._ring()
+
+    def _ring(self) -> None:
+        """Has the thread look at what there is to do."""
+        if self._thread is None:
+            self._start()
+        try:
+            self._bell.release()
+        except RuntimeError:  # it rings already
+            pass
+
+    def _start(self) -> None:
+        with self._change:
+            if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._serve, name="polytile-background", daemon=True)
                 self._thread.start()
-            self._change.notify_all()
+
+    def hear(self) -> None:
+        """Lets the sources that want to be heard submit their jobs. They have when this returns."""
+        with self._hearing:
+            while self._sources:
+                source = self._sources.popleft()
+                try:
+                    source.hear()
+                except Exception:
+                    log.warning("What calls have met is not looked at; they go on with what they have.", exc_info=True)
 
     def wait(self, timeout: float | None = None, kind: type = object) -> bool:
         """Waits until no job of this kind is left to do, at most `timeout` seconds; says whether that is so. Meanwhile the thread
         does not rest."""
         if self.is_here():
             return False
+        self.hear()
         with self.hurried(), self._change:
             return self._change.wait_for(lambda: self._closed or not any(isinstance(j, kind) for j in self._left()), timeout)
 
@@ -104,7 +145,7 @@ class Background:
         """Within the block somebody waits: the thread does not rest."""
         with self._change:
             self._waiting += 1
-            self._change.notify_all()
+        self._ring()
         try:
             yield
         finally:
@@ -121,7 +162,7 @@ class Background:
         finally:
             with self._change:
                 self._held -= 1
-                self._change.notify_all()
+            self._ring()
 
     def is_behind_calls(self) -> bool:
         """Whether this thread works while calls go on: it has begun, and nobody waits for it."""
@@ -133,6 +174,7 @@ class Background:
 
     def pending(self) -> list[Job]:
         """What has not been done yet."""
+        self.hear()
         with self._lock:
             return self._left()
 
@@ -141,6 +183,7 @@ class Background:
 
     def drop(self) -> None:
         """Forgets what has not begun."""
+        self.hear()
         with self._change:
             self._jobs.clear()
             self._change.notify_all()
@@ -153,6 +196,8 @@ class Background:
             self._jobs.clear()
             self._change.notify_all()
             thread = self._thread
+        if thread is not None:
+            self._ring()
         if thread is not None and thread.is_alive() and not self.is_here():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(EXIT_SECONDS)
@@ -179,23 +224,19 @@ class Background:
     def _next(self) -> Job | None:
         """The job to do now, waited for; None once there will be no more. Jobs are ranked without the lock, which calls take that
         submit some."""
-        while True:
+        while not self._closed:
+            self.hear()
             with self._change:
-                self._change.wait_for(lambda: self._closed or (self._jobs and not self._held))
-                jobs = tuple(self._jobs)
-            if self._closed:
-                return None
+                jobs = () if self._held else tuple(self._jobs)
             job = max(jobs, key=lambda job: job.urgency(), default=None)
             rest = self._rest(job)
             with self._change:
-                if self._held or job is None or not any(job is one for one in self._jobs):
-                    continue
-                if rest <= 0:
+                if job is not None and rest <= 0 and not self._held and any(job is one for one in self._jobs):
                     self._jobs = [one for one in self._jobs if one is not job]
                     self._running = job
                     return job
-                if len(self._jobs) == len(jobs):
-                    self._change.wait(rest)
+            self._bell.acquire(timeout=max(0.0, rest) if job is not None else -1)
+        return None
 
     def _rest(self, job: Job | None) -> float:
         """Seconds until this job may begin."""
@@ -210,11 +251,12 @@ class Background:
         if self._running is not None:
             self._jobs.insert(0, self._running)
         self._running, self._thread, self._waiting, self._held = None, None, 0, 0
+        self._bell = threading.Lock()
 
 
 background = Background()
-submit, wait, pending, is_here, drop = (
-    background.submit, background.wait, background.pending, background.is_here, background.drop,
+submit, wake, wait, pending, is_here, drop = (
+    background.submit, background.wake, background.wait, background.pending, background.is_here, background.drop,
 )  # fmt: skip
 
 atexit.register(background.close)
@@ -222,5 +264,6 @@ os.register_at_fork(after_in_child=background.after_fork)
 
 
 __all__ = [
-    "PROCESS_NICENESS", "Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait", "yield_to_calls",
+    "PROCESS_NICENESS", "Background", "Job", "Source", "background", "drop", "is_here", "pending", "submit", "wait", "wake",
+    "yield_to_calls",
 ]  # fmt: skip

@@ -68,6 +68,8 @@ class PackedConvolution:
     ) -> None:
         self.sizes, self.strides, self.dtype, self.limit = sizes, strides, dtype, limit
         self.made_from = sizes, strides, dtype, tuple(tuple(v) if isinstance(v, list) else v for v in given), limit
+        self.waits = True
+        """Whether calls wait for packing."""
         stride, padding, dilation, self.transposed, more, groups = given
         self._given = tuple(stride), tuple(padding), tuple(dilation), tuple(more), groups
         self._sites: dict[bytes, weights.Site] = {}
@@ -147,7 +149,7 @@ class PackedConvolution:
                 ("convolution", self.dtype, layout), self.sizes, self.strides, 0, mkldnn._nbytes(packed),
                 lambda weight: self._packed(weight, images),
             )  # fmt: skip
-            self._sites[layout] = weights.Site(recipe, self.limit, eager=True)
+            self._sites[layout] = weights.Site(recipe, self.limit, eager=True, waits=self.waits)
         return self._sites[layout]
 
     def _packed(self, weight: torch.Tensor, images: torch.Size) -> torch.Tensor:

@@ -71,20 +71,6 @@ static inline int integer_of(PyObject *name, Py_ssize_t position, PyObject *argu
     return -1;
 }
 
-/* ---- keys as Python ints ---- */
-
-static PyObject *packed(const int64_t *fields, Py_ssize_t count)
-{
-    return PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "y#s", (const char *)fields,
-                               count * (Py_ssize_t)sizeof(int64_t), "little");
-}
-
-/* The fields of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
-static PyObject *unpacked(Dispatcher *self, PyObject *key)
-{
-    return PyObject_CallMethod(key, "to_bytes", "ns", self->field_count * (Py_ssize_t)sizeof(int64_t), "little");
-}
-
 /* ---- the call ---- */
 
 static PyObject *report(Dispatcher *self, long code)
@@ -210,6 +196,14 @@ static Slot *exact_slot(Dispatcher *self, int64_t *fields, const long *integers)
     return slot;
 }
 
+static inline Slot *sub_bucket_slot(Dispatcher *self, int64_t *fields, const long *integers)
+{
+    for (Py_ssize_t i = 0, field = 0; i < self->integers; field += self->codes[i++] != IGNORE)
+        if (self->codes[i] == BUCKET)
+            fields[field] = sub_bucket(integers[i]);
+    return find(self, fields);
+}
+
 /* The slot of a call. `fields` become those of its exact sizes where these have a slot, else those of its sub-buckets where the
    regime is subdivided. */
 static inline Slot *slot_at(Dispatcher *self, int64_t *fields, const long *integers)
@@ -217,12 +211,7 @@ static inline Slot *slot_at(Dispatcher *self, int64_t *fields, const long *integ
     Slot *slot = find(self, fields), *own;
     if (slot->has_exact_sizes && (own = exact_slot(self, fields, integers)) != NULL)
         return own;
-    if (slot->entry != Py_None)
-        return slot;
-    for (Py_ssize_t i = 0, field = 0; i < self->integers; field += self->codes[i++] != IGNORE)
-        if (self->codes[i] == BUCKET)
-            fields[field] = sub_bucket(integers[i]);
-    return find(self, fields);
+    return slot->entry == Py_None ? sub_bucket_slot(self, fields, integers) : slot;
 }
 
 /* Where `fields` are those of exact sizes, has calls of their regime look for them. */
@@ -241,9 +230,37 @@ static void mark_exact_sizes(Dispatcher *self, const int64_t *fields)
         slot->has_exact_sizes = 1;
 }
 
-/* Tells Python of a call that was waited for. -1 and an exception if that raises. */
-static int due(Dispatcher *self, PyObject *const *arguments, Py_ssize_t count)
+/* Runs a call for whose `fields` nothing is decided: by what was decided for the regime around them, else by a leaf; where there is
+   neither, as `on_miss` decides. */
+static PyObject *run_undecided(Dispatcher *self, const int64_t *fields, PyObject *const *arguments, Py_ssize_t count,
+                               void *const *pointers, const long *integers)
 {
+    if (self->leaves == NULL || decides_here)
+        return miss(self, fields, arguments, count, pointers, integers);
+    int64_t around[self->field_count + 1];
+    fields_of(self, pointers, integers, around);
+    const Slot *found = find(self, around);
+    if (found->entry == Py_None)
+        found = sub_bucket_slot(self, around, integers);
+    if (!is_decided(found) && (found = leaf_of(self, fields, integers, pointers)) == NULL)
+        return miss(self, fields, arguments, count, pointers, integers);
+    Slot slot = *found;
+    Py_INCREF(slot.entry);
+    Py_XINCREF(slot.call);
+    PyObject *result = NULL;
+    if (!is_news(self, fields) || note(self, fields, integers, pointers) == 0)
+        result = run(self, slot, arguments, count, pointers, integers);
+    Py_DECREF(slot.entry);
+    Py_XDECREF(slot.call);
+    return result;
+}
+
+/* Tells of a call that was waited for. -1 and an exception if that raises. */
+static int due(Dispatcher *self, const int64_t *fields, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
+               const long *integers)
+{
+    if (self->leaves != NULL)
+        return note(self, fields, integers, pointers);
     PyObject *tuple = PyTuple_New(count), *none = NULL;
     for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
         PyTuple_SET_ITEM(tuple, i, Py_NewRef(arguments[i]));
@@ -310,7 +327,7 @@ static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int conte
         if (kept)
             trial->open[contender] = 1; /* no further sample is wanted after this one */
     }
-    if (kept && take(trial, sample, integers, self->integers) && due(self, arguments, count) < 0)
+    if (kept && take(trial, sample, integers, self->integers) && due(self, fields, arguments, count, pointers, integers) < 0)
         Py_CLEAR(result);
     for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
         Py_XDECREF(keep[i]);
@@ -343,15 +360,15 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     int contender;
     Slot *found = slot_at(self, fields, integers);
     if (found->left > 0 && --found->left == 0) {
-        if (due(self, arguments, count) < 0)
+        if (due(self, fields, arguments, count, pointers, integers) < 0)
             return NULL;
         fields_of(self, pointers, integers, fields);
         found = slot_at(self, fields, integers);
     }
     found->calls += found->entry != NULL;
     Slot slot = *found;
-    if (slot.entry == NULL) {
-        result = miss(self, fields, arguments, count, pointers, integers);
+    if (!is_decided(&slot)) {
+        result = run_undecided(self, fields, arguments, count, pointers, integers);
     } else if (slot.trial != NULL && (contender = turn_of(slot.trial)) >= 0) {
         result = run_on_trial(self, fields, contender, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
@@ -379,32 +396,20 @@ static PyObject *dispatcher_watch(PyObject *object, PyObject *const *arguments, 
     if (bytes == NULL)
         return NULL;
     Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
-    if (slot->entry != NULL && self->on_due != Py_None)
+    if (is_decided(slot) && self->on_due != Py_None)
         slot->left = calls < 0 ? 0 : calls > INT_MAX ? INT_MAX : (int)calls;
     Py_DECREF(bytes);
     Py_RETURN_NONE;
 }
 
-/* insert(key, entry); insert(key, None) splits the regime */
-static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+/* Puts `content`, whose references it takes, into the slot of a key. -1 and an exception on failure. */
+static int put(Dispatcher *self, PyObject *key, Slot content)
 {
-    Dispatcher *self = (Dispatcher *)object;
-    if (count != 2)
-        return PyErr_Format(PyExc_TypeError, "insert takes a key and an entry, not %zd arguments", count);
-    Slot content, old;
-    PyObject *bytes = unpacked(self, arguments[0]);
-    int subdivides = arguments[1] == Py_None;
-    if (bytes == NULL || (!subdivides && slot_of(arguments[1], &content) < 0)) {
-        Py_XDECREF(bytes);
-        return NULL;
-    }
-    if (subdivides)
-        content = (Slot){.entry = Py_NewRef(Py_None)};
-    const int64_t *fields = (const int64_t *)PyBytes_AS_STRING(bytes);
-    if (3 * (self->used + 1) > 2 * self->capacity && grow(self) < 0) {
-        old = content;
-        content.entry = NULL;
-    } else {
+    Slot old = content;
+    PyObject *bytes = unpacked(self, key);
+    int done = bytes != NULL && (3 * (self->used + 1) <= 2 * self->capacity || grow(self) == 0);
+    if (done) {
+        const int64_t *fields = (const int64_t *)PyBytes_AS_STRING(bytes);
         Slot *slot = find(self, fields);
         old = *slot;
         self->used += old.entry == NULL;
@@ -414,13 +419,85 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
         place(self, slot, fields, content);
         mark_exact_sizes(self, fields);
     }
-    Py_DECREF(bytes);
+    Py_XDECREF(bytes);
     Py_XDECREF(old.entry);
     Py_XDECREF(old.call);
     end_trial(old.trial);
-    if (content.entry == NULL)
+    return done ? 0 : -1;
+}
+
+/* insert(key, entry); insert(key, None) subdivides the regime */
+static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "insert takes a key and an entry, not %zd arguments", count);
+    Slot content = {.entry = Py_None};
+    if (arguments[1] == Py_None)
+        Py_INCREF(Py_None);
+    else if (slot_of(arguments[1], &content) < 0)
+        return NULL;
+    if (put((Dispatcher *)object, arguments[0], content) < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_reopen(PyObject *object, PyObject *key)
+{
+    if (put((Dispatcher *)object, key, (Slot){.entry = Py_NewRef(Py_Ellipsis)}) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_is_open(PyObject *object, PyObject *key)
+{
+    PyObject *bytes = unpacked((Dispatcher *)object, key);
+    if (bytes == NULL)
+        return NULL;
+    int open = find((Dispatcher *)object, (const int64_t *)PyBytes_AS_STRING(bytes))->entry == Py_Ellipsis;
+    Py_DECREF(bytes);
+    return PyBool_FromLong(open);
+}
+
+/* fall_back(leaves, orders, wake): leaves are (entry, facts as bytes) */
+static PyObject *dispatcher_fall_back(PyObject *object, PyObject *parsed)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *given, *orders, *wake;
+    if (!PyArg_ParseTuple(parsed, "O!O!O", &PyTuple_Type, &given, &PyDict_Type, &orders, &wake))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(given), made = 0;
+    Leaf *leaves = PyMem_Calloc((size_t)count + 1, sizeof(Leaf));
+    if (leaves == NULL)
+        return PyErr_NoMemory();
+    for (; made < count; made++) {
+        PyObject *entry, *facts;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, made), "OS", &entry, &facts) || slot_of(entry, &leaves[made].slot) < 0)
+            break;
+        leaves[made].facts = Py_NewRef(facts);
+    }
+    if (made < count) {
+        free_leaves(leaves, made);
+        return NULL;
+    }
+    Leaf *before = self->leaves;
+    Py_ssize_t old = self->leaf_count;
+    self->leaves = leaves;
+    self->leaf_count = count;
+    Py_XSETREF(self->orders, Py_NewRef(orders));
+    Py_XSETREF(self->wake, Py_NewRef(wake));
+    free_leaves(before, old);
+    Py_RETURN_NONE;
+}
+
+/* notes() -> [(key, integers, addresses, files of the programs that call)] of calls to look at, which are forgotten */
+static PyObject *dispatcher_notes(PyObject *object, PyObject *unused)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *empty_list = PyList_New(0), *notes = self->notes;
+    if (empty_list == NULL)
+        return NULL;
+    self->notes = empty_list;
+    return notes;
 }
 
 static PyObject *dispatcher_get(PyObject *object, PyObject *key)
@@ -430,7 +507,7 @@ static PyObject *dispatcher_get(PyObject *object, PyObject *key)
     if (bytes == NULL)
         return NULL;
     PyObject *entry = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->entry;
-    entry = Py_NewRef(entry ? entry : Py_None);
+    entry = Py_NewRef(entry == NULL || entry == Py_Ellipsis ? Py_None : entry);
     Py_DECREF(bytes);
     return entry;
 }
@@ -466,7 +543,7 @@ static PyObject *dispatcher_begin_trial(PyObject *object, PyObject *parsed)
         if (slot_of(PyTuple_GET_ITEM(entries, trial->count - 1), &trial->contenders[trial->count]) < 0)
             break;
     Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
-    int possible = trial->count > count && slot->entry != NULL && slot->entry != Py_None;
+    int possible = trial->count > count && is_decided(slot);
     Trial *unused = possible ? slot->trial : trial;
     if (possible)
         slot->trial = trial;
@@ -485,14 +562,6 @@ static Trial *trial_of(Dispatcher *self, PyObject *key)
     if (trial == NULL)
         PyErr_Format(PyExc_LookupError, "kernel %R tries nothing for this key", self->name);
     return trial;
-}
-
-static PyObject *tuple_of(const long *integers, Py_ssize_t count)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
-        PyTuple_SET_ITEM(tuple, i, PyLong_FromLong(integers[i]));
-    return tuple;
 }
 
 /* samples(key) -> [(contender, seconds, integers)] of those that are known; they are forgotten */
@@ -569,7 +638,7 @@ static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
     Dispatcher *self = (Dispatcher *)object;
     PyObject *table = PyDict_New();
     for (size_t i = 0; table != NULL && i < self->capacity; i++) {
-        if (self->slots[i].entry == NULL || self->slots[i].entry == Py_None)
+        if (!is_decided(&self->slots[i]))
             continue;
         PyObject *key = packed(&self->fields[i * (size_t)self->field_count], self->field_count);
         if (key == NULL || PyDict_SetItem(table, key, self->slots[i].entry) < 0)
@@ -660,7 +729,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->codes = codes_of(key, DIVISIBLE, &self->field_count);
     if (self->codes != NULL && tensors > 0)
         self->tensor_codes = codes_of(tensor_key, ALIGNMENT, &self->field_count);
-    if (PyErr_Occurred() || allocate(self, 8) < 0) {
+    if (PyErr_Occurred() || allocate(self, 8) < 0 || (self->notes = PyList_New(0)) == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -674,6 +743,13 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->on_miss);
     Py_VISIT(self->on_error);
     Py_VISIT(self->on_due);
+    Py_VISIT(self->orders);
+    Py_VISIT(self->notes);
+    Py_VISIT(self->wake);
+    for (Py_ssize_t i = 0; i < self->leaf_count; i++) {
+        Py_VISIT(self->leaves[i].slot.entry);
+        Py_VISIT(self->leaves[i].slot.call);
+    }
     for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
         Py_VISIT(self->slots[i].entry);
         Py_VISIT(self->slots[i].call);
@@ -691,6 +767,13 @@ static int dispatcher_clear_references(PyObject *object)
     Dispatcher *self = (Dispatcher *)object;
     if (self->slots != NULL && self->used > 0 && empty(self) < 0)
         PyErr_Clear();
+    Leaf *leaves = self->leaves;
+    Py_ssize_t count = self->leaf_count;
+    self->leaves = NULL;
+    self->leaf_count = 0;
+    free_leaves(leaves, count);
+    Py_CLEAR(self->orders);
+    Py_CLEAR(self->wake);
     Py_XSETREF(self->on_miss, Py_NewRef(Py_None));
     Py_XSETREF(self->on_error, Py_NewRef(Py_None));
     Py_XSETREF(self->on_due, Py_NewRef(Py_None));
@@ -707,6 +790,10 @@ static void dispatcher_dealloc(PyObject *object)
         Py_XDECREF(self->slots[i].call);
         end_trial(self->slots[i].trial);
     }
+    free_leaves(self->leaves, self->leaf_count);
+    Py_XDECREF(self->orders);
+    Py_XDECREF(self->notes);
+    Py_XDECREF(self->wake);
     PyMem_Free(self->slots);
     PyMem_Free(self->fields);
     PyMem_Free(self->codes);
@@ -724,6 +811,10 @@ static void dispatcher_dealloc(PyObject *object)
 
 static PyMethodDef dispatcher_methods[] = {
     {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is subdivided"},
+    {"reopen", dispatcher_reopen, METH_O, "reopen(key): nothing is decided for it"},
+    {"is_open", dispatcher_is_open, METH_O, "is_open(key) -> whether calls have come for which nothing is decided"},
+    {"fall_back", dispatcher_fall_back, METH_VARARGS, "fall_back(leaves, orders, wake): what runs where nothing is decided"},
+    {"notes", dispatcher_notes, METH_NOARGS, "notes() -> calls to look at, which are forgotten"},
     {"watch", (PyCFunction)(void (*)(void))dispatcher_watch, METH_FASTCALL, "watch(key, calls) asks on_due after so many"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
     {"begin_trial", dispatcher_begin_trial, METH_VARARGS, "begin_trial(key, entries, samples, period, device) -> whether it began"},

@@ -8,7 +8,8 @@ Each integer has a code in `key`: 0 it does not matter, 1 its regime bucket matt
 Each tensor may have one in `tensor_key`: 0 nothing matters, 1 whether its data is aligned to 64 bytes, 2 to 16 bytes, 3 to
 which power of two up to 16.
 The regime key found leads to an entry: a native kernel, called without the GIL, or a Python callable. A key with no
-entry asks `on_miss(key, arguments)` once, whatever the number of threads, and keeps the entry it returns.
+entry asks `on_miss(key, arguments)` once, whatever the number of threads, and keeps the entry it returns. Where `fall_back` has
+given leaves, such a call runs one of these instead, and is noted for the thread that decides.
 
 Two implementations behave alike: `launcher.c`, under 0.1 us a call, and `PythonDispatcher`, about 5 us a call, for
 machines where a C extension cannot be built. The GIL is released for every native kernel, as torch does for every
@@ -19,19 +20,21 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
+import contextvars
 import ctypes
 import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from polytile import locks
 from polytile.counters import counters
-from polytile.runtime import native, regime
+from polytile.runtime import native, programs, regime
 from polytile.runtime.arguments import CPU, CUDA, bad_count, integer, slow_pointer
 from polytile.runtime.cuda import launch
 from polytile.runtime.formula import Formula
@@ -67,12 +70,36 @@ class PythonEntry(Protocol):
 Entry = NativeEntry | PythonEntry
 
 
+SIZE_DIVIDED, SIZE_IS, SIZE_REACHES, ADDRESS_DIVIDED, FIELD_IS = range(5)
+"""Kinds of LeafFact: the number divides an integer, is its value, is at most its value; divides the address of a tensor's data;
+is the value of a key field."""
+
+LeafFact = tuple[int, int, int]
+"""Kind, index of the integer, tensor or key field, number."""
+
+Leaf = tuple[Entry, bytes]
+"""What runs a call for which nothing is decided, and the LeafFacts under which it is right, packed by `pack_words`."""
+
+Orders = dict[bytes, bytes]
+"""Numbers of leaves, the first to look at first, by the packed fields of a key, by those of a cell (regime.py), and for all
+others by those of none."""
+
+Note = tuple[int, tuple[int, ...], tuple[int, ...], list[str]]
+"""A call to look at: its key, its integers, the addresses of its tensors' data if they matter, and the file names of the
+programs that called (programs.py)."""
+
+
+def pack_words(words: Iterable[int]) -> bytes:
+    """Signed 64-bit words, one after the other."""
+    return b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+
+
 class Dispatcher(abc.ABC):
     """Makes the C dispatcher, or a PythonDispatcher where that cannot be had. See the module's docstring.
 
     `on_error(code)` may raise the error of a failed run-time check itself; if it returns, or is not given, IndexError
     is raised. Calls raise TypeError for wrong arguments and InvalidInput for tensors that the kernel cannot read.
-    `on_due(arguments)` is told of calls that `watch` asked for, before they run.
+    `on_due(arguments)` is told of calls that `watch` asked for, before they run; where there are leaves, such calls are noted.
     """
 
     name: str
@@ -118,12 +145,31 @@ class Dispatcher(abc.ABC):
         must have an entry or be subdivided."""
 
     @abc.abstractmethod
+    def reopen(self, key: int) -> None:
+        """Leaves `key` open: nothing is decided for it. Where these are exact sizes, calls run as their regime does, once that
+        is decided."""
+
+    @abc.abstractmethod
+    def is_open(self, key: int) -> bool:
+        """Whether nothing is decided for `key`, though calls have come or it was left open."""
+
+    @abc.abstractmethod
+    def fall_back(self, leaves: tuple[Leaf, ...], orders: Orders, wake: Callable[[], Any]) -> None:
+        """Has calls for which nothing is decided run the first of the `leaves`, in the order for them, whose facts hold, in place
+        of asking `on_miss`. `wake()` is called when there is something to look at in `notes`."""
+
+    @abc.abstractmethod
+    def notes(self) -> list[Note]:
+        """The calls to look at, which are forgotten: the first of each key for which nothing is decided, and those that `watch`
+        asked for."""
+
+    @abc.abstractmethod
     def watch(self, key: int, calls: int) -> None:
         """Has `on_due` told of the call of the entry for `key` that comes after so many, once; 0: of none."""
 
     @abc.abstractmethod
     def get(self, key: int) -> Entry | None:
-        """The entry for `key`, if there is one; a regime that is subdivided has none."""
+        """The entry for `key`, if there is one; a regime that is subdivided, or left open, has none."""
 
     @abc.abstractmethod
     def calls(self, key: int) -> int:
@@ -160,6 +206,39 @@ class Dispatcher(abc.ABC):
     def key_of(self, *arguments: Any) -> int:
         """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers. It has
         sub-buckets where the regime is subdivided, and exact sizes where these have an entry of their own."""
+
+
+decided_here: contextvars.ContextVar[bool] = contextvars.ContextVar("polytile_decided_here", default=False)
+
+
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
+    """Within the block, kernels that this thread calls are decided in the call, whatever could run in the place of a decision."""
+    module = native.module()
+    before = module.decide_here(True) if module is not None else False
+    token = decided_here.set(True)
+    try:
+        yield
+    finally:
+        decided_here.reset(token)
+        if module is not None:
+            module.decide_here(before)
+
+
+def holds(fact: tuple[Any, ...], fields: Sequence[int], integers: Sequence[int], pointers: Sequence[int]) -> bool:
+    """Whether a LeafFact is so in a call with these key fields, integers and addresses."""
+    kind, index, number = fact
+    match kind:
+        case 0:
+            return integers[index] % number == 0
+        case 1:
+            return integers[index] == number
+        case 2:
+            return integers[index] >= number
+        case 3:
+            return pointers[index] % number == 0
+        case _:
+            return fields[index] == number
 
 
 class _OncePerKey:
@@ -240,8 +319,13 @@ class PythonDispatcher(Dispatcher):
         self._field_count = regime.count(self.key, self.tensor_key, self._formulas)
         self._resolve = _OncePerKey(on_miss)
         self._report = _Reporter(name, on_error)
-        self._table: dict[tuple[int, ...], Entry | None] = {}
+        self._table: dict[tuple[int, ...], Any] = {}
+        """Entries; None where a regime is subdivided, Ellipsis where nothing is decided."""
         self._on_due = on_due
+        self._leaves: tuple[Leaf, ...] | None = None
+        self._orders: Orders = {}
+        self._notes: list[Note] = []
+        self._noted: set[tuple[int, ...]] = set()
         self._left: dict[tuple[int, ...], int] = {}
         self._calls: collections.Counter[tuple[int, ...]] = collections.Counter()
         self._has_exact_sizes: set[tuple[int, ...]] = set()
@@ -254,10 +338,13 @@ class PythonDispatcher(Dispatcher):
         pointers, integers = self._parse(arguments, tensors)
         fields = self._fields_of_call(integers, pointers)
         if self._left and self._waited_for(fields) and self._on_due is not None:
-            self._on_due(arguments)
+            if self._leaves is None:
+                self._on_due(arguments)
+            else:
+                self._note(fields, integers, pointers)
             fields = self._fields_of_call(integers, pointers)
-        entry = self._table.get(fields)
-        self._calls[fields] += entry is not None
+        self._calls[fields] += fields in self._table
+        entry = self._decided(fields) or self._fallback(fields, integers, pointers)
         if entry is None:
             entry = self._resolve(self, regime.pack(fields), arguments)
         if hasattr(entry, "call"):
@@ -270,18 +357,66 @@ class PythonDispatcher(Dispatcher):
                 self._report(code)
         self._tensors = tensors
 
+    def _decided(self, fields: tuple[int, ...]) -> Any:
+        entry = self._table.get(fields)
+        return None if entry is Ellipsis else entry
+
+    def _fallback(self, fields: tuple[int, ...], integers: Sequence[int], pointers: Sequence[int]) -> Any:
+        """What runs a call for which nothing is decided; None where `on_miss` is to be asked."""
+        if self._leaves is None or decided_here.get():
+            return None
+        around = regime.fields_of(self.key, integers, self.tensor_key, pointers, self._formulas)
+        if around in self._table and self._table[around] is None:
+            around = self._within(around, integers, regime.sub_bucket)
+        entry = self._decided(around) or self._leaf(fields, integers, pointers)
+        if entry is not None and fields not in self._noted:
+            self._table.setdefault(fields, Ellipsis)
+            self._noted.add(fields)
+            self._note(fields, integers, pointers)
+        return entry
+
+    def _leaf(self, fields: tuple[int, ...], integers: Sequence[int], pointers: Sequence[int]) -> Any:
+        keys = fields, regime.cell_of(fields, self.key), ()
+        order = next((self._orders[key] for key in map(pack_words, keys) if key in self._orders), b"")
+        for number in order:
+            entry, packed = self._leaves[number]  # type: ignore[index]
+            if all(holds(fact, fields, integers, pointers) for fact in struct.iter_unpack("3q", packed)):
+                return entry
+        return None
+
+    def _note(self, fields: tuple[int, ...], integers: Sequence[int], pointers: Sequence[int]) -> None:
+        addresses = tuple(pointers) if self.tensor_key else ()
+        self._notes.append((regime.pack(fields), tuple(integers), addresses, [*programs.running()]))
+        self._wake()
+
+    def reopen(self, key: int) -> None:
+        self._put(regime.unpack(key, self._field_count), Ellipsis)
+
+    def is_open(self, key: int) -> bool:
+        return self._table.get(regime.unpack(key, self._field_count)) is Ellipsis
+
+    def fall_back(self, leaves: tuple[Leaf, ...], orders: Orders, wake: Callable[[], Any]) -> None:
+        self._leaves, self._orders, self._wake = leaves, orders, wake
+
+    def notes(self) -> list[Note]:
+        found, self._notes = self._notes, []
+        return found
+
     def insert(self, key: int, entry: Entry | None) -> None:
         if entry is not None and not hasattr(entry, "call") and not entry.address:
             raise ValueError("the address of a native entry is 0; it must be that of a loaded kernel")
-        fields = regime.unpack(key, self._field_count)
+        self._put(regime.unpack(key, self._field_count), entry)
+
+    def _put(self, fields: tuple[int, ...], entry: Any) -> None:
         self._table[fields] = entry
+        self._noted.discard(fields)
         buckets = regime.buckets_of(fields, self.key)
         if buckets in self._table and regime.has_exact_size(fields, self.key):
             self._has_exact_sizes.add(buckets)
 
     def watch(self, key: int, calls: int) -> None:
         fields = regime.unpack(key, self._field_count)
-        if fields in self._table:
+        if self._decided(fields) is not None:
             self._left[fields] = calls
 
     def _waited_for(self, fields: tuple[int, ...]) -> bool:
@@ -291,7 +426,8 @@ class PythonDispatcher(Dispatcher):
         return left == 1
 
     def get(self, key: int) -> Entry | None:
-        return self._table.get(regime.unpack(key, self._field_count))
+        found: Entry | None = self._decided(regime.unpack(key, self._field_count))
+        return found
 
     def calls(self, key: int) -> int:
         return self._calls[regime.unpack(key, self._field_count)]
@@ -309,12 +445,13 @@ class PythonDispatcher(Dispatcher):
         """There is none."""
 
     def table(self) -> dict[int, Entry]:
-        return {regime.pack(fields): entry for fields, entry in self._table.items() if entry is not None}
+        return {regime.pack(fields): entry for fields, entry in self._table.items() if entry not in (None, Ellipsis)}
 
     def clear(self) -> None:
         self._table.clear()
         self._calls.clear()
         self._left.clear()
+        self._noted.clear()
         self._has_exact_sizes.clear()
 
     def key_of(self, *arguments: Any) -> int:
@@ -332,11 +469,14 @@ class PythonDispatcher(Dispatcher):
         subdivided = fields in self._table and self._table[fields] is None
         if not subdivided and fields not in self._has_exact_sizes:
             return fields
-        bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
-        exact = regime.within(fields, self.key, bucketed, regime.exact_size)
+        exact = self._within(fields, integers, regime.exact_size)
         if fields in self._has_exact_sizes and exact in self._table:
             return exact
-        return regime.within(fields, self.key, bucketed) if subdivided else fields
+        return self._within(fields, integers, regime.sub_bucket) if subdivided else fields
+
+    def _within(self, fields: tuple[int, ...], integers: Sequence[int], field: Callable[[int], int]) -> tuple[int, ...]:
+        bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
+        return regime.within(fields, self.key, bucketed, field)
 
     def _accepts(self, tensors: int) -> bool:
         if self._tensors >= 0:
@@ -429,11 +569,23 @@ empty_strided_cuda = _allocator("cuda")
 
 
 __all__ = [
+    "ADDRESS_DIVIDED",
+    "FIELD_IS",
+    "SIZE_DIVIDED",
+    "SIZE_IS",
+    "SIZE_REACHES",
     "Dispatcher",
     "Entry",
+    "Leaf",
+    "LeafFact",
+    "Note",
+    "Orders",
     "PythonDispatcher",
+    "deciding",
     "empty_strided_cpu",
     "empty_strided_cuda",
+    "holds",
+    "pack_words",
     "product_with_epilogue",
     "region_seconds",
     "time_burst",

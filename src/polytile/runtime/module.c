@@ -140,7 +140,16 @@ static PyObject *configure_events(PyObject *module, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
+/* decide_here(whether): kernels that this thread calls are decided in the call. Returns whether they were before. */
+static PyObject *decide_here(PyObject *module, PyObject *whether)
+{
+    int before = decides_here;
+    decides_here = PyObject_IsTrue(whether);
+    return PyBool_FromLong(before);
+}
+
 static PyMethodDef module_methods[] = {
+    {"decide_here", decide_here, METH_O, NULL},
     {"configure_events", configure_events, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"configure_pairs", configure_pairs, METH_VARARGS, NULL},

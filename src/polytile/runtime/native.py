@@ -31,12 +31,9 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-SOURCES = tuple(
-    Path(__file__).with_name(name)
-    for name in (
-        "formula.c", "table.c", "trial.c", "launcher.c", "pair.c", "weights.c", "program.h", "arena.c", "program.c", "module.c",
-    )
-)  # fmt: skip
+_PARTS = "formula.c table.c trial.c fallback.c launcher.c pair.c weights.c program.h arena.c program.c module.c"
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in _PARTS.split())
 """Read in this order, one translation unit."""
 
 _lock = locks.lock()

@@ -139,6 +139,21 @@ def buckets_of(fields: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
     return (*sizes, *fields[len(codes) :])
 
 
+def cell_of(fields: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
+    """The fields of the cell that a regime lies in, within which predictions are about the same: the half octave of each size,
+    and nothing of divisibility, alignment and formulas."""
+    codes = [code for code in key if code != IGNORE]
+    sizes = [_cell_field(code, field) for field, code in zip(fields, codes, strict=False)]
+    return (*sizes, *(0 for _ in fields[len(codes) :]))
+
+
+def _cell_field(code: int, field: int) -> int:
+    if code == BUCKET:
+        own = bucket_of(field)
+        return own if own <= EXACT_UP_TO else own & ~1
+    return 0 if code == DIVISIBLE else field
+
+
 def fields_of(
     key: Sequence[int],
     integers: Sequence[int],
@@ -195,6 +210,6 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
 
 
 __all__ = ["ALIGNED_16", "ALIGNED_64", "ALIGNMENT", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "alignment", "bounds",
-           "bucket", "bucket_of", "buckets_of", "count", "divisible", "ends", "exact_size", "field_of", "fields_of",
+           "bucket", "bucket_of", "buckets_of", "cell_of", "count", "divisible", "ends", "exact_size", "field_of", "fields_of",
            "has_exact_size", "is_exact_size", "is_sub_bucket", "pack", "sub_bucket", "tensor_field", "unpack",
            "within"]  # fmt: skip

@@ -1,8 +1,8 @@
-/* First part of the launcher (native.py compiles it, launcher.c, weights.c and module.c as one unit): regime keys and the hash
-   table. */
+/* First part of the launcher (native.py compiles its parts as one unit): regime keys and the hash table. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <frameobject.h>
 #include <structmember.h>
 #include <limits.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ typedef long (*Kernel)(void *const *pointers, const long *integers, long threads
 
 enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
 enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2, ALIGNMENT = 3 };
-static const int64_t EXACT_SIZE = (int64_t)1 << 62;
+static const int64_t EXACT_SIZE = (int64_t)1 << 62, SUB_BUCKET = 4096;
 static const long DECLINED = LONG_MIN; /* what a native kernel answers that has done nothing: the entry's callable is to run */
 
 /* ---- regime keys, as in regime.py ---- */
@@ -34,7 +34,7 @@ static inline int64_t sub_bucket(int64_t size)
     if (size <= 8)
         return size;
     int octave = 63 - __builtin_clzll((uint64_t)size - 1);
-    return bucket(size) + 4096 * (1 + (((size - 1) >> (octave - 3)) & 7));
+    return bucket(size) + SUB_BUCKET * (1 + (((size - 1) >> (octave - 3)) & 7));
 }
 
 /* The field of a size that has an entry of its own. */
@@ -60,7 +60,8 @@ typedef struct Trial Trial;
 static void end_trial(Trial *trial);
 
 typedef struct {
-    PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots */
+    PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots; Ellipsis: nothing is
+                        decided */
     PyObject *call;  /* Python callable: what runs, or what takes the calls that the kernel declines; or NULL */
     Kernel kernel;   /* or NULL */
     long threads;
@@ -68,7 +69,10 @@ typedef struct {
     Trial *trial;       /* candidates that are tried in its place now and then, or NULL */
     int left;           /* calls of this entry until on_due is asked; 0: it is not */
     unsigned char has_exact_sizes; /* of a regime: whether exact sizes of it have slots of their own */
+    unsigned char noted;           /* nothing is decided, and a call has been noted */
 } Slot;
+
+typedef struct Leaf Leaf;
 
 typedef struct {
     PyObject_HEAD
@@ -78,6 +82,11 @@ typedef struct {
     PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
     PyObject *on_error; /* (code) raises */
     PyObject *on_due;   /* (arguments), when as many calls have passed as watch() was told */
+    Leaf *leaves;       /* what runs calls for which nothing is decided (fallback.c); NULL: such calls go to on_miss */
+    Py_ssize_t leaf_count;
+    PyObject *orders;   /* dict: which leaves to look at first */
+    PyObject *notes;    /* list of calls that somebody should look at */
+    PyObject *wake;     /* () has somebody look */
     unsigned char *codes, *tensor_codes;
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
     Py_ssize_t formula_count, field_count;
@@ -86,6 +95,11 @@ typedef struct {
     int64_t *fields; /* field_count of them for each slot */
     size_t capacity, used;
 } Dispatcher;
+
+static inline int is_decided(const Slot *slot)
+{
+    return slot->entry != NULL && slot->entry != Py_None && slot->entry != Py_Ellipsis;
+}
 
 static Slot *find(Dispatcher *self, const int64_t *fields)
 {
@@ -187,4 +201,26 @@ static int slot_of(PyObject *entry, Slot *slot)
     Py_INCREF(entry);
     slot->entry = entry;
     return 0;
+}
+
+/* ---- keys as Python ints ---- */
+
+static PyObject *packed(const int64_t *fields, Py_ssize_t count)
+{
+    return PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "y#s", (const char *)fields,
+                               count * (Py_ssize_t)sizeof(int64_t), "little");
+}
+
+/* The fields of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
+static PyObject *unpacked(Dispatcher *self, PyObject *key)
+{
+    return PyObject_CallMethod(key, "to_bytes", "ns", self->field_count * (Py_ssize_t)sizeof(int64_t), "little");
+}
+
+static PyObject *tuple_of(const long *integers, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
+        PyTuple_SET_ITEM(tuple, i, PyLong_FromLong(integers[i]));
+    return tuple;
 }

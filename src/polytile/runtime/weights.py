@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polytile import locks
 from polytile.counters import counters
-from polytile.runtime import native
+from polytile.runtime import background, native
 
 log = logging.getLogger("polytile")
 
@@ -36,6 +36,12 @@ LIVED = 8
 
 MOST_PATIENCE = 1 << 12
 """Unchanged calls after which a copy is made in any case."""
+
+BEING_PACKED = "it is being packed"
+"""Why there is no copy yet of a weight that the background packs."""
+
+ASKED_AGAIN = 64
+"""Calls after which a site asks once more for a copy that is being made for another one."""
 
 NEVER = 1 << 40
 """Calls until a weight that cannot be packed is looked at again; a change of it comes first."""
@@ -71,6 +77,8 @@ class Record:
 
     pause: int | None
     copy: Copy | None = None
+    packing: bool = False
+    """Whether a copy is being made in the background."""
     seen: int | None = None
     hits: int = 0
     patience: int = 0
@@ -97,13 +105,19 @@ class Storage:
     trusted: bool = True
     """Nothing has ever written to it uncounted."""
 
+    @property
+    def packing(self) -> bool:
+        """Whether some copy of it is being made in the background."""
+        return any(record.packing for record in self.records.values())
+
 
 class Site:
     """A place in a program that wants copies by one recipe. `eager`: weights are expected to stay as they are, and the first
-    call makes a copy; otherwise the next unchanged one. All sites' copies together take at most `limit` bytes."""
+    call makes a copy; otherwise the next unchanged one. With `waits` the call waits for it; else it is made in the background,
+    and calls go on without until it is there. All sites' copies together take at most `limit` bytes."""
 
-    def __init__(self, recipe: Recipe, limit: int, eager: bool) -> None:
-        self.recipe, self.limit, self.eager = recipe, limit, eager
+    def __init__(self, recipe: Recipe, limit: int, eager: bool, waits: bool = True) -> None:
+        self.recipe, self.limit, self.eager, self.waits = recipe, limit, eager, waits
         self._keeper = native.module().Keeper(self._look)
         self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper
         self.made = 0
@@ -129,10 +143,13 @@ class Site:
                 self.reason = "inference tensors do not count writes"
                 return None
             storage, version = weight.untyped_storage(), weight._version
-            self.reason = _untrusted(weight, storage)
             known = _known(storage)
             record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
-            wait = NEVER if self.reason else self._found(weight, version, known, record)
+            if known.packing:  # by a view of its own, which shares the weight's memory
+                self.reason, wait = BEING_PACKED, ASKED_AGAIN
+            else:
+                self.reason = _untrusted(weight, storage)
+                wait = NEVER if self.reason else self._found(weight, version, known, record)
             self._keeper.watch(weight, version, known.guard, wait, record.patience)
             record.seen = version
             if record.copy is None or self.reason:
@@ -164,18 +181,40 @@ class Site:
         if packed_bytes() + self.recipe.bytes > self.limit:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
             return NEVER
+        if not self.waits and not background.is_here():
+            self.reason, record.packing = BEING_PACKED, True
+            background.submit(_Packing(self, weight, version, sample, known, record))
+            return ASKED_AGAIN
+        return self._keep(record, self._packed(weight, version, sample))
+
+    def _packed(self, weight: torch.Tensor, version: int, sample: int) -> Copy | None:
+        """A copy of the weight; None where there is no memory for one."""
         view = weight.as_strided(self.recipe.sizes, self.recipe.strides, weight.storage_offset() + self.recipe.offset)
         try:
-            record.copy = Copy(self.recipe.make(view), version, sample)
+            return Copy(self.recipe.make(view), version, sample)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
+            return None
+
+    def _keep(self, record: Record, copy: Copy | None) -> int:
+        """Gives the record its copy; returns the calls to wait for one."""
+        if copy is None:
             self.reason = "there was no memory for it"
             return NEVER
+        record.copy = copy
         self.made += 1
         counters.add("weights_packed")
         _watch_optimizers()
         return 0
+
+    def take(self, weight: torch.Tensor, storage: Storage, record: Record, copy: Copy | None) -> None:
+        """A copy was made in the background: the next call finds it, unless the weight has changed meanwhile."""
+        record.packing = False
+        wait, sample = 0, native.module().sample(weight.data_ptr(), _bytes_of(weight))
+        if copy is None or (weight._version, sample) == (copy.version, copy.sample):
+            wait = self._keep(record, copy)
+        self._keeper.watch(weight, weight._version, storage.guard, wait, record.patience)
 
     def _leave(self) -> None:
         """Forgets the weight that the keeper knows; its record learns how often the copy was found."""
@@ -185,6 +224,33 @@ class Site:
                 self._record.copy.sites.discard(self)
         self._record = None
         self._keeper.release()
+
+
+@dataclass(frozen=True, eq=False)
+class _Packing:
+    """The job of making a copy for a site. A weight that is written to meanwhile has another version then, or bytes."""
+
+    site: Site
+    weight: torch.Tensor
+    version: int
+    sample: int
+    storage: Storage
+    record: Record
+
+    disturbs = False
+
+    def urgency(self) -> tuple[float, ...]:
+        return (3.0,)
+
+    def run(self) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            try:
+                copy = self.site._packed(self.weight, self.version, self.sample)
+            except BaseException:
+                self.record.packing = False
+                raise
+            with _lock:
+                self.site.take(self.weight, self.storage, self.record, copy)
 
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -45,13 +45,6 @@ class Facts:
         """The exact integers by name."""
         return dict(self.exact)
 
-    def include(self, other: Facts) -> bool:
-        """Whether all that `other` takes for granted is so here."""
-        kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
-        kept = kept and other.aligned <= self.aligned and other.holding <= self.holding
-        kept = kept and all({**dict(self.least), **self.values}.get(name, 0) >= least for name, least in other.least)
-        return kept and all(self.divisor(name) % by == 0 for name, by in (*other.powers, *[(n, 16) for n in other.divisible]))
-
     def divides(self, name: str) -> bool:
         """Whether 16 divides the integer `name`."""
         return self.divisor(name) == 16

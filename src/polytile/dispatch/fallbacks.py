@@ -1,0 +1,233 @@
+"""What runs a call for which nothing is decided: the leaves of a MultiKernel's dispatch table (runtime/fallback.c).
+
+A leaf is a form of a candidate that is loaded: of those decided on last, and of the library's. Which of them are predicted to be
+fastest is worked out ahead of calls, in the background, for the cells around the calls that have come. A cell is half an octave
+of each size. A candidate serves only in cells where it is known to be valid, or everywhere if that depends on nothing; generated
+code may do harm at sizes that it was never meant for. Elsewhere the library's serves, which may run at any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
+from polytile.dispatch.keys import KeyFields, Keys
+from polytile.facts import Wide
+from polytile.runtime import launcher, regime
+from polytile.runtime.launcher import pack_words
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.dispatch.multikernel import MultiKernel
+
+LATEST = 3
+"""Candidates among which a new regime finds one until it is decided, besides the library's."""
+
+FORMS = 8
+"""Forms of a candidate that serve, at most: those that were loaded last."""
+
+CELLS = 25
+"""Cells around a call that are looked at, its own among them: all within an octave of two sizes, or six octaves of one."""
+
+MOST_CELLS = 128
+"""Cells that are known at a time: those that were looked at last."""
+
+MOST_DIRECTIONS = 3
+"""Sizes of which a cell's corners are looked at in all combinations, and beyond which its neighbours are not."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Sizes in the middle of a cell, and at its corners; integers that have no bucket are those of some call."""
+
+    middle: Mapping[str, int]
+    corners: tuple[Mapping[str, int], ...]
+
+
+class Fallbacks:
+    """The leaves of one MultiKernel, whose lock covers it."""
+
+    def __init__(self, owner: MultiKernel, wake: Callable[[], Any]) -> None:
+        self._owner, self._wake = owner, wake
+        self._loaded: dict[str, list[tuple[Candidate, Entry]]] = {}
+        """Forms by the candidate's name: the candidate decided on last and the form loaded last are the first."""
+        self._cells: dict[KeyFields, Cell] = {}
+        self._seconds: dict[tuple[KeyFields, str], float] = {}
+        """Predictions; infinite where a candidate is not known to be valid."""
+        self._excluded: dict[KeyFields, Collection[str]] = {}
+        """Candidates that must not run in a regime, though they may elsewhere in its cell."""
+        self._first: tuple[int, ...] = ()
+        self._varying: set[str] = set()
+        """Sizes that differ between calls; of none it is known as long as there is one call."""
+        self._orders: launcher.Orders = {}
+        for library in [c for c in owner.candidates if c.origin == "library" and c.ready()][:1]:
+            self._loaded[library.name] = [(library, library.entry())]
+        self._publish()
+
+    def offer(self, form: Candidate, entry: Entry) -> None:
+        """A regime of the kernel has got this form, which is loaded, or it is to serve where others are not right."""
+        forms = self._loaded.get(form.name, [])
+        known = any(form is one for one, _ in forms)
+        if known and form.name == next(iter(self._loaded)):
+            return
+        forms = forms if known else [(form, entry), *forms][:FORMS]
+        self._loaded.pop(form.name, None)
+        latest = {form.name: forms, **self._loaded}
+        kept = [name for name, own in latest.items() if own[0][0].origin != "library"][:LATEST]
+        self._loaded = {name: own for name, own in latest.items() if name in kept or own[0][0].origin == "library"}
+        self._publish()
+
+    def withdraw(self, name: str) -> None:
+        """A candidate has failed, and is to serve nowhere."""
+        if self._loaded.pop(name, None):
+            self._publish()
+
+    @property
+    def serve_everywhere(self) -> bool:
+        """Whether some leaf is right in all calls."""
+        return any(not self._leaves[number][2] for number in self._order(()))
+
+    def valid_everywhere(self, candidate: Candidate) -> bool:
+        """Whether a candidate may run at any sizes."""
+        return self._predicted((), candidate.name) < math.inf
+
+    def look_around(self, ints: Sequence[int], cells: int, varying: Collection[str] = ()) -> None:
+        """Works out which leaves are to serve in so many cells around a call with these integers: in the directions of sizes that
+        are said to vary, or have."""
+        keys, self._first = self._owner.keys, self._first or tuple(ints)
+        differ = zip(keys.size_names, ints, self._first, strict=True)
+        self._varying |= {*varying, *(name for name, size, first in differ if size != first)} & keys.bucketed
+        for fields, cell in _around(keys, ints, cells, self._varying or keys.bucketed):
+            if fields not in self._cells:
+                self._cells[fields] = cell
+                self._orders[pack_words(fields)] = bytes(self._order(fields))
+        for fields in [*self._cells][:-MOST_CELLS]:
+            del self._cells[fields]
+            if fields not in self._excluded:  # a regime and its cell may have the same fields
+                del self._orders[pack_words(fields)]
+        self._seconds = {at: seconds for at, seconds in self._seconds.items() if at[0] in self._cells or not at[0]}
+
+    def exclude(self, fields: KeyFields, names: Collection[str]) -> None:
+        """Has none of these candidates serve in the regime `fields` while nothing is decided there."""
+        self._excluded[fields] = names
+        self._orders[pack_words(fields)] = bytes(self._left(fields))
+
+    def _publish(self) -> None:
+        """Makes what is loaded known to the dispatch table, which goes by `_orders` itself."""
+        keys = self._owner.keys
+        pairs = [pair for forms in self._loaded.values() for pair in forms]
+        given = [(form, entry, leaf_facts(keys, form.facts)) for form, entry in pairs]
+        self._leaves = [(form, entry, facts) for form, entry, facts in given if facts is not None]
+        self._orders = {pack_words(fields): bytes(self._order(fields)) for fields in ((), *self._cells)}
+        self._orders |= {pack_words(fields): bytes(self._left(fields)) for fields in self._excluded}
+        leaves = tuple((entry, pack_words(itertools.chain(*facts))) for _, entry, facts in self._leaves)
+        self._owner.dispatcher.fall_back(leaves, self._orders, self._wake)
+
+    def _left(self, fields: KeyFields) -> list[int]:
+        cell = regime.cell_of(fields, self._owner.keys.size_codes)
+        order = self._order(cell if cell in self._cells else ())
+        return [number for number in order if self._leaves[number][0].name not in self._excluded[fields]]
+
+    def _order(self, fields: KeyFields) -> list[int]:
+        """Numbers of the leaves that may serve in a cell, or everywhere, the best predicted first."""
+        able = {name: self._predicted(fields, name) for name in self._loaded}
+        ranks = {name: rank for rank, name in enumerate(sorted(able, key=lambda name: able[name]))}
+        numbered = [(ranks[form.name], n) for n, (form, _, _) in enumerate(self._leaves) if able[form.name] < math.inf]
+        return [number for _, number in sorted(numbered)]
+
+    def _predicted(self, fields: KeyFields, name: str) -> float:
+        """Seconds that a candidate is predicted to take in the middle of a cell, infinite where it is not known to be valid. Of
+        what is valid everywhere nothing is predicted where no cell is known."""
+        if (fields, name) not in self._seconds:
+            candidate, cell = self._owner.named(name), self._cells.get(fields)
+            by_user = self._owner.spec.family == "user"
+            able = candidate.origin == "library" or _is_valid(candidate, cell, self._owner.keys, by_user)
+            self._seconds[fields, name] = (candidate.cost(cell.middle) if cell is not None else 0.0) if able else math.inf
+        return self._seconds[fields, name]
+
+
+def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None:
+    """What the table tests before a form that takes these facts for granted runs; None where it cannot."""
+    sizes = {name: place for place, name in enumerate(keys.size_names)}
+    tensors = {name: place for place, name in enumerate(keys.tensor_names)}
+    multiples = [*facts.powers, *((name, 16) for name in sorted(facts.divisible | facts.aligned))]
+    multiples += [(fact.name, fact.by) for fact in sorted(facts.holding, key=str)]
+    if not {name for name, _ in (*multiples, *facts.exact, *facts.least)} <= sizes.keys() | tensors.keys():
+        return None
+    first = regime.count(keys.size_codes, keys.tensor_codes)
+    narrow = [first + n for n, condition in enumerate(keys.conditions) if condition.asked == Wide() and not facts.wide]
+    return (
+        *((launcher.SIZE_DIVIDED, sizes[name], by) for name, by in multiples if name in sizes),
+        *((launcher.ADDRESS_DIVIDED, tensors[name], by) for name, by in multiples if name not in sizes),
+        *((launcher.SIZE_IS, sizes[name], value) for name, value in facts.exact),
+        *((launcher.SIZE_REACHES, sizes[name], least) for name, least in facts.least),
+        *((launcher.FIELD_IS, field, 0) for field in narrow),
+    )
+
+
+class _Read(Mapping[str, int]):
+    """Sizes that remember which of them were read."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes, self.read = sizes, set[str]()
+
+    def __getitem__(self, name: str) -> int:
+        self.read.add(name)
+        return self._sizes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def _is_valid(candidate: Candidate, cell: Cell | None, keys: Keys, at_any: bool) -> bool:
+    """Whether a candidate is valid all over a cell, or everywhere where no cell is given. It is not known of one whose limits
+    depend on integers that a cell does not tell; `at_any`, nor of one whose limits depend on any."""
+    exact = (n for n, code in zip(keys.size_names, keys.size_codes, strict=True) if code == regime.EXACT)
+    told = set[str]() if cell is None or at_any else {*keys.bucketed, *exact}
+    for corner in cell.corners if cell is not None else (dict.fromkeys(keys.size_names, 1),):
+        sizes = _Read(corner)
+        if not candidate.valid(sizes) or not sizes.read <= told:
+            return False
+    return True
+
+
+def _around(keys: Keys, ints: Sequence[int], cells: int, varying: Collection[str]) -> list[tuple[KeyFields, Cell]]:
+    """The cells nearest to the one of these integers, by half octaves."""
+    own = regime.cell_of(keys.fields(ints), keys.size_codes)
+    codes = [(name, code) for name, code in zip(keys.size_names, keys.size_codes, strict=True) if code != regime.IGNORE]
+    places = {place: name for place, (name, code) in enumerate(codes) if code == regime.BUCKET}
+    directions = sum(name in varying for name in places.values())
+    reach = (0, CELLS // 2, 2, 1)[directions] if directions <= MOST_DIRECTIONS else 0
+    steps = [_steps(own[place], reach if name in varying else 0) for place, name in places.items()]
+    moves = sorted(itertools.product(*steps), key=lambda move: sum(distance for distance, _ in move))
+    call = dict(zip(keys.size_names, ints, strict=True))
+    found = []
+    for move in moves[:cells]:
+        at = {place: field for place, (_, field) in zip(places, move, strict=True)}
+        ends = {places[place]: regime.bounds(field) for place, field in at.items()}
+        every = itertools.product(*ends.values()) if len(ends) <= MOST_DIRECTIONS else zip(*ends.values(), strict=True)
+        corners = tuple({**call, **dict(zip(ends, corner, strict=True))} for corner in every)
+        middle = {name: math.isqrt(low * high) for name, (low, high) in ends.items()}
+        fields = tuple(at.get(place, field) for place, field in enumerate(own))
+        found.append((fields, Cell({**call, **middle}, corners)))
+    return found
+
+
+def _steps(field: int, reach: int) -> list[tuple[int, int]]:
+    """(distance, field) of the cells of a size that are at most so far from the one of this field."""
+    above = regime.EXACT_UP_TO + 1
+    first = regime.bucket(above) & ~1
+    place = field if field < above else above + (field - first) // 2
+    near = range(min(place, max(1, place - reach)), place + reach + 1)
+    return [(abs(other - place), other if other < above else first + 2 * (other - above)) for other in near]
+
+
+__all__ = ["Fallbacks", "leaf_facts"]

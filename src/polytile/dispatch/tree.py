@@ -1,0 +1,168 @@
+"""What one kernel knows of its regimes: a tree of nodes, bucket → sub-bucket → exact size.
+
+A node owns what was decided there, which candidates cannot run there, and the count of its calls. A regime over which no one
+candidate holds is subdivided (subdivision.py): what its node owns goes to the sub-bucket that it was decided at. Exact sizes have
+nodes of their own below either. The dispatch table (runtime/table.c) has the same tree for calls, by the same key fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch import trace
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.keys import KeyFields, Keys
+from polytile.dispatch.refining import Arrivals
+from polytile.dispatch.request import Request
+from polytile.dispatch.subdivision import NEAR, Evidence, Expectation, distance
+from polytile.problem import Outcome
+
+DEFECTS = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.CRASHED, Outcome.TIMEOUT)
+"""Outcomes that are told whatever the options say."""
+
+
+@dataclass
+class Node:
+    """A regime, sub-buckets of one, or exact sizes. `failures`: candidates that cannot run there, with the reason; `arrivals`:
+    which sizes come, where that is counted; `postponed`: how often measuring was put off, as memory or time was short."""
+
+    fields: KeyFields
+    decision: Decision | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+    arrivals: Arrivals | None = None
+    postponed: int = 0
+    subdivided: bool = False
+
+    @property
+    def interval(self) -> int:
+        """The calls until the next look at one; 0 where they are not counted."""
+        return 0 if self.arrivals is None else self.arrivals.interval
+
+
+class DecisionTree:
+    """The nodes of one kernel, and what is known of candidates in all of them. The MultiKernel's lock covers it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self._nodes: dict[KeyFields, Node] = {}
+        self._failures: dict[str, str] = {}
+        """Candidates that do not compile, or that once gave a wrong result or crashed."""
+        self._endless: list[tuple[str, Mapping[str, int], str]] = []
+        """Candidates that timed out, with the sizes; they are not tried again where no size is smaller."""
+        self._wrong_somewhere: dict[str, str] = {}
+        """Candidates that gave a wrong result in one regime and run in others."""
+        self._told: set[tuple[str, Outcome]] = set()
+
+    def node(self, fields: KeyFields) -> Node:
+        """The node of these fields."""
+        return self._nodes.setdefault(fields, Node(fields))
+
+    def leaf(self, fields: KeyFields, sizes: Mapping[str, int]) -> Node:
+        """The node that decides for these sizes, in the regime `fields`: its own, or that of their sub-buckets."""
+        node = self.node(fields)
+        return self.node(self.keys.sub_bucket(fields, sizes)) if node.subdivided else node
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decision of every node that has one."""
+        return tuple(node.decision for node in self._nodes.values() if node.decision is not None)
+
+    @property
+    def decided(self) -> dict[KeyFields, Decision]:
+        """The same by the fields of the nodes."""
+        return {node.fields: node.decision for node in self._nodes.values() if node.decision is not None}
+
+    # What is decided.
+
+    def decide(
+        self, fields: KeyFields, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
+    ) -> list[tuple[Node, Node]]:
+        """Files a decision, made for a call with all the sizes `full`, and subdivides the regimes that it shows not to be of one
+        kind: its own, or some next to it. Returns the nodes of these, each with that of the sub-bucket that has what it owned. A
+        decision for exact sizes says nothing of their regime."""
+        self.node(fields).decision = new
+        doubtful = () if self.keys.is_exact_size(fields) else tuple(self._doubtful(new, candidates, full))
+        return [self._subdivide(node, decision) for node, decision in doubtful]
+
+    def _subdivide(self, node: Node, decision: Decision) -> tuple[Node, Node]:
+        whole, own = node.fields, self.keys.sub_bucket(node.fields, dict(decision.sizes))
+        decision = replace(decision, regime=self.keys.regime(own), part_of=self.keys.regime(whole))
+        self._nodes[whole], self._nodes[own] = Node(whole, subdivided=True), replace(node, fields=own, decision=decision)
+        return self._nodes[whole], self._nodes[own]
+
+    def _doubtful(
+        self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
+    ) -> Iterator[tuple[Node, Decision]]:
+        """Nodes near the new decision that are not expected to hold all over their regimes."""
+        expectation = Expectation({c.name: c for c in candidates}, full, self.keys.bucketed)
+        near = [
+            (node, node.decision)
+            for node in self._nodes.values()
+            if node.decision is not None
+            and node.decision.problem.layouts == new.problem.layouts
+            and not self.keys.is_exact_size(node.fields)
+            and distance(dict(node.decision.sizes), dict(new.sizes), expectation.bucketed) <= NEAR
+        ]
+        evidence = [Evidence.from_decision(decision) for _, decision in near]
+        for (node, decision), own in zip(near, evidence, strict=True):
+            if self.keys.is_sub_bucket(node.fields) or len(own.seconds) < 2:
+                continue
+            ends = [{**dict(decision.sizes), **end} for end in self.keys.ends(node.fields)]
+            if not all(expectation.holds(decision.candidate, end, evidence) for end in ends):
+                yield node, decision
+
+    # What fails.
+
+    @property
+    def faulty(self) -> dict[str, str]:
+        """Candidates that do not compile, have crashed or have given a wrong result, in whatever regime that was."""
+        return {**self._wrong_somewhere, **self._failures}
+
+    @property
+    def unfit(self) -> set[str]:
+        """Those that are to run in no regime that is not decided yet: they fail everywhere, or took for ever somewhere."""
+        return {*self._failures, *(name for name, _, _ in self._endless)}
+
+    def decided_for(self, name: str) -> list[Node]:
+        """The nodes at which this candidate runs."""
+        return [node for node in self._nodes.values() if node.decision is not None and node.decision.candidate == name]
+
+    def excluded(self, fields: KeyFields, sizes: Mapping[str, int]) -> dict[str, str]:
+        """Candidates that are not to run in this regime at these sizes of it, with the reason."""
+        endless = {
+            name: reason
+            for name, least, reason in self._endless
+            if all(size <= sizes.get(dimension, size) for dimension, size in least.items())
+        }
+        return {**self.node(fields).failures, **endless, **self._failures}
+
+    def fail(self, name: str, reason: str, fields: KeyFields | None = None) -> None:
+        """A candidate cannot run in the regime `fields`; without one, anywhere."""
+        (self._failures if fields is None else self.node(fields).failures)[name] = reason
+
+    def learn(self, fields: KeyFields, request: Request) -> None:
+        """Keeps what the selector's links have found out about candidates while they decided for the regime `fields`."""
+        for name, reason in request.rejected.items():
+            outcome = request.outcomes.get(name)
+            if outcome in DEFECTS or (outcome is Outcome.RAISED and request.spec.family == "user"):
+                self._tell(request, name, reason, outcome)
+            if outcome is Outcome.TIMEOUT:
+                self._endless.append((name, dict(request.sizes), reason))
+            elif outcome not in DEFECTS:
+                self.fail(name, reason, fields)
+            elif request.named(name).origin == "library":  # what is wrong there is so for these numbers alone
+                self.fail(name, reason, fields)
+                if outcome is Outcome.WRONG:
+                    self._wrong_somewhere[name] = reason
+            else:
+                self.fail(name, reason)
+
+    def _tell(self, request: Request, name: str, reason: str, outcome: Outcome) -> None:
+        if name not in self._failures and (name, outcome) not in self._told:
+            self._told.add((name, outcome))
+            trace.rejected(request.spec, name, reason, outcome)
+
+
+__all__ = ["DecisionTree", "Node"]
