@@ -8,6 +8,7 @@ cannot be trusted, the extension works on with `Tensor.data_ptr()`, about 0.1 us
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -91,7 +92,6 @@ def _configure(loaded: Any) -> None:
     try:
         offset, symbols = _handle_offset(), _torch_functions()
         loaded.configure(*functions, torch.Tensor, torch.nn.Parameter, offset, *symbols)
-        loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
         trouble = _self_test(loaded)
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
@@ -99,6 +99,8 @@ def _configure(loaded: Any) -> None:
         log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, since %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
+    with contextlib.suppress(AttributeError):  # without these, products and their epilogues are called one by one
+        loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
     try:
         with torch.inference_mode(False):
             loaded.configure_weights(_storage_offset(), _counter_offset(), _version_function())

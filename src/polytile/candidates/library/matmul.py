@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import PythonEntry
+from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.candidates.product_terms import work_terms
 from polytile.ir import evaluate
@@ -87,7 +87,7 @@ class MatmulLibrary(Candidate):
         if self.unfused is not None:
             prepare_first(self.unfused)
 
-    def entry(self) -> PythonEntry:
+    def entry(self) -> NativeEntry | PythonEntry:
         return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:

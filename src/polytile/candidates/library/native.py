@@ -86,7 +86,7 @@ class NativeProduct(MatmulLibrary):
         named = {name: sympy.Symbol(name, integer=True) for name in self.kernel.leading}
 
         def own(letter: str, axes: str) -> Strides:
-            return tuple(named[f"{letter}_stride_{axis}"] for axis in axes)  # type: ignore[return-value]
+            return tuple(named[f"{letter}_stride_{axis}"] for axis in axes)
 
         found: dict[str, Strides | None] = {"A": own("a", "bmk"), "B": own("b", "bkn"), "C": None}
         one = sympy.Integer(1)
