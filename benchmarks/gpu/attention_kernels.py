@@ -220,7 +220,8 @@ def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names)
 def in_turns(contestants: dict[str, Callable[[int], Any]], seconds: float) -> dict[str, float]:
     """Median µs of a call of each, by replayed graphs, in turns."""
     timers = {name: Timer(CUDA, slow_start=True) for name in contestants}
-    counts, samples = {}, {name: [] for name in contestants}
+    counts: dict[str, int] = {}
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
     for name, calls in contestants.items():
         once = min(timers[name].seconds(calls, 1) for _ in range(2))
         counts[name] = max(1, min(200, int(TURN / once)))
@@ -281,7 +282,9 @@ def main() -> None:
         return options.only in name and not (options.without and options.without in name)
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
-    cells, rows, ahead = [cell for part in options.parts for cell in PARTS[part]()], [], {}
+    cells = [cell for part in options.parts for cell in PARTS[part]()]
+    rows: list[dict[str, Any]] = []
+    ahead: dict[Cell, list[Any]] = {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
     print(f"{facts.name}, torch {torch.__version__}, mm {result['mm_tflops']:.0f} TFLOP/s, {len(cells)} cells", flush=True)
     for place, cell in enumerate(cells):

@@ -360,9 +360,9 @@ class Attention:
 
     def map_views(self, rule: Callable[[View], View]) -> Attention:
         """The same with `rule` applied to all its views."""
-        new = {name: rule(getattr(self, name)) for name in ("q", "k", "v", "out")}
-        optional = {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
-        return replace(self, **new, **optional)
+        new: dict[str, Any] = {name: rule(getattr(self, name)) for name in ("q", "k", "v", "out")}
+        new |= {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
+        return replace(self, **new)
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,12 @@ def _comparing_both(loop: Loop, outer: Axis, inner: Axis) -> Loop:
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
-        if not isinstance(node, Op) or node.name not in MIRRORED or not all(isinstance(n, Index | Const) for n in node.args):
+        if not isinstance(node, Op) or node.name not in MIRRORED:
             return node
-        if any(n.dtype != torch.int64 for n in node.args):
+        sides = [n for n in node.args if isinstance(n, Index | Const) and n.dtype == torch.int64]
+        if len(sides) != 2:
             return node
-        left, right = (n.expr if isinstance(n, Index) else sympy.Integer(n.value) for n in node.args)
+        left, right = (n.expr if isinstance(n, Index) else sympy.Integer(n.value) for n in sides)
         form = linear(sympy.expand(left - right), (outer.symbol, inner.symbol))
         if form is None or set(form.coefficients) != {outer.symbol} or abs(form.coefficients[outer.symbol]) != 1:
             return node

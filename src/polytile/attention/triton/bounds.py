@@ -131,8 +131,8 @@ class Analysis:
                 known = [value for value in values if value is not None]
                 if len(known) == len(values):
                     return sizes.expand(_ARITHMETIC[name](*known))
-            case Op(name="floordiv", args=(a, Const(value=by))) if by > 0 and (value := self._integer(a)) is not None:
-                return FloorDiv(value, sympy.Integer(int(by)))
+            case Op(name="floordiv", args=(a, Const(value=by))) if by > 0 and (whole := self._integer(a)) is not None:
+                return FloorDiv(whole, sympy.Integer(int(by)))
         return self._loaded(node)
 
     def _loaded(self, node: Node) -> sympy.Expr | None:

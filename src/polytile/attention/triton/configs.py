@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.triton.unit import padded
@@ -59,7 +60,7 @@ def _rows(variant: str, itemsize: int) -> dict[int, tuple[Row, ...]]:
 
 @cache
 def _space(itemsize: int, shared: int) -> tuple[Config, ...]:
-    ways: list[tuple[str, dict[str, int]]] = [("flash", {}), ("flash", {"packed": 1})]
+    ways: list[tuple[str, dict[str, Any]]] = [("flash", {}), ("flash", {"packed": 1})]
     ways += [("split", {"packed": 1, "waves": waves}) for waves in WAVES]
     found: dict[Config, None] = {}
     for variant, more in ways:

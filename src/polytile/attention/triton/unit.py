@@ -27,6 +27,7 @@ from polytile.codegen.writer import Writer
 from polytile.errors import LoweringError
 from polytile.ir import expr
 from polytile.ir.expr import Const, Node
+from polytile.ir.program import Axis
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -78,7 +79,7 @@ class Unit:
         self.scale = problem.scale if problem.scale is not None else max(1, values["D"]) ** -0.5
         self.body.made[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
 
-    def _axes(self, *symbols: sympy.Symbol) -> tuple:
+    def _axes(self, *symbols: sympy.Symbol) -> tuple[Axis, ...]:
         axes = {axis.symbol: axis for axis in self.scores.kernel.loop.axes}
         return tuple(axes[symbol] for symbol in symbols)
 
