@@ -201,7 +201,9 @@ def test_a_second_process_needs_no_compiler(empty_cache: Path, tmp_path: Path) -
         warm = in_a_process(stall, elsewhere, PATH="", CXX="")
         counted = warm["counters"]
         assert not warm["wrong"] and counted["programs_loaded"] == 1 and counted["store_hits"] > 0
-        nothing = ("compiler_runs", "candidates_benchmarked", "dispatch_misses", "tier0_calls", "failures")
+        nothing = ["compiler_runs", "candidates_benchmarked", "tier0_calls", "failures"]
+        if stall == "tune":  # else a call may come before the background has read what is known of its sizes
+            nothing.append("dispatch_misses")
         assert {name: counted[name] for name in nothing} == dict.fromkeys(nothing, 0)
         assert counted["seconds"]["lowering"] == counted["seconds"]["generating"] == counted["seconds"]["measuring"] == 0
 
