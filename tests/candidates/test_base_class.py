@@ -44,18 +44,10 @@ def test_a_cost_and_an_entry_are_required_and_the_rest_has_defaults() -> None:
     least = Least()
     least.prepare()
     assert least.valid(SIZES) and least.ready() and not least.failed() and least.handle() is None
-    assert least.specialise(Facts()) is least.pinned_to(SIZES) is least and least.compiled_forms(Facts()) == (least,)
+    assert least.specialise(Facts()) is least.pinned_to(SIZES) is least
     assert least.steady and not (least.hard_limits or least.interpreted or least.in_main_script)
     assert least.describe(SIZES) == {} and least.traits == least.operators == () and not least.source_path
     assert least.resources is None and least.compile_seconds is None
-
-
-def test_a_form_counts_as_compiled_once_it_is_ready() -> None:
-    class Compiling(Least):
-        def ready(self) -> bool:
-            return False
-
-    assert Compiling().compiled_forms(Facts()) == ()
 
 
 def test_an_entry_reports_the_check_that_failed_where_it_waits() -> None:

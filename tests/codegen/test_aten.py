@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import pytest
 import torch
 
-from polytile.candidates.library.loops import _Look, _Step, calls_overload, composed, functions_like
+from polytile.candidates.library.loops import _Look, _Step, composed
 from polytile.ir.program import Made
 
 aten = torch.ops.aten
@@ -16,36 +15,6 @@ aten = torch.ops.aten
 
 def look(at: int, tensor: torch.Tensor, offset: int = 0, whole: bool = False) -> _Look:
     return _Look(at, whole, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
-
-
-def test_a_function_of_pythons_own_counts_only_if_it_calls_the_very_overload() -> None:
-    x, out = torch.rand(3, 4), torch.empty(3, 4)
-    given: tuple[Any, ...] = ([look(0, x)], {"out": look(1, out)}, (x, out))
-    assert any(calls_overload(f, aten.erf.out, *given) for f in functions_like(aten.erf.out))
-    assert not calls_overload(torch.exp, aten.erf.out, *given)
-    assert not calls_overload(torch.add, aten.erf.out, *given), "it takes another argument"
-    assert not functions_like(aten.reflection_pad2d_backward.default), "Python has none"
-
-
-def test_an_overload_that_other_arguments_mean_is_not_taken() -> None:
-    x = torch.rand(3, 4)
-    assert calls_overload(torch.pow, aten.pow.Tensor_Scalar, [look(0, x), 2.0], {}, (x,))
-    assert not calls_overload(torch.pow, aten.pow.Tensor_Tensor, [look(0, x), 2.0], {}, (x,))
-
-
-def test_looking_for_a_function_computes_nothing() -> None:
-    x = torch.rand(3, 4)
-    before = x.clone()
-    assert calls_overload(torch.erf, aten.erf.out, [look(0, x)], {"out": look(0, x)}, (x,))
-    assert torch.equal(x, before), "the result may be written over the operand"
-
-
-def test_a_function_is_found_while_candidates_are_tuned_on_flat_tensors() -> None:
-    x, out = torch.rand(12), torch.zeros(12)
-    given = [look(0, x.view(3, 4), whole=True)], {"out": look(1, out.view(3, 4), whole=True)}, (x, out)
-    with torch._C._DisableTorchDispatch():
-        assert calls_overload(torch.erf, aten.erf.out, *given)
-    assert not out.any(), "nothing is computed there either"
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (12,), (4, 3)], ids=str)

@@ -47,7 +47,7 @@ def test_more_parts_are_expected_to_pay_where_blocks_are_few_and_k_is_long() -> 
 
     def costs(n: int, k: int) -> list[float]:
         sizes = {"batch": 1, "M": n, "N": n, "K": k}
-        return [found[f"aten {parts} parts"].cost({**product(F32).dense_strides(sizes), **sizes}) for parts in PARTS]
+        return [found[f"aten split_k {parts}"].cost({**product(F32).dense_strides(sizes), **sizes}) for parts in PARTS]
 
     few, many = costs(64, 65536), costs(1024, 16384)
     assert few[2] < few[0] and many[0] < many[2]

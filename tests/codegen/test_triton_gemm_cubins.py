@@ -189,7 +189,7 @@ def test_what_a_block_cannot_hold_is_refused_by_its_compiled_form(
     assert not special.excess
     with pytest.raises(ResourcesExceeded, match=f"'product', candidate 'large': .*{reason}"):
         special.entry()
-    assert special.failed() and special.base.compiled_forms(ALIGNED) == ()
+    assert special.failed()
 
 
 def dequantised(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:

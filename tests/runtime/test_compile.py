@@ -265,11 +265,11 @@ def test_a_process_without_gomp_links_the_compilers_own(monkeypatch: pytest.Monk
     class Nothing:
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    compiler._openmp_flags.cache_clear()
+    compiler.openmp_flags.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(compiler.ctypes, "CDLL", Nothing)
-        assert compiler._openmp_flags() == ("-fopenmp",)
+        assert compiler.openmp_flags() == ("-fopenmp",)
     made = library()
-    compiler._openmp_flags.cache_clear()
+    compiler.openmp_flags.cache_clear()
     assert "-fopenmp" in made.order.flags and made.address("team")
     assert "libgomp" in subprocess.run(["readelf", "-d", made.path], capture_output=True, text=True).stdout

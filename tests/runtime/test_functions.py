@@ -39,3 +39,16 @@ def test_looking_for_a_function_computes_nothing() -> None:
     x = torch.ones(3)
     quickest(aten.zero_.default, (x,), {})
     assert x.tolist() == [1, 1, 1]
+
+
+def test_an_overload_that_other_arguments_mean_is_not_taken() -> None:
+    assert calls_overload(torch.pow, aten.pow.Tensor_Scalar, (X, 2.0), {})
+    assert not calls_overload(torch.pow, aten.pow.Tensor_Tensor, (X, 2.0), {})
+    assert not calls_overload(torch.add, aten.erf.out, (X,), {"out": X}), "it takes another argument"
+
+
+def test_a_function_is_found_while_candidates_are_tuned() -> None:
+    out = torch.zeros(3)
+    with torch._C._DisableTorchDispatch():
+        assert calls_overload(torch.erf, aten.erf.out, (torch.ones(3),), {"out": out})
+    assert not out.any(), "nothing is computed there either"

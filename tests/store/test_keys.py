@@ -38,7 +38,7 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def forget() -> None:
-    for once in (device._fixed, environment._environment, environment._gpu_environment):
+    for once in (device._fixed, device._fingerprint, environment._environment, environment._gpu_environment):
         once.cache_clear()
     toolchain.reset()
 
@@ -75,6 +75,7 @@ def test_another_device_is_another_key_and_the_store_says_what_it_was(
     known = dict(device.described(before))
     DEVICE[fact](monkeypatch)
     device._fixed.cache_clear()
+    device._fingerprint.cache_clear()
     after = device.fingerprint()
     assert after != before
     changed = {name for name, value in device.described(after) if known.get(name) != value}

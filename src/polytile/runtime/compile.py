@@ -225,6 +225,7 @@ class _State:
         self.records: list[CompileRecord] = []
         self.running: set[subprocess.Popen[str]] = set()
         self.loaded: dict[Path, ctypes.CDLL] = {}
+        self.ended = False
 
 
 _state = _State()
@@ -241,8 +242,14 @@ os.register_at_fork(after_in_child=reset)
 
 @atexit.register
 def _stop_compilers() -> None:
+    _state.ended = True
     for process in list(_state.running):
         _stop(process)
+
+
+def is_ending() -> bool:
+    """Whether the process ends, so that compilers were stopped: what fails to compile now is no fault of the source."""
+    return _state.ended
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
