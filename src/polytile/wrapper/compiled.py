@@ -95,7 +95,8 @@ class _Swapped:
         except (CompilerMissing, CacheError) as error:
             log.info("Program %s stays with Python's wrapper: %s", self.name, error)
         except CompileFailed as error:
-            log.log(logging.INFO if compiling.is_ending() else logging.WARNING, "Program %s stays with Python's wrapper: %s", self.name, error)
+            level = logging.INFO if compiling.is_ending() else logging.WARNING
+            log.log(level, "Program %s stays with Python's wrapper: %s", self.name, error)
 
 
 def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:
