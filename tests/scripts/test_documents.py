@@ -80,8 +80,9 @@ def test_the_readmes_program_runs_and_names_what_it_chose(tmp_path: Path) -> Non
     path = tmp_path / "readme.py"
     path.write_text("\n".join(python_in(ROOT / "README.md")))
     told = printed(path)
-    assert len(re.findall(r"^  addmm_\w+ \[batch=1, M=\d+, N=1024, K=256", told, re.MULTILINE)) == 3
-    assert len(re.findall(r"^  var_mean_\w+ \[n0=\d+\] → ", told, re.MULTILINE)) == 3
+    # of sizes that came often there may be a decision of their own besides that of their regime
+    assert len(set(re.findall(r"^  addmm_\w+ \[batch=1, M=\d+, N=1024, K=256", told, re.MULTILINE))) == 3
+    assert len(set(re.findall(r"^  var_mean_\w+ \[n0=\d+\] → ", told, re.MULTILINE))) == 3
 
 
 @pytest.mark.parametrize(
