@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from polytile import version
 from polytile.candidates import generator
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.generator import FOLDERS, generator_version
 from polytile.candidates.triton import TritonCandidate, Work
 from polytile.candidates.triton_matmul import Arguments, GemmCandidate
 from polytile.codegen.triton import schedules
@@ -43,7 +43,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> Iterator[Edit]:
     def apply(old: str, new: str) -> None:
         assert old in SOURCE
         text = SOURCE.replace(old, new)
-        monkeypatch.setattr(generator, "generator_version", lambda: digest(text))
+        monkeypatch.setattr(generator, "source_digest", lambda: digest(text))
         exec(compile(text, schedules.__file__, "exec"), vars(schedules))
 
     before = dict(vars(schedules))
@@ -71,18 +71,24 @@ def test_a_text_that_was_generated_before_is_not_generated_again(empty_cache: Pa
     assert key() == before
 
 
-def test_the_version_is_that_of_all_modules_that_write_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Path(generator.__file__).parents[1]
-    modules = ["codegen/triton/generate.py", "codegen/writer.py", "matmul/triton/schedules.py", "schedule/nest.py", "ir/expr.py"]
-    for module in modules:
-        assert (package / module).is_file() and str(Path(module).parent) in FOLDERS
-    monkeypatch.setattr(generator, "__file__", str(tmp_path / "candidates" / "generator.py"))
+@pytest.mark.parametrize(
+    "module",
+    [
+        "codegen/triton/generate.py", "codegen/writer.py", "matmul/triton/schedules.py", "attention/triton/flash.py",
+        "schedule/nest.py", "ir/expr.py",
+    ],
+)  # fmt: skip
+def test_what_is_remembered_of_texts_holds_until_a_module_that_writes_kernels_changes(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (Path(version.__file__).parent / module).is_file()
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "version.py"))
+    (tmp_path / module).parent.mkdir(parents=True)
     versions = set()
-    for folder in FOLDERS:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / "one.py").write_text("1")
-        versions.add(generator_version.__wrapped__())
-    assert len(versions) == len(FOLDERS)
+    for text in ("1", "2", "1"):
+        (tmp_path / module).write_text(text)
+        versions.add(version.source_digest.__wrapped__())
+    assert len(versions) == 2
 
 
 @pytest.mark.parametrize("name", ["tile 128x128x64 s3 w4", "tile 128x256x128 s3 w8", "tile 128x64x64 s4 w4"])

@@ -110,7 +110,8 @@ def test_each_kernel_is_defined_once_before_its_calls() -> None:
 @pytest.mark.parametrize("target", [python, cpp, fx])
 def test_every_target_has_a_form_for_every_line(target: ModuleType) -> None:
     kinds = {kind for kind in vars(lines).values() if isinstance(kind, type) and issubclass(kind, Line)} - {Line}
-    assert set(target._WRITE) == kinds
+    assert set(lines._METHODS) == kinds
+    assert issubclass(target._Writer, lines.LineWriter) and not target._Writer.__abstractmethods__
 
 
 def test_operators_and_reasons_stand_in_comments() -> None:

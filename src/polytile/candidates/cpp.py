@@ -15,7 +15,7 @@ from polytile.candidates.handles import NativeHandle
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
-from polytile.runtime.cache import current
+from polytile.runtime.cache import remembered
 from polytile.version import source_digest
 
 ENTRY = "polytile_kernel"
@@ -29,17 +29,13 @@ class Written:
     keys: tuple[str, ...]
 
     @staticmethod
-    def of(recipe: str, write: Callable[[], Written]) -> Written:
+    def of(recipe: str, write: Callable[[], Sequence[str]]) -> Written:
         """The cache directory remembers it by the recipe and all that turns recipes to sources and objects, as generating a
-        source takes milliseconds. `write` generates; what it raises is not remembered."""
+        source takes milliseconds. `write` generates, and returns digest and keys; what it raises is not remembered."""
         made_from = [source_digest(), toolchain.find().identity, *compiler.openmp_flags(), recipe]
         name = f"texts/{digest(json.dumps(made_from), 24)}"
-        if (known := current().read(name)) is not None:
-            source_hash, *keys = known.decode().split()
-            return Written(source_hash, tuple(keys))
-        made = write()
-        current().write(name, " ".join((made.source_hash, *made.keys)).encode())
-        return made
+        source_hash, *keys = remembered(name, lambda: " ".join(write())).split()
+        return Written(source_hash, tuple(keys))
 
 
 class CompiledCandidate(Candidate):
@@ -79,9 +75,9 @@ class CompiledCandidate(Candidate):
     def _written(self) -> Written:
         return Written.of(f"{type(self).__name__} {self.recipe}", self._write)
 
-    def _write(self) -> Written:
+    def _write(self) -> Sequence[str]:
         texts = [text() for _, text in self.units]
-        return Written(self._hash_of(texts), tuple(map(compiler.key_of_cpp, texts)))
+        return self._hash_of(texts), *map(compiler.key_of_cpp, texts)
 
     @cached_property
     def source_hash(self) -> str:

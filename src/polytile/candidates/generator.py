@@ -6,37 +6,22 @@ Texts differ from regime to regime. The text of a candidate is that under `probe
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.errors import LoweringError
 from polytile.problem import digest
-from polytile.runtime.cache import current
+from polytile.runtime.cache import remembered
 from polytile.schedule.facts import Facts
-
-FOLDERS = ("codegen", "codegen/triton", "ir", "matmul", "matmul/triton", "schedule")
-"""Folders of the package whose modules decide the text of a Triton kernel."""
-
-
-@functools.cache
-def generator_version() -> str:
-    """Digest of the generators' modules, word for word."""
-    package = Path(__file__).parents[1]
-    return digest("".join(path.read_text("utf-8") for folder in FOLDERS for path in sorted((package / folder).glob("*.py"))))
+from polytile.version import source_digest
 
 
 def text_digest(recipe: str, generate: Callable[[Facts], TritonKernel], probes: Iterable[Facts]) -> str:
     """Digest of what `generate` gives under `probes`, those left out under which it raises LoweringError. `recipe` names all that
-    it depends on besides: the cache directory remembers the digest by that and the generators' version, as generating takes
+    it depends on besides: the cache directory remembers the digest by that and polytile's sources, as generating takes
     milliseconds."""
-    name = f"texts/{digest(f'{generator_version()} {recipe}')}"
-    known = current().read(name)
-    if known is None:
-        known = digest("\n".join(_texts(generate, probes))).encode()
-        current().write(name, known)
-    return known.decode()
+    name = f"texts/{digest(f'{source_digest()} {recipe}')}"
+    return remembered(name, lambda: digest("\n".join(_texts(generate, probes))))
 
 
 def _texts(generate: Callable[[Facts], TritonKernel], probes: Iterable[Facts]) -> Iterable[str]:
@@ -45,6 +30,3 @@ def _texts(generate: Callable[[Facts], TritonKernel], probes: Iterable[Facts]) -
             yield generate(facts).text
         except LoweringError as error:
             yield str(error)
-
-
-__all__ = ["generator_version", "text_digest"]

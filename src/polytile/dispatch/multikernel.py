@@ -58,8 +58,9 @@ class MultiKernel:
     `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel
     belongs to; they are in force whenever it has to choose. `budget` is what the program that the kernel is part of may spend on
     measuring, all its kernels together. `dispatch` is what generated code calls, with the kernel's
-    flat arguments: the first call of a regime chooses its candidate (selector.py), and all later ones go straight to
-    it. Any number of threads may call."""
+    flat arguments: calls in a regime that is decided go straight to its candidate. Where nothing is decided, the selector
+    chooses in the call (selector.py), or, where calls wait for nothing, the table runs what is loaded (fallbacks.py) and the
+    background chooses (learning.py). Any number of threads may call."""
 
     def __init__(
         self,

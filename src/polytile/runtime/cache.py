@@ -297,6 +297,19 @@ def current() -> Cache:
     return _opened(options.cache_dir()).in_force
 
 
+def remembered(name: str, make: Callable[[], str]) -> str:
+    """The text of the sealed file `name` of the cache in force; what `make` gives where there is none, which is written there if
+    the disk takes it. What `make` raises is not remembered."""
+    cache = current()
+    known = cache.read(name)
+    if known is not None:
+        return known.decode()
+    made = make()
+    with contextlib.suppress(CacheError):  # of which there was a warning
+        cache.write(name, made.encode())
+    return made
+
+
 def directory() -> Path:
     """Root of the cache in force."""
     return current().root

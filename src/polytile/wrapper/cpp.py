@@ -62,7 +62,7 @@ def write(all_lines: Sequence[Line], beside: python.Text) -> str:
     return writer.source()
 
 
-class _Writer:
+class _Writer(lines.LineWriter):
     """Collects the body of the function and what its numbers stand for."""
 
     def __init__(self, all_lines: Sequence[Line], text: python.Text) -> None:
@@ -89,7 +89,7 @@ class _Writer:
     def write(self, line: Line) -> None:
         if not self.accepted and not isinstance(line, _BEFORE_ACCEPTANCE):
             self.accept()
-        _WRITE[type(line)](self, line)
+        super().write(line)
 
     def accept(self) -> None:
         self.accepted = True
@@ -337,26 +337,6 @@ _BEFORE_ACCEPTANCE = (
 )  # fmt: skip
 """Lines that do nothing which a second call by Python's wrapper would do again."""
 
-_WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
-    lines.Comment: _Writer.comment,
-    lines.DefineKernel: _Writer.define_kernel,
-    lines.Constant: _Writer.constant,
-    lines.TakeArguments: _Writer.take_arguments,
-    lines.BindSize: _Writer.bind_size,
-    lines.ReadSize: _Writer.read_size,
-    lines.CheckSizes: _Writer.check_sizes,
-    lines.Allocate: _Writer.allocate,
-    lines.Free: _Writer.free,
-    lines.Reuse: _Writer.reuse,
-    lines.MakeView: _Writer.make_view,
-    lines.FindPackedWeight: _Writer.find_packed_weight,
-    lines.CallKernel: _Writer.call_kernel,
-    lines.CallLibrary: _Writer.call_library,
-    lines.PickOutput: _Writer.pick_output,
-    lines.PickSize: _Writer.pick_size,
-    lines.OnDevice: _Writer.on_device,
-    lines.Return: _Writer.return_,
-}
 
 
 def _identifier(name: str) -> str:

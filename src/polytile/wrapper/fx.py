@@ -55,7 +55,7 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     """The graph module of `all_lines`; it hangs on the callable as `graph_module`."""
     writer = _Writer()
     for line in all_lines:
-        _WRITE[type(line)](writer, line)
+        writer.write(line)
     module = torch.fx.GraphModule(writer.root, writer.graph, class_name=name)
     device = writer.device
 
@@ -108,7 +108,7 @@ _CHAINS: dict[type, Callable[..., Any]] = {
 """Operations on integers, and the function of two that does them."""
 
 
-class _Writer:
+class _Writer(lines.LineWriter):
     """The graph as far as it has come. `values` are the nodes, or plain numbers, of names."""
 
     def __init__(self) -> None:
@@ -259,25 +259,5 @@ class _Writer:
         self.graph.output([self.values[v] if isinstance(v, str) else self.number(v) for v in line.values])
 
 
-_WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
-    lines.Comment: _Writer.comment,
-    lines.DefineKernel: _Writer.define_kernel,
-    lines.Constant: _Writer.constant,
-    lines.TakeArguments: _Writer.take_arguments,
-    lines.BindSize: _Writer.bind_size,
-    lines.ReadSize: _Writer.read_size,
-    lines.CheckSizes: _Writer.check_sizes,
-    lines.Allocate: _Writer.allocate,
-    lines.Free: _Writer.free,
-    lines.Reuse: _Writer.reuse,
-    lines.MakeView: _Writer.make_view,
-    lines.FindPackedWeight: _Writer.find_packed_weight,
-    lines.CallKernel: _Writer.call_kernel,
-    lines.CallLibrary: _Writer.call_library,
-    lines.PickOutput: _Writer.pick_output,
-    lines.PickSize: _Writer.pick_size,
-    lines.OnDevice: _Writer.on_device,
-    lines.Return: _Writer.return_,
-}
 
 __all__ = ["Call", "Check", "wrap"]

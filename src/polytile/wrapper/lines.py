@@ -6,6 +6,7 @@ Names are identifiers, sizes are sympy expressions, tensors and kernels are the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,3 +212,87 @@ class Return(Line):
     """The results: names of tensors, symbolic or plain numbers, or None."""
 
     values: tuple[str | sympy.Basic | None, ...]
+
+
+class LineWriter(ABC):
+    """Writes lines for one target: a method for each kind of line."""
+
+    def write(self, line: Line) -> None:
+        """Writes any line."""
+        getattr(self, _METHODS[type(line)].__name__)(line)
+
+    @abstractmethod
+    def comment(self, line: Comment) -> None: ...
+
+    @abstractmethod
+    def define_kernel(self, line: DefineKernel) -> None: ...
+
+    @abstractmethod
+    def constant(self, line: Constant) -> None: ...
+
+    @abstractmethod
+    def take_arguments(self, line: TakeArguments) -> None: ...
+
+    @abstractmethod
+    def bind_size(self, line: BindSize) -> None: ...
+
+    @abstractmethod
+    def read_size(self, line: ReadSize) -> None: ...
+
+    @abstractmethod
+    def check_sizes(self, line: CheckSizes) -> None: ...
+
+    @abstractmethod
+    def allocate(self, line: Allocate) -> None: ...
+
+    @abstractmethod
+    def free(self, line: Free) -> None: ...
+
+    @abstractmethod
+    def reuse(self, line: Reuse) -> None: ...
+
+    @abstractmethod
+    def make_view(self, line: MakeView) -> None: ...
+
+    @abstractmethod
+    def find_packed_weight(self, line: FindPackedWeight) -> None: ...
+
+    @abstractmethod
+    def call_kernel(self, line: CallKernel) -> None: ...
+
+    @abstractmethod
+    def call_library(self, line: CallLibrary) -> None: ...
+
+    @abstractmethod
+    def pick_output(self, line: PickOutput) -> None: ...
+
+    @abstractmethod
+    def pick_size(self, line: PickSize) -> None: ...
+
+    @abstractmethod
+    def on_device(self, line: OnDevice) -> None: ...
+
+    @abstractmethod
+    def return_(self, line: Return) -> None: ...
+
+
+_METHODS: dict[type[Line], Callable[..., None]] = {
+    Comment: LineWriter.comment,
+    DefineKernel: LineWriter.define_kernel,
+    Constant: LineWriter.constant,
+    TakeArguments: LineWriter.take_arguments,
+    BindSize: LineWriter.bind_size,
+    ReadSize: LineWriter.read_size,
+    CheckSizes: LineWriter.check_sizes,
+    Allocate: LineWriter.allocate,
+    Free: LineWriter.free,
+    Reuse: LineWriter.reuse,
+    MakeView: LineWriter.make_view,
+    FindPackedWeight: LineWriter.find_packed_weight,
+    CallKernel: LineWriter.call_kernel,
+    CallLibrary: LineWriter.call_library,
+    PickOutput: LineWriter.pick_output,
+    PickSize: LineWriter.pick_size,
+    OnDevice: LineWriter.on_device,
+    Return: LineWriter.return_,
+}

@@ -8,7 +8,7 @@ import keyword
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -141,7 +141,7 @@ class Text:
         return f"{_picked(line.source, line.k)}{read}"
 
 
-class _Writer(Text):
+class _Writer(Text, lines.LineWriter):
     """Collects the text of the function."""
 
     def __init__(self, name: str) -> None:
@@ -149,9 +149,6 @@ class _Writer(Text):
         self.body: list[str] = []
         self.device: torch.device | None = None
         self.numbers: dict[sympy.Expr, str] = {}
-
-    def write(self, line: Line) -> None:
-        _WRITE[type(line)](self, line)
 
     def add(self, text: str) -> None:
         self.body.append(INDENT + text)
@@ -259,26 +256,6 @@ class _Writer(Text):
         self.add(f"return [{', '.join(values)}]")
 
 
-_WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
-    lines.Comment: _Writer.comment,
-    lines.DefineKernel: _Writer.define_kernel,
-    lines.Constant: _Writer.constant,
-    lines.TakeArguments: _Writer.take_arguments,
-    lines.BindSize: _Writer.bind_size,
-    lines.ReadSize: _Writer.read_size,
-    lines.CheckSizes: _Writer.check_sizes,
-    lines.Allocate: _Writer.allocate,
-    lines.Free: _Writer.free,
-    lines.Reuse: _Writer.reuse,
-    lines.MakeView: _Writer.make_view,
-    lines.FindPackedWeight: _Writer.find_packed_weight,
-    lines.CallKernel: _Writer.call_kernel,
-    lines.CallLibrary: _Writer.call_library,
-    lines.PickOutput: _Writer.pick_output,
-    lines.PickSize: _Writer.pick_size,
-    lines.OnDevice: _Writer.on_device,
-    lines.Return: _Writer.return_,
-}
 
 
 _operations = functools.lru_cache(4096)(sympy.count_ops)
