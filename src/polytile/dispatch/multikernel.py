@@ -91,6 +91,7 @@ class MultiKernel:
             formulas=tuple(condition.formula for condition in spec.conditions),
             device=spec.device_type,
             on_due=self._on_due,
+            label=spec.label,
         )
         self._learning = self._learner()
         self._fallbacks = None if self._learning is None else Fallbacks(self, self._learning.wake)

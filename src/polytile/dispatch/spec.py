@@ -100,6 +100,11 @@ class KernelSpec:
             )
 
     @property
+    def label(self) -> str:
+        """What torch's profiler shows: the name, and the operators that the kernel came from."""
+        return f"{self.name} ({', '.join(self.source_ops)})" if self.source_ops else self.name
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(arg.name for arg in self.args)
 

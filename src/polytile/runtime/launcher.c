@@ -334,9 +334,8 @@ static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int conte
     return result;
 }
 
-static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
+static PyObject *dispatch_call(Dispatcher *self, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
-    Dispatcher *self = (Dispatcher *)object;
     Py_ssize_t count = PyVectorcall_NARGS(flagged), tensors = count - self->integers;
     if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0)
         return PyErr_Format(PyExc_TypeError, "kernel %R takes no keyword arguments", self->name);
@@ -380,6 +379,17 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     }
     if (self->tensors < 0 && result != NULL)
         self->tensors = tensors;
+    return result;
+}
+
+static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    if (!is_watched())
+        return dispatch_call(self, arguments, flagged, keywords);
+    void *record = begin_record(self->label);
+    PyObject *result = dispatch_call(self, arguments, flagged, keywords);
+    end_record(record);
     return result;
 }
 
@@ -701,12 +711,12 @@ static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *fields)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", "formulas", "device", "on_due", NULL};
-    PyObject *name, *key, *tensor_key, *on_miss, *on_error, *formulas, *on_due = Py_None;
+    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", "formulas", "device", "on_due", "label", NULL};
+    PyObject *name, *key, *tensor_key, *on_miss, *on_error, *formulas, *on_due, *label;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OOO!i|O", names, &name, &PyTuple_Type, &key,
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OOO!iOU", names, &name, &PyTuple_Type, &key,
                                      &PyTuple_Type, &tensor_key, &on_miss, &on_error, &PyTuple_Type, &formulas,
-                                     &device, &on_due))
+                                     &device, &on_due, &label))
         return NULL;
     Py_ssize_t integers = PyTuple_GET_SIZE(key), tensors = PyTuple_GET_SIZE(tensor_key);
     if (integers + tensors > MAX_ARGUMENTS)
@@ -721,6 +731,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->on_miss = Py_NewRef(on_miss);
     self->on_error = Py_NewRef(on_error);
     self->on_due = Py_NewRef(on_due);
+    self->label = Py_NewRef(label);
     self->formulas = Py_NewRef(formulas);
     self->formula_count = self->field_count = PyTuple_GET_SIZE(formulas);
     self->device = device;
@@ -799,6 +810,7 @@ static void dispatcher_dealloc(PyObject *object)
     PyMem_Free(self->codes);
     PyMem_Free(self->tensor_codes);
     Py_XDECREF(self->name);
+    Py_XDECREF(self->label);
     Py_XDECREF(self->key);
     Py_XDECREF(self->tensor_key);
     Py_XDECREF(self->formulas);

@@ -100,6 +100,7 @@ class Dispatcher(abc.ABC):
     `on_error(code)` may raise the error of a failed run-time check itself; if it returns, or is not given, IndexError
     is raised. Calls raise TypeError for wrong arguments and InvalidInput for tensors that the kernel cannot read.
     `on_due(arguments)` is told of calls that `watch` asked for, before they run; where there are leaves, such calls are noted.
+    `label` is what torch's profiler calls it, the name if it is empty.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Dispatcher(abc.ABC):
         formulas: Sequence[Formula] = (),
         device: int = CPU,
         on_due: OnDue | None = None,
+        label: str = "",
     ) -> Dispatcher:
         module = native.module() if cls is Dispatcher else None
         if module is None:
@@ -131,6 +133,7 @@ class Dispatcher(abc.ABC):
             tuple(struct.pack(f"{len(code)}q", *code) for code in formulas),
             device,
             on_due,
+            label or name,
         )
         return made
 
@@ -308,6 +311,7 @@ class PythonDispatcher(Dispatcher):
         formulas: Sequence[Formula] = (),
         device: int = CPU,
         on_due: OnDue | None = None,
+        label: str = "",
     ) -> None:
         self.name, self.key, self.tensor_key = name, tuple(key), tuple(tensor_key)
         self._formulas, self._device = tuple(formulas), device
@@ -322,6 +326,7 @@ class PythonDispatcher(Dispatcher):
         self._table: dict[tuple[int, ...], Any] = {}
         """Entries; None where a regime is subdivided, Ellipsis where nothing is decided."""
         self._on_due = on_due
+        self._label = label or name
         self._leaves: tuple[Leaf, ...] | None = None
         self._orders: Orders = {}
         self._notes: list[Note] = []
@@ -332,6 +337,11 @@ class PythonDispatcher(Dispatcher):
         """Regimes in which some exact sizes have entries of their own."""
 
     def __call__(self, *arguments: Any) -> None:
+        watched = torch.autograd.profiler.record_function(self._label) if torch.autograd._profiler_enabled() else None
+        with watched or contextlib.nullcontext():
+            self._call(arguments)
+
+    def _call(self, arguments: tuple[Any, ...]) -> None:
         tensors = len(arguments) - len(self.key)
         if not self._accepts(tensors):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))

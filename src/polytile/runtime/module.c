@@ -152,6 +152,7 @@ static PyMethodDef module_methods[] = {
     {"decide_here", decide_here, METH_O, NULL},
     {"configure_events", configure_events, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
+    {"configure_records", configure_records, METH_VARARGS, NULL},
     {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
     {"new_pair", new_pair, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},

@@ -32,7 +32,7 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-_PARTS = "formula.c table.c trial.c fallback.c launcher.c pair.c weights.c program.h arena.c program.c module.c"
+_PARTS = "formula.c table.c trial.c fallback.c record.c launcher.c pair.c weights.c program.h arena.c program.c module.c"
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in _PARTS.split())
 """Read in this order, one translation unit."""
@@ -99,6 +99,8 @@ def _configure(loaded: Any) -> None:
         log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, since %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
+    with contextlib.suppress(AttributeError):  # without these, profilers see no kernel
+        loaded.configure_records(*_addresses(HAS_CALLBACKS, "aoti_record_function_start", "aoti_record_function_end"))
     with contextlib.suppress(AttributeError):  # without these, products and their epilogues are called one by one
         loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
     try:
@@ -133,6 +135,10 @@ def _addresses(*names: str) -> list[int]:
     """Addresses of functions of torch's stable C interface."""
     library = torch_library()
     return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+
+
+HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
+"""`at::hasCallbacks()`: whether anybody, a profiler for one, wants to know of operators."""
 
 
 def _version_function() -> int:

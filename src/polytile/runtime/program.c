@@ -428,9 +428,11 @@ static int dispatch_native(Dispatcher *self, void *const *pointers, const long *
     Slot slot = *found;
     long code;
     Py_INCREF(slot.entry); /* another thread may clear the table while the kernel runs */
+    void *record = is_watched() ? begin_record(self->label) : NULL;
     Py_BEGIN_ALLOW_THREADS
     code = slot.kernel(pointers, integers, slot.threads);
     Py_END_ALLOW_THREADS
+    end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */
     Py_DECREF(slot.entry);
     if (code == 0 || declined)

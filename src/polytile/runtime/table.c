@@ -78,6 +78,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *name, *key, *tensor_key;
+    PyObject *label;    /* what profilers show (record.c) */
     PyObject *formulas; /* tuple of bytes objects */
     PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
     PyObject *on_error; /* (code) raises */
