@@ -192,7 +192,7 @@ def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
-    keep_overwritten(joint.graph, joint_inputs)
+    keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
     return min_cut_rematerialization_partition(joint, joint_inputs, **given)
 

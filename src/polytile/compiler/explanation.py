@@ -30,7 +30,7 @@ class OperatorRow:
     """What became of an operator.
 
     operator  its name, "aten.add.Tensor"
-    how       generated, template (a product), library (an ATen call) or view (no work)
+    how       generated, template (a product), library (an ATen call), view (no work) or programs (its graphs are compiled)
     reason    why it is not generated, or ""
     count     call sites in the graphs
     """

@@ -7,6 +7,7 @@ is what `explain()` reports.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from polytile import debug, locks, options
 from polytile.candidates.candidate import Candidate
@@ -27,6 +29,7 @@ from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
+from polytile.frontend.subgraphs import Called, Subgraph
 from polytile.ir import sizes
 from polytile.ir.program import Attention, Extern, Loop, PackedWeight, Program, Template
 from polytile.matmul import packed_weights
@@ -108,6 +111,7 @@ def compile_program(
     with neutral(), counters.stage("generating"):
         with counters.stage("passes"):
             program, inplace = optimize(lowered.program)
+        program = _with_programs(program, lambda each: compile_program(each, traced, hints, ahead, ready=ready))
         for operation in program.operations:
             if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
                 operation.target.waits = packed_weights.waits_for_packing()
@@ -133,11 +137,35 @@ def compile_program(
         write = backend(options.get("wrapper"), _device_type(program))
         with budget.program(options.get("program_seconds")):
             wrapped = write(program.name, schedule(program, call_of, inplace, traced))
-        targets = [operation.target for operation in program.operations if isinstance(operation, Extern)]
+        targets = [o.target for o in program.operations if isinstance(o, Extern) and not _subgraphs_of(o, Called)]
         made = Loaded(program.name, wrapped, calls, lowered.operators, tuple(targets))
         if slot is not None and not lowered.failures:
             slot.write(made, _device_type(program))
     return finish_program(made, traced, hints, ahead, ready=ready, program=program, failed=lowered.failures)
+
+
+def _with_programs(program: Program, compiled: Callable[[Lowered], CompiledProgram]) -> Program:
+    """`program` with what `compiled` makes of its subgraphs in their places."""
+    made: dict[Subgraph, Called] = {}
+
+    def called(value: Any) -> Any:
+        if not isinstance(value, Subgraph):
+            return value
+        if value not in made:
+            made[value] = Called(compiled(value.lowered).call, value.many)
+        return made[value]
+
+    operations = tuple(
+        dataclasses.replace(operation, args=tree_map(called, operation.args))
+        if isinstance(operation, Extern) and _subgraphs_of(operation, Subgraph)
+        else operation
+        for operation in program.operations
+    )
+    return dataclasses.replace(program, operations=operations)
+
+
+def _subgraphs_of(operation: Extern, kind: type) -> list[Any]:
+    return [value for value in tree_leaves(operation.args) if isinstance(value, kind)]
 
 
 def load_program(slot: Slot, name: str, traced: Values) -> Loaded | None:

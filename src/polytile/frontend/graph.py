@@ -14,6 +14,7 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
+from polytile.frontend import subgraphs
 from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
@@ -44,8 +45,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """What became of one operator of the graph: `how` is "generated", "template", "library" or "view" (no work at
-    all)."""
+    """What became of one operator of the graph: `how` is "generated", "template", "library", "view" (no work at all) or
+    "programs" (its graphs are programs of their own)."""
 
     operator: str
     how: str
@@ -112,6 +113,8 @@ class _Driver:
         self.constants: dict[str, torch.Tensor] = {}
         self.reports: list[OperatorReport] = []
         self.failures: list[Failure] = []
+        self.subgraphs: dict[torch.fx.GraphModule, subgraphs.Subgraph] = {}
+        """The graphs within this one that are programs."""
         self.stored: set[torch.fx.Node] = set()
         """The nodes whose results come from library calls and products."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
@@ -180,6 +183,8 @@ class _Driver:
         """The node's result by its lowering; by a library call where it has none, or none for these arguments."""
         name, lowering = operator_name(node.target), TABLE.get(node.target)
         if lowering is None:
+            if node.target in subgraphs.RUNNERS:
+                return self._run_subgraphs(node)
             number = isinstance(node.meta.get("val"), _NUMBERS)
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
             return self._unlowered(node, reason)
@@ -249,12 +254,41 @@ class _Driver:
                 self.env[given] = laid_out(self.builder, value, given.meta["val"], is_new(given))
         return self._library(node, *self._arguments(node), reason)
 
+    def _run_subgraphs(self, node: torch.fx.Node) -> Any:
+        """A higher-order operator as a call of its graphs' programs; the library's where one of them cannot be a program."""
+        modules = [module for module in map(self.env.get, node.all_input_nodes) if isinstance(module, torch.fx.GraphModule)]
+        for module in modules:
+            if why := subgraphs.why_not(module):
+                return self._unlowered(node, why)
+            if module not in self.subgraphs:
+                self.subgraphs[module] = self._subgraph(node, module)
+        for given in node.all_input_nodes:  # the programs rely on the strides that were traced
+            value = self.env[given]
+            if isinstance(value, Tensor) and not (value.view is not None and fits(value, given)):
+                self.env[given] = laid_out(self.builder, value, given.meta["val"], is_new(given))
+        args, kwargs = self._arguments(node)
+        args = tree_map(lambda value: self.subgraphs[value] if isinstance(value, torch.fx.GraphModule) else value, args)
+        return self._library(node, args, kwargs, "", subgraphs.RUNNERS[node.target])
+
+    def _subgraph(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> subgraphs.Subgraph:
+        """A graph that `node` runs, lowered."""
+        at = next(given for given in node.all_input_nodes if self.env.get(given) is module)
+        users = [user for other in self.graph.graph.find_nodes(op="get_attr", target=at.target) for user in other.users]
+        region = all(user.target is torch.ops.higher_order.invoke_subgraph for user in users)
+        weights = subgraphs.kinds_of_weights(module, users, self.weights) if region else {}
+        lowered = lower_graph(module, f"{self.name}.{at.target}", weights)
+        self.failures += lowered.failures
+        return subgraphs.Subgraph(lowered, subgraphs.returns_many(module))
+
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]
 
-    def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
-        """The node as a library call. Results of higher-order operators and of users' own may be nested."""
-        target, results = node.target, results_of(node)
+    def _library(
+        self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, runner: Any = None
+    ) -> Any:
+        """The node as a library call, of the `runner` of its programs if there is one. Results of higher-order operators and of
+        users' own may be nested."""
+        target, results, how = runner or node.target, results_of(node), "programs" if runner else "library"
         leaves, spec = tree_flatten(results)
         nested = is_nested(target, results)
         if nested:
@@ -264,7 +298,7 @@ class _Driver:
         written = written_views(target, args, kwargs)
         for view in written:
             self._store_readers(view.buffer, node)
-        self.reports.append(OperatorReport(operator_name(node.target), "library", reason))
+        self.reports.append(OperatorReport(operator_name(node.target), how, reason))
         self.stored.add(node)
         found = self.builder.library(target, args, kwargs, reason, results if results is not None else ())
         if written:

@@ -6,23 +6,22 @@ graph has computed. By then an input that the forward pass has overwritten holds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.fx
-from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
 
-def keep_overwritten(graph: torch.fx.Graph, joint_inputs: Sequence[Any]) -> None:
+def keep_overwritten(graph: torch.fx.Graph) -> None:
     """Lets the backward part of a joint graph see the old values of the inputs that the forward part overwrites: each one that it
     depends on is read through a clone, which is saved for the backward pass and never computed again."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    primals = inputs[: len(tree_flatten(joint_inputs[0])[0])]
-    backward = _reached(inputs[len(primals) :])
+    inputs = graph.find_nodes(op="placeholder")
+    tangents = [node for node in inputs if "tangents" in str(node.target)]  # as torch's partitioner knows them
+    primals = [node for node in inputs if node not in tangents]
+    backward = _reached(tangents)
     overwritten = {node.args[0] for node in graph.nodes if node.target is aten.copy_.default}
     for node in primals:
         old = _reached([node]) if node in overwritten else set()

@@ -161,7 +161,13 @@ class _Writer(lines.LineWriter):
             return type(value)(self.argument(v) for v in value)
         if isinstance(value, dict):
             return {key: self.argument(v) for key, v in value.items()}
-        return value
+        return self.submodule(value) if callable(value) and not isinstance(value, torch._ops.OpOverload | type) else value
+
+    def submodule(self, function: Callable[..., Any]) -> torch.fx.Node:
+        """A function among a library call's arguments: a graph that a higher-order operator runs."""
+        name = f"{getattr(function, '__name__', 'graph')}_{len(self.root._modules)}"
+        self.root.add_module(name, function if isinstance(function, torch.nn.Module) else Call(function))
+        return self.graph.get_attr(name)
 
     def picked(self, source: str, k: int | None) -> Any:
         return self.values[source] if k is None else self.call(operator.getitem, self.values[source], k)

@@ -1,0 +1,94 @@
+"""Graphs within a graph: the branches of `torch.cond`, the parts of a `while_loop`, regions compiled once for all their calls.
+
+Each is lowered to a program of its own, once however often it is called, and the operator that runs it becomes a library call of
+the function here, which takes compiled programs in place of the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from polytile.frontend.graph import Lowered
+
+Graph = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Subgraph:
+    """A lowered graph among the arguments of a library call. `many`: whether it returns a tuple, rather than one value."""
+
+    lowered: Lowered
+    many: bool
+
+
+def cond(predicate: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = ()) -> Any:
+    """`torch.cond`: a tensor decides on the host, as in eager."""
+    return (if_true if predicate else if_false)(*operands)
+
+
+def while_loop(goes_on: Graph, body: Graph, carried: Sequence[Any], additional: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """`while_loop`: runs `body` on what it returned last, as long as `goes_on` says so. What no round has made is a copy."""
+    results, began = tuple(carried), False
+    while goes_on(*results, *additional):
+        results, began = tuple(body(*results, *additional)), True
+    return results if began else tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in results)
+
+
+def invoke_subgraph(region: Graph, identifier: str, *operands: Any) -> Any:
+    """A call of a region under `torch.compiler.nested_compile_region`."""
+    return region(*operands)
+
+
+RUNNERS: dict[Any, Graph] = {
+    getattr(torch.ops.higher_order, run.__name__): run for run in (cond, while_loop, invoke_subgraph)
+}
+"""What runs a higher-order operator whose graphs are programs."""
+
+PROGRAMS = frozenset(RUNNERS.values())
+
+
+class Called:
+    """A compiled program where an operator expects a graph."""
+
+    def __init__(self, call: Callable[[list[Any]], list[Any]], many: bool) -> None:
+        self.call, self.many = call, many
+
+    def __call__(self, *args: Any) -> Any:
+        results = self.call([*args])
+        return tuple(results) if self.many else results[0]
+
+
+def why_not(graph: torch.fx.GraphModule) -> str:
+    """Why a graph within a graph cannot be a program, "" if it can."""
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return f"its graph changes a tensor in place ({node.target})"
+        if node.op != "output" and node.op != "get_attr" and "val" not in node.meta:
+            return f"torch does not say what {node.name} in its graph is"
+    return ""
+
+
+def returns_many(graph: torch.fx.GraphModule) -> bool:
+    [output] = graph.graph.find_nodes(op="output")
+    return isinstance(output.args[0], tuple | list)
+
+
+def kinds_of_weights(
+    graph: torch.fx.GraphModule, calls: Sequence[torch.fx.Node], weights: Mapping[str, str]
+) -> dict[str, str]:
+    """The inputs of a region that are weights in all its calls, and of which kind."""
+    inputs = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    given = [[getattr(leaf, "name", "") for leaf in tree_leaves(call.args[2:])] for call in calls]
+    found = {name: {weights.get(operands[k], "") for operands in given} for k, name in enumerate(inputs)}
+    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1 and "" not in kinds}
+
+
+__all__ = ["PROGRAMS", "RUNNERS", "Called", "Subgraph", "kinds_of_weights", "returns_many", "why_not"]
