@@ -2,8 +2,8 @@
 
 Transformers in bfloat16 under `torch.inference_mode()`, one dynamic compile each. For each shape: wall time of a single call
 until the device has ended, host time until the call returns (medians), kernel time and number of kernels by torch's profiler, and
-the calls of libraries among them. The wrapper's time is broken down by kind of line, and the lines that take the most are listed,
-by clocks that are read between its statements: 0.1 µs each, which is part of what is printed.
+the calls of libraries among them. The same program under Python's wrapper is broken down by kind of line, and the lines that take
+the most are listed, by clocks that are read between its statements: 0.1 µs each, which is part of what is printed.
 
 The background measures until it has nothing left, or a case's share of `--seconds` is over. Then kernels are left undecided, and
 the case says that it is not settled. Results go to OUT/gpu_host_time.json.
@@ -99,6 +99,9 @@ def measure(name: str, case: Case, deadline: float) -> list[dict[str, Any]]:
         return results
 
     compiled = torch.compile(run, backend="polytile", dynamic=True, options={**models.OPTIONS, "stall": "never"})
+    in_python = torch.compile(
+        run, backend="polytile", dynamic=True, options={**models.OPTIONS, "stall": "compile", "wrapper": "python"}
+    )
     arguments = {shape: case.make(*shape) for shape in case.shapes}
     began = time.monotonic()
     for given in arguments.values():
@@ -117,7 +120,7 @@ def measure(name: str, case: Case, deadline: float) -> list[dict[str, Any]]:
         off = (results["polytile"].float() - results["eager"].float()).abs().mean() / results["eager"].float().abs().mean()
         times = {who: single_call(call) for who, call in calls.items()}
         device = {who: kernels(call) for who, call in calls.items()}
-        lines = breakdown(calls["polytile"])
+        lines = breakdown(functools.partial(in_python, *given))
         cell = {
             "model": name, "shape": list(shape), "settled": settled, "off": float(off),
             "wall_us": {who: t[0] for who, t in times.items()}, "host_us": {who: t[1] for who, t in times.items()},
@@ -207,10 +210,12 @@ KINDS = (
 
 
 def breakdown(call: Call, calls: int = 20) -> dict[str, Any]:
-    """Microseconds of one call within the wrappers that it runs, by kind of line, with the number of lines; the lines that take
-    the most, added up by kernel and candidate; and what the rest of the call takes."""
+    """Microseconds of one call within the Python wrappers that it runs, by kind of line, with the number of lines; the lines that
+    take the most, added up by kernel and candidate; and what the rest of the call takes."""
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    programs = [program for program in compiled_programs() if isinstance(program.call, FunctionType)]
+    call()
+    written = [program for program in compiled_programs() if isinstance(program.call, FunctionType)]
+    programs = [program for program in written if len(ast.parse(program.source).body) == 1]  # that in C has more statements
     with contextlib.ExitStack() as stack:
         timed = [stack.enter_context(clocked(program)) for program in programs]
         call()
