@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as mapped
 from torch.utils._pytree import tree_map
 
 import polytile
@@ -68,6 +69,35 @@ def test_a_loop_runs_its_programs_and_returns_copies_where_it_runs_none():
             torch.testing.assert_close(got, want)
             assert got[1].data_ptr() != x.data_ptr()
         assert how(polytile.explain(f, x, torch.tensor(2)))["while_loop"] == {"programs"}
+
+
+def recurrence(x, w):
+    def step(h, x):
+        h = torch.tanh(x + h @ w)
+        return h, h * 2
+
+    return scan(step, torch.zeros_like(x[0]), x)
+
+
+def test_a_scan_runs_its_program_at_each_step():
+    f = compiled(recurrence)
+    with torch.no_grad():
+        for length, rows in [(4, 5), (9, 3), (1, 20)]:
+            x, w = torch.randn(length, rows, 6).transpose(0, 1).contiguous().transpose(0, 1), torch.randn(6, 6)
+            torch.testing.assert_close(f(x, w), recurrence(x, w))
+        assert how(polytile.explain(f, x, w))["scan"] == {"programs"}
+
+
+def test_a_map_runs_its_program_at_each_step():
+    def each(x, y):
+        return mapped(lambda row, y: (torch.softmax(row + y, -1), (row * y).sum()), x, y)
+
+    f = compiled(each)
+    with torch.no_grad():
+        for count, columns in [(4, 5), (2, 30)]:
+            x, y = torch.randn(count, 3, columns), torch.randn(columns)
+            torch.testing.assert_close(f(x, y), each(x, y))
+        assert how(polytile.explain(f, x, y))["map_impl"] == {"programs"}
 
 
 class Layers(torch.nn.Module):

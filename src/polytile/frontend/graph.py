@@ -258,7 +258,7 @@ class _Driver:
         """A higher-order operator as a call of its graphs' programs; the library's where one of them cannot be a program."""
         modules = [module for module in map(self.env.get, node.all_input_nodes) if isinstance(module, torch.fx.GraphModule)]
         for module in modules:
-            if why := subgraphs.why_not(module):
+            if why := subgraphs.why_not(node.target, module):
                 return self._unlowered(node, why)
             if module not in self.subgraphs:
                 self.subgraphs[module] = self._subgraph(node, module)

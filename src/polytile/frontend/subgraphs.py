@@ -1,4 +1,5 @@
-"""Graphs within a graph: the branches of `torch.cond`, the parts of a `while_loop`, regions compiled once for all their calls.
+"""Graphs within a graph: the branches of `torch.cond`, the parts of a `while_loop`, what `scan` and `map` do at each step, and
+regions compiled once for all their calls.
 
 Each is lowered to a program of its own, once however often it is called, and the operator that runs it becomes a library call of
 the function here, which takes compiled programs in place of the graphs.
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 from torch.utils._pytree import tree_leaves
+
+from polytile.ir import sizes
 
 if TYPE_CHECKING:
     from polytile.frontend.graph import Lowered
@@ -46,12 +49,53 @@ def invoke_subgraph(region: Graph, identifier: str, *operands: Any) -> Any:
     return region(*operands)
 
 
+def scan(
+    combine: Graph, init: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """`scan` along the first dimension of `xs`: what is carried at the end, and the rest of each step's results, stacked."""
+    carried, steps = tuple(init), _Stacked(len(xs[0]))
+    for step in range(len(xs[0])):
+        given = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in carried]
+        results = combine(*given, *_slices(xs, step), *additional)
+        carried = tuple(results[: len(carried)])
+        steps.put(step, results[len(carried) :])
+    return (*carried, *steps.results)
+
+
+def map_impl(function: Graph, xs: Sequence[torch.Tensor], additional: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """`map` along the first dimension of `xs`: each step's results, stacked."""
+    steps = _Stacked(len(xs[0]))
+    for step in range(len(xs[0])):
+        steps.put(step, function(*_slices(xs, step), *additional))
+    return tuple(steps.results)
+
+
+def _slices(xs: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
+    return [x[step].contiguous() for x in xs]
+
+
+class _Stacked:
+    """The results of all steps, stacked along a new first dimension; None where the steps return None."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.results: list[torch.Tensor | None] = []
+
+    def put(self, step: int, results: Sequence[torch.Tensor | None]) -> None:
+        if step == 0:
+            self.results = [None if each is None else each.new_empty((self.steps, *each.shape)) for each in results]
+        for whole, each in zip(self.results, results, strict=True):
+            if whole is not None and each is not None:
+                whole[step].copy_(each)
+
+
 RUNNERS: dict[Any, Graph] = {
-    getattr(torch.ops.higher_order, run.__name__): run for run in (cond, while_loop, invoke_subgraph)
+    getattr(torch.ops.higher_order, run.__name__): run for run in (cond, while_loop, scan, map_impl, invoke_subgraph)
 }
 """What runs a higher-order operator whose graphs are programs."""
 
-PROGRAMS = frozenset(RUNNERS.values())
+SLICES = (scan, map_impl)
+"""Those that hand slices of their arguments to their graphs, in contiguous memory."""
 
 
 class Called:
@@ -65,8 +109,10 @@ class Called:
         return tuple(results) if self.many else results[0]
 
 
-def why_not(graph: torch.fx.GraphModule) -> str:
-    """Why a graph within a graph cannot be a program, "" if it can."""
+def why_not(operator: Any, graph: torch.fx.GraphModule) -> str:
+    """Why a graph that a higher-order operator runs cannot be a program, "" if it can."""
+    if RUNNERS[operator] in SLICES and not all(map(_is_contiguous, graph.graph.find_nodes(op="placeholder"))):
+        return "its graph was traced with tensors that are not contiguous"
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
@@ -74,6 +120,14 @@ def why_not(graph: torch.fx.GraphModule) -> str:
         if node.op != "output" and node.op != "get_attr" and "val" not in node.meta:
             return f"torch does not say what {node.name} in its graph is"
     return ""
+
+
+def _is_contiguous(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return True
+    strides = tuple(sizes.as_stride(n) for n in value.stride())
+    return strides == sizes.contiguous_strides([sizes.as_size(n) for n in value.shape])
 
 
 def returns_many(graph: torch.fx.GraphModule) -> bool:
@@ -91,4 +145,4 @@ def kinds_of_weights(
     return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1 and "" not in kinds}
 
 
-__all__ = ["PROGRAMS", "RUNNERS", "Called", "Subgraph", "kinds_of_weights", "returns_many", "why_not"]
+__all__ = ["RUNNERS", "Called", "Subgraph", "kinds_of_weights", "returns_many", "why_not"]
