@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polytile
 from polytile.dispatch import alive, registry
@@ -37,9 +38,12 @@ def broken_candidates() -> None:
 
 def forget() -> None:
     """Lets go of every compiled graph and of the kernels that only it held; those that a traceback kept by pytest still
-    holds are not found again."""
+    holds are not found again. What the tracer remembers of fake tensors goes too: its symbols are hundreds of thousands of objects
+    after some hundred tests, which every later collection would search. What is left then is not searched again."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    FakeTensorMode.cache_clear()
     polytile.reset()
     gc.collect()
+    gc.freeze()
     registry._defined.clear()
