@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polytile.candidates import cpp_variants as variants
+from polytile.candidates.cpp_schedules import thread_counts
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from tests.codegen.helpers import F32, I64, P0, P1, R0, S0, S1, Case, checked, load, loop, op, store
@@ -31,7 +31,7 @@ def names(one: Case) -> list[str]:
 
 
 def test_thread_counts_are_one_then_powers_of_four_then_all() -> None:
-    assert [variants.thread_counts(n) for n in (1, 2, 4, 8, 64)] == [(1,), (1, 2), (1, 4), (1, 4, 8), (1, 4, 16, 64)]
+    assert [thread_counts(n) for n in (1, 2, 4, 8, 64)] == [(1,), (1, 2), (1, 4), (1, 4, 8), (1, 4, 16, 64)]
 
 
 def test_candidates_stand_in_canonical_order() -> None:

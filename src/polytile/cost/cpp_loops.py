@@ -23,12 +23,13 @@ import sympy
 from polytile.codegen.cpp.columns import WIDTH
 from polytile.codegen.cpp.fused_axes import repeats
 from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.transposing_tile import TransposingTile, operand_tile, tile_of_variant
+from polytile.codegen.cpp.transposing_tile import TransposingTile, operand_tile, tile_of
 from polytile.codegen.cpp.value_cache import cached_values
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu import CpuSchedule, Lanes, Stores
 from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
 
@@ -43,7 +44,6 @@ LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
 BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
-CACHING = ("persistent", "split", "short")  # variants that do not compute costly values again
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class LoopPrior:
-    """The prediction for one variant of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
+    """The prediction for one schedule of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
     worked out once: walking a loop takes as long as a small kernel's thousand calls."""
 
     kernel: LoopKernel
     row_nest: Nest
-    variant: str
+    schedule: CpuSchedule
     lanes: int
 
     def seconds(self, threads: int, size: Mapping[str, int]) -> float:
@@ -110,16 +110,16 @@ class LoopPrior:
         return {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
 
     def _parts(self, threads: int, size: Mapping[str, int]) -> Parts:
-        nest, variant, axes = self.nest, self.variant, self._axes(size)
+        nest, axes = self.nest, self._axes(size)
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
         layout = self._layout(e, axes, length)
         work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
-        if nest.form is Form.ROW and variant != "short":
+        if nest.form is Form.ROW and self._rows is None:
             compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
         items = max(1.0, layout.items)
         overhead = CALL + (FORK if threads > 1 else 0.0)
-        if variant == "split":
+        if self.schedule.shared:
             overhead += (e.rows if nest.form is Form.ROW else layout.sweeps) * nest.passes * BARRIER
         speedup = max(1.0, min(items / -(-items // threads), threads))
         return Parts(layout, compute, self._memory_seconds(e, axes), overhead, speedup)
@@ -128,7 +128,7 @@ class LoopPrior:
 
     @cached_property
     def _tile(self) -> TransposingTile | None:
-        return tile_of_variant(self.row_nest, self.variant)
+        return tile_of(self.row_nest, self.schedule.lanes)
 
     @cached_property
     def nest(self) -> Nest:
@@ -137,7 +137,7 @@ class LoopPrior:
 
     @cached_property
     def _work(self) -> float:
-        return pass_work(self.nest, self.variant, self.lanes, self._tile)
+        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile)
 
     @cached_property
     def _scalars(self) -> float:
@@ -146,8 +146,8 @@ class LoopPrior:
 
     @cached_property
     def _rows(self) -> Transposed | None:
-        """How the variant goes through rows by lanes; None where it does not."""
-        return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
+        """How rows are gone through by lanes; None where they are not."""
+        return short_rows(self.nest) if self.nest.form is Form.ROW and self.schedule.lanes is Lanes.ACROSS else None
 
     @cached_property
     def _transposed(self) -> int:
@@ -172,7 +172,8 @@ class LoopPrior:
     @cached_property
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
-        tile = operand_tile(self.nest) if self.variant == "plain" else None
+        plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
+        tile = operand_tile(self.nest) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
@@ -185,8 +186,8 @@ class LoopPrior:
             return Layout(groups, groups * e.row, groups)
         if self.nest.form is Form.COLUMN:
             tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
-            return Layout(tiles, vectors * others, e.points // 1024 if self.variant == "split" else tiles)
-        whole = self.nest.form is Form.ROW and self.variant != "split"
+            return Layout(tiles, vectors * others, e.points // 1024 if self.schedule.shared else tiles)
+        whole = self.nest.form is Form.ROW and not self.schedule.shared
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
 
     def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
@@ -213,7 +214,7 @@ class LoopPrior:
             return footprint * (1 + again) / bandwidth(footprint)
         if footprint > LEVELS[0][0]:
             footprint += sum(moved[b] * (LINE // items[b] - 1) for b in self._strided)
-        return footprint / bandwidth(footprint) * (STREAMED if self.variant == "streamed" else 1.0)
+        return footprint / bandwidth(footprint) * (STREAMED if self.schedule.stores is Stores.STREAMED else 1.0)
 
 
 def bandwidth(footprint: float) -> float:
@@ -221,10 +222,10 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, variant: str, lanes: int, tile: TransposingTile | None = None) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless cached. What is transposed is read
-    from and written to tiles."""
-    cached = set(cached_values(nest)) if variant in CACHING else set()
+def pass_work(nest: Nest, caches: bool, lanes: int, tile: TransposingTile | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless one `caches` them. What is
+    transposed is read from and written to tiles."""
+    cached = set(cached_values(nest)) if caches else set()
     tiles = {*tile.loads, *tile.stores} if tile else set[Node | Store]()
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):

@@ -18,9 +18,9 @@ from polytile.attention.problem import AttentionProblem, Bias, Causal
 from polytile.attention.stored import stored as stored_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
-from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
 from polytile.candidates import unfused
+from polytile.candidates.cpp_schedules import thread_counts
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.stored_attention import Step, StoredAttention
 from polytile.dispatch import recorded, specs
@@ -162,7 +162,7 @@ def _product(
     fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     if Target.of(target).native:
-        threads = variants.thread_counts(pytorch.threads())
+        threads = thread_counts(pytorch.threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
         return define(specs.template_spec(kernel, name, origins), candidates)
     from polytile.dispatch import gpu_specs

@@ -1,9 +1,9 @@
 """The transposing tile of a pointwise loop: which accesses lie along another axis than the vector's, so that square tiles of them
 are transposed in registers.
 
-tiled   the vector axis as it is: transposed operands
-short   the vector axis is so short that most lanes would be empty: vectors run along another axis, and whatever lies along the
-        short one is transposed
+TILED    the vector axis as it is: transposed operands
+ACROSS   the vector axis is so short that most lanes would be empty: vectors run along another axis, and whatever lies along the
+         short one is transposed
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from polytile.codegen.cpp.scatter import scattered
 from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis, Store
+from polytile.schedule.cpu import Lanes
 from polytile.schedule.nest import Form, Nest
 
 
@@ -48,10 +49,12 @@ def short_row_tile(nest: Nest) -> TransposingTile | None:
     return max((s for s in tiles if s is not None and s.transposed), key=lambda s: len(s.transposed), default=None)
 
 
-def tile_of_variant(nest: Nest, variant: str) -> TransposingTile | None:
-    """The tile of a variant of a pointwise loop; None where it has none."""
-    choose = {"tiled": operand_tile, "short": short_row_tile}.get(variant)
-    return choose(nest) if choose is not None else None
+TILES = {Lanes.TILED: operand_tile, Lanes.ACROSS: short_row_tile}
+
+
+def tile_of(nest: Nest, lanes: Lanes) -> TransposingTile | None:
+    """The tile of a pointwise loop whose vectors have these lanes; None where it has none."""
+    return TILES[lanes](nest) if lanes in TILES else None
 
 
 def _tile(nest: Nest, axis: Axis) -> TransposingTile | None:

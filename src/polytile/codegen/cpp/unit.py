@@ -12,24 +12,23 @@ from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
 from polytile.codegen.cpp.short import Transposed, short_rows
 from polytile.codegen.cpp.streaming import streamable
-from polytile.codegen.cpp.transposing_tile import TransposingTile, tile_of_variant
+from polytile.codegen.cpp.transposing_tile import TransposingTile, tile_of
 from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu import CpuSchedule, Lanes, Stores
 from polytile.schedule.nest import Nest, nest_of
-
-CACHING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 
 
 @dataclass
 class Unit:
-    """One kernel under one variant, for vectors of `vector_bytes` bytes."""
+    """One kernel under one schedule, for vectors of `vector_bytes` bytes."""
 
     kernel: LoopKernel
-    variant: str
+    schedule: CpuSchedule
     vector_bytes: int
     nest: Nest = field(init=False)
     transposed: Transposed | None = field(init=False)
@@ -38,13 +37,14 @@ class Unit:
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
-        self.transposed = short_rows(self.nest) if self.variant == "short" else None
-        self.transposing = tile_of_variant(self.nest, self.variant)
+        self.transposed = short_rows(self.nest) if self.schedule.lanes is Lanes.ACROSS else None
+        self.transposing = tile_of(self.nest, self.schedule.lanes)
         chosen = self.transposed or self.transposing
         if chosen is not None:
             self.nest = chosen.nest
-        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
-        if self.variant == "streamed":
+        atomic = self.schedule.stores is Stores.ATOMIC
+        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if atomic else memory.PLAIN)
+        if self.schedule.stores is Stores.STREAMED:
             self.body.streamed = frozenset(map(id, streamable(self.nest)))
 
     @property
@@ -54,8 +54,8 @@ class Unit:
 
     @cached_property
     def cached(self) -> dict[Node, int]:
-        """Values that this variant keeps from pass to pass, with the pass that makes each."""
-        return cached_values(self.nest) if self.variant in CACHING else {}
+        """Values that are kept from pass to pass, with the pass that makes each."""
+        return cached_values(self.nest) if self.schedule.caches else {}
 
     @cached_property
     def cache_stores(self) -> dict[Node, Store]:
