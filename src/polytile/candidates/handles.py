@@ -85,6 +85,3 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
     except TypeError:
         return None
     return PythonHandle(path, name) if path and path.endswith(".py") else None
-
-
-__all__ = ["DeviceHandle", "DeviceLaunch", "Handle", "NativeHandle", "PythonHandle", "handle_of_function"]

@@ -374,6 +374,3 @@ def start_workers() -> None:
     launch.prepare()
     if not current().holds("cubins"):
         workers.pool(WORKER).start()
-
-
-__all__ = ["Specialised", "TritonCandidate", "Work", "job_of", "start_workers"]

@@ -735,6 +735,3 @@ def _prepared(candidate: Candidate) -> None:
     """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
     with contextlib.suppress(LoweringError):
         candidate.prepare()
-
-
-__all__ = ["MultiKernel"]

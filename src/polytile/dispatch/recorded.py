@@ -223,6 +223,3 @@ def _resume(multikernel: MultiKernel, fields: KeyFields, row: Mapping[str, Any])
     if not form.ready():
         raise LookupError(f"{decision.candidate!r} is not compiled")
     multikernel.resume(fields, decision, form)
-
-
-__all__ = ["Work", "keep", "known", "meeting", "restore", "work_of"]

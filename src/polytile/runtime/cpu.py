@@ -157,18 +157,3 @@ def _group_bytes(group: Path) -> int | None:
         return max(0, int(most) - int(used))
     except (OSError, ValueError):
         return None
-
-
-__all__ = [
-    "Cpu",
-    "available_bytes",
-    "cache_sizes",
-    "clocks",
-    "cpu",
-    "max_clock",
-    "parse",
-    "side_by_side",
-    "told_mhz",
-    "usable_cores",
-    "waited",
-]

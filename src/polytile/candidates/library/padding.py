@@ -74,6 +74,3 @@ class PaddedLibrary(MatmulLibrary):
         padded[:, :height, :width].copy_(operand)
         padded.narrow(along_k, operand.shape[along_k], padded.shape[along_k] - operand.shape[along_k]).zero_()
         return padded
-
-
-__all__ = ["PaddedLibrary"]

@@ -259,20 +259,3 @@ def failed(name: str, code: int) -> NoReturn:
     if code == -driver.OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
     raise driver.refusal(-code, f"kernel {name!r} could not be launched")
-
-
-__all__ = [
-    "DESCRIPTOR",
-    "ERROR_WORD",
-    "INT32",
-    "INT64",
-    "NOTHING",
-    "SCRATCH",
-    "TENSOR",
-    "Descriptor",
-    "Launch",
-    "Plan",
-    "Scratch",
-    "failed",
-    "prepare",
-]
