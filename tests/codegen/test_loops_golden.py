@@ -10,8 +10,8 @@ import pytest
 from polytile.codegen.cpp import loops
 from polytile.ir import expr
 from polytile.ir.program import Loop
-from polytile.schedule import cpu
-from polytile.schedule.cpu import CpuSchedule
+from polytile.schedule.cpu import schedule as cpu
+from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.rewrite import plain_reductions
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, assert_golden, checked, kernel_of, load, loop, op, store
 

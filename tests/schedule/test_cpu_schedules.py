@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from polytile.candidates.cpp_schedules import legal, schedules
 from polytile.codegen.cpp import loops
 from polytile.codegen.cpp.loops import EMITTERS
 from polytile.ir.program import Loop
-from polytile.schedule import cpu
-from polytile.schedule.cpu import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu import schedule as cpu
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.space import legal, schedules
 from polytile.schedule.nest import Form, nest_of
 from polytile.schedule.schedule import Combine, Hold, Share
 from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store

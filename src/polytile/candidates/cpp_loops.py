@@ -8,18 +8,18 @@ from collections.abc import Mapping
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
-from polytile.candidates.cpp_schedules import schedules, worth
 from polytile.candidates.library.loops import Speed, library_of
 from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.codegen.cpp import loops
-from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
 from polytile.problem import digest
-from polytile.runtime import toolchain
+from polytile.runtime import cpu, toolchain
 from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu import CpuSchedule
+from polytile.schedule.cpu.lanes import lane_bytes
+from polytile.schedule.cpu.schedule import CpuSchedule
+from polytile.schedule.cpu.space import schedules, worth
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
 
@@ -70,7 +70,7 @@ def _candidates(
 
     def candidate(schedule: CpuSchedule, threads: int) -> CppCandidate:
         def valid(size: Mapping[str, int]) -> bool:
-            return worth(expanded, nest, schedule, threads, size)
+            return worth(expanded, nest, schedule, threads, size, cpu.last_level())
 
         def cost(size: Mapping[str, int]) -> float:
             return prior(schedule).seconds(threads, size)

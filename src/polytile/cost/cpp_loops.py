@@ -21,15 +21,14 @@ from functools import cached_property
 import sympy
 
 from polytile.codegen.cpp.columns import WIDTH
-from polytile.codegen.cpp.fused_axes import repeats
-from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.transposing_tile import TransposingTile, operand_tile, tile_of
-from polytile.codegen.cpp.value_cache import cached_values
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.fused_axes import repeats
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
 
@@ -113,7 +112,7 @@ class LoopPrior:
         nest, axes = self.nest, self._axes(size)
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
         layout = self._layout(e, axes, length)
-        work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
+        work = layout.vectors * self._work + self._transposed_vectors(e, axes) * BY_LANE["transposed"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
         if nest.form is Form.ROW and self._rows is None:
             compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
@@ -127,8 +126,19 @@ class LoopPrior:
     # what does not depend on the sizes ---------------------------------------------------------------------------------
 
     @cached_property
-    def _tile(self) -> TransposingTile | None:
-        return tile_of(self.row_nest, self.schedule.lanes)
+    def _transposed(self) -> Transposed | None:
+        """What is transposed on its way in or out; None where nothing is."""
+        return transposed(self.row_nest, self.schedule.lanes)
+
+    @property
+    def _rows(self) -> Transposed | None:
+        """How rows are gone through by lanes; None where they are not."""
+        return self._transposed if self.row_nest.form is Form.ROW else None
+
+    @property
+    def _tile(self) -> Transposed | None:
+        """How points are gone through by tiles; None where they are not."""
+        return self._transposed if self.row_nest.form is Form.POINTWISE else None
 
     @cached_property
     def nest(self) -> Nest:
@@ -143,17 +153,6 @@ class LoopPrior:
     def _scalars(self) -> float:
         """Multiply-adds of what is computed once for each row."""
         return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
-
-    @cached_property
-    def _rows(self) -> Transposed | None:
-        """How rows are gone through by lanes; None where they are not."""
-        return short_rows(self.nest) if self.nest.form is Form.ROW and self.schedule.lanes is Lanes.ACROSS else None
-
-    @cached_property
-    def _transposed(self) -> int:
-        """Accesses that are transposed on their way in or out."""
-        layout = self._rows or self._tile
-        return len(layout.loads) + len(layout.stores) if layout is not None else 0
 
     @cached_property
     def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
@@ -173,7 +172,7 @@ class LoopPrior:
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
         plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
-        tile = operand_tile(self.nest) if plain else None
+        tile = transposed(self.nest, Lanes.TILED) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
@@ -190,14 +189,13 @@ class LoopPrior:
         whole = self.nest.form is Form.ROW and not self.schedule.shared
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
 
-    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
+    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
         """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
-        if self._tile is not None:
-            across, along = axes[self._tile.axis.symbol], length
-        else:
-            across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
+        if self._transposed is None:
+            return 0.0
+        across, along = axes[self._transposed.axis.symbol], axes.get(self._transposed.nest.vec.symbol, 1)
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
-        return self._transposed * squares * self.lanes
+        return len(self._transposed.accesses) * squares * self.lanes
 
     def _moved(self, axes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
         """Bytes of each tensor that are touched."""
@@ -222,7 +220,7 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, caches: bool, lanes: int, tile: TransposingTile | None = None) -> float:
+def pass_work(nest: Nest, caches: bool, lanes: int, tile: Transposed | None = None) -> float:
     """Multiply-adds of a vector over all passes: values are computed again in each pass unless one `caches` them. What is
     transposed is read from and written to tiles."""
     cached = set(cached_values(nest)) if caches else set()

@@ -20,7 +20,6 @@ from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import unfused
-from polytile.candidates.cpp_schedules import thread_counts
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.stored_attention import Step, StoredAttention
 from polytile.dispatch import recorded, specs
@@ -33,6 +32,7 @@ from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel, TensorArg, canonicalize
+from polytile.schedule.cpu.space import thread_counts
 
 Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polytile.codegen.cpp.columns import short_rows, split_columns, whole_columns
-from polytile.codegen.cpp.fused_axes import fuse_axes
 from polytile.codegen.cpp.pointwise import pointwise
 from polytile.codegen.cpp.rows import split_rows, whole_rows
 from polytile.codegen.cpp.tiled import tiled
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu import CpuSchedule, Lanes
+from polytile.schedule.cpu.fused_axes import fuse_axes
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes
 from polytile.schedule.nest import Form
 from polytile.schedule.rewrite import plain_reductions
 from polytile.schedule.schedule import Share

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from polytile.codegen.cpp import domain, sweeps, text
 from polytile.codegen.cpp.body import Scope
-from polytile.codegen.cpp.scatter import owner_axis, scattered
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir.program import Axis
-from polytile.schedule.cpu import Stores
+from polytile.schedule.cpu.scatter import owner_axis, scattered
+from polytile.schedule.cpu.schedule import Stores
 
 
 def pointwise(unit: Unit, out: Writer) -> None:

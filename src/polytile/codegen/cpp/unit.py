@@ -7,19 +7,18 @@ from functools import cached_property
 
 from polytile.codegen.cpp import memory, support, text
 from polytile.codegen.cpp.body import Body
-from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
-from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.streaming import streamable
-from polytile.codegen.cpp.transposing_tile import TransposingTile, tile_of
-from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.lanes import lane_bytes
+from polytile.schedule.cpu.schedule import CpuSchedule, Stores
+from polytile.schedule.cpu.streaming import streamable
+from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import Nest, nest_of
 
 
@@ -32,16 +31,13 @@ class Unit:
     vector_bytes: int
     nest: Nest = field(init=False)
     transposed: Transposed | None = field(init=False)
-    transposing: TransposingTile | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
-        self.transposed = short_rows(self.nest) if self.schedule.lanes is Lanes.ACROSS else None
-        self.transposing = tile_of(self.nest, self.schedule.lanes)
-        chosen = self.transposed or self.transposing
-        if chosen is not None:
-            self.nest = chosen.nest
+        self.transposed = transposed(self.nest, self.schedule.lanes)
+        if self.transposed is not None:
+            self.nest = self.transposed.nest
         atomic = self.schedule.stores is Stores.ATOMIC
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if atomic else memory.PLAIN)
         if self.schedule.stores is Stores.STREAMED:
@@ -50,7 +46,7 @@ class Unit:
     @property
     def lanes(self) -> int:
         lanes = self.vector_bytes // lane_bytes(self.nest)
-        return lanes if self.transposed or self.transposing else run_lanes(self.nest, lanes)
+        return lanes if self.transposed else run_lanes(self.nest, lanes)
 
     @cached_property
     def cached(self) -> dict[Node, int]:

@@ -1,18 +1,17 @@
-"""The search space on a CPU: the schedules of a loop (schedule/cpu.py) that are legal, on how many threads, in canonical order,
+"""The search space on a CPU: the schedules of a loop (schedule.py) that are legal, on how many threads, in canonical order,
 and at which sizes each is worth trying."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polytile.codegen.cpp.scatter import accumulates, owner_axis, scattered
-from polytile.codegen.cpp.short import LONGEST, short_rows
-from polytile.codegen.cpp.streaming import streamable, worth_streaming
-from polytile.codegen.cpp.transposing_tile import tile_of
-from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.ir import sizes
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu import POINTS, ROWS, CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered
+from polytile.schedule.cpu.schedule import POINTS, ROWS, CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.streaming import streamable, worth_streaming
+from polytile.schedule.cpu.transposing import LONGEST, transposed
+from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.extent import extent
 from polytile.schedule.nest import Form, Nest
 
@@ -58,11 +57,11 @@ def legal(nest: Nest, schedule: CpuSchedule) -> bool:
                 return not meeting and bool(streamable(nest))
             case Stores.ATOMIC:
                 return _is_serial(nest) and accumulates(nest.loop)
-        return schedule.lanes is Lanes.ALONG or tile_of(nest, schedule.lanes) is not None
+        return schedule.lanes is Lanes.ALONG or transposed(nest, schedule.lanes) is not None
     if schedule.shared:
         return not meeting and _can_share(nest)
     if schedule.lanes is Lanes.ACROSS:
-        return short_rows(nest) is not None
+        return transposed(nest, schedule.lanes) is not None
     return not schedule.caches or bool(cached_values(nest))
 
 
@@ -79,8 +78,11 @@ def _can_share(nest: Nest) -> bool:
     return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
 
 
-def worth(kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int]) -> bool:
-    """Whether a legal schedule makes sense at these sizes; the plain or looped one on one thread always does."""
+def worth(
+    kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int], last_level: int
+) -> bool:
+    """Whether a legal schedule makes sense at these sizes, on a CPU whose last-level cache has so many bytes; the plain or looped
+    one on one thread always does."""
     limited = schedule.caches or schedule.stores is Stores.STREAMED or schedule.lanes is Lanes.ACROSS
     if threads == 1 and not limited:
         return True
@@ -88,7 +90,7 @@ def worth(kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, s
     if threads > 1 and e.points < LEAST_POINTS:
         return False
     if schedule.stores is Stores.STREAMED:
-        return worth_streaming(kernel, nest, size)
+        return worth_streaming(kernel, nest, size, last_level)
     if schedule.lanes is Lanes.ACROSS and nest.form is Form.POINTWISE:
         length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
         return length < NARROW and e.points >= FEWEST * length

@@ -1,4 +1,4 @@
-"""How a CPU goes through a loop: the questions of a GPU's schedule (schedule.py), and two about its vectors.
+"""How a CPU goes through a loop: the questions of a GPU's schedule (schedule/schedule.py), and two about its vectors.
 
     hold      where a thread has what several passes over a row need; CACHE: costly values wait in the first-level cache
     share     who shares a row: one thread (PROGRAM), or all threads of the call, which may wait for each other (CLUSTER)
@@ -63,7 +63,7 @@ class CpuSchedule:
         if self._answers not in NAMES:
             raise ValueError(
                 f"a CPU's schedule with {', '.join(answer.value for answer in self._answers)} was asked for; no code is "
-                f"generated for it: the table in polytile.schedule.cpu has those that there are."
+                f"generated for it: the table in polytile.schedule.cpu.schedule has those that there are."
             )
 
     @property
