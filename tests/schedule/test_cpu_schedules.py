@@ -18,7 +18,7 @@ from tests.schedule.test_schedules import columns, points, rows, running_product
 
 def sums_by_an_axis() -> Loop:
     """Stores that meet in one element."""
-    return loop([store("o", 0, load("x", P0), mode="sum")], {P0: S0})
+    return loop([store("o", 0, load("x", P0), mode="add")], {P0: S0})
 
 
 def transposed() -> Loop:
