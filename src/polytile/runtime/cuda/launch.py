@@ -67,8 +67,9 @@ class Descriptor:
     stride: Formula
 
 
-Code, Other = TypeVar("Code"), TypeVar("Other")
+Code = TypeVar("Code")
 """A kernel: loaded, or as what another process loads."""
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True)
