@@ -43,7 +43,7 @@ from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
 
 if TYPE_CHECKING:
-    from polytile.tuning.tune import Attempt, Task
+    from polytile.tuning.task import Attempt, Task
 
 SHAPES = (
     (4, 48),

@@ -23,7 +23,8 @@ from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.request import Request
 from polytile.tuning.limits import GPU_LIMITS
-from polytile.tuning.tune import Task, tune
+from polytile.tuning.task import Task
+from polytile.tuning.tune import tune
 
 FIRST: tuple[Shape, ...] = (
     (64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096), (1, 4096, 4096), (16, 4096, 4096),

@@ -17,7 +17,8 @@ from benchmarks.gpu.functions import DTYPES, TRACED, Function
 from benchmarks.timing import geomean
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.tuning.limits import GPU_LIMITS
-from polytile.tuning.tune import Task, tune
+from polytile.tuning.task import Task
+from polytile.tuning.tune import tune
 
 LARGEST = 1 << 25
 """Elements of the largest activation."""

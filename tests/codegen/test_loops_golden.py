@@ -10,6 +10,8 @@ import pytest
 from polytile.codegen.cpp import loops
 from polytile.ir import expr
 from polytile.ir.program import Loop
+from polytile.schedule.cpu import schedule as cpu
+from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.rewrite import plain_reductions
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, assert_golden, checked, kernel_of, load, loop, op, store
 
@@ -58,23 +60,23 @@ def embedding_backward() -> Loop:
     return loop([target], {P0: S0, P1: S1})
 
 
-GOLDEN: dict[str, tuple[Callable[[], Loop], str]] = {
-    "softmax_persistent": (softmax, "persistent"),
-    "softmax_short": (softmax, "short"),
-    "softmax_split": (softmax, "split"),
-    "layer_norm": (layer_norm, "looped"),
-    "bias_gelu": (bias_gelu, "plain"),
-    "column_sum": (column_sum, "looped"),
-    "column_sum_split": (column_sum, "split"),
-    "cumsum": (cumsum, "looped"),
-    "cumsum_split": (cumsum, "split"),
-    "embedding": (embedding, "plain"),
-    "embedding_backward": (embedding_backward, "plain"),
+GOLDEN: dict[str, tuple[Callable[[], Loop], CpuSchedule]] = {
+    "softmax_persistent": (softmax, cpu.PERSISTENT),
+    "softmax_short": (softmax, cpu.SHORT_ROWS),
+    "softmax_split": (softmax, cpu.SPLIT),
+    "layer_norm": (layer_norm, cpu.LOOPED),
+    "bias_gelu": (bias_gelu, cpu.PLAIN),
+    "column_sum": (column_sum, cpu.LOOPED),
+    "column_sum_split": (column_sum, cpu.SPLIT),
+    "cumsum": (cumsum, cpu.LOOPED),
+    "cumsum_split": (cumsum, cpu.SPLIT),
+    "embedding": (embedding, cpu.PLAIN),
+    "embedding_backward": (embedding_backward, cpu.PLAIN),
 }
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_generated_text(name: str) -> None:
-    make, variant = GOLDEN[name]
-    text = loops.generate(kernel_of(plain_reductions(make())), variant, "polytile_kernel", 64)
+    make, schedule = GOLDEN[name]
+    text = loops.generate(kernel_of(plain_reductions(make())), schedule, "polytile_kernel", 64)
     assert_golden(f"{name}.cpp", text[text.index("using namespace pt;") :])

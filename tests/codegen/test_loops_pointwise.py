@@ -300,7 +300,7 @@ def test_one_of_three_axes_lies_the_other_way_round() -> None:
 
 
 def test_only_whole_lines_that_the_loop_does_not_read_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polytile.codegen.cpp.streaming.last_level", lambda: 1 << 20)
+    monkeypatch.setattr("polytile.runtime.cpu.last_level", lambda: 1 << 20)
     x, o = load("x", P0), load("o", P0)
     fresh = Case(loop([store("o", P0, op("mul", x, x))], {P0: S0}), {"x": F32, "o": F32})
     assert "streamed" in fresh.variants

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polytile.codegen.cpp.scatter import owner_axis
 from polytile.ir import expr
 from polytile.runtime import time_burst
+from polytile.schedule.cpu.scatter import owner_axis
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import (
     BF16,

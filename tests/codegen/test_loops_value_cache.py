@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.runtime import time_burst
+from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
 from tests.codegen.helpers import BF16, F32, P0, R0, R1, S0, S1, Case, load, loop, op, random, store

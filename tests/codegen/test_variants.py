@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polytile.candidates import cpp_variants as variants
 from polytile.ir import expr
 from polytile.ir.expr import Node
+from polytile.schedule.cpu.space import thread_counts
 from tests.codegen.helpers import F32, I64, P0, P1, R0, S0, S1, Case, checked, load, loop, op, store
 
 ROW = P0 * S1 + R0
@@ -31,7 +31,7 @@ def names(one: Case) -> list[str]:
 
 
 def test_thread_counts_are_one_then_powers_of_four_then_all() -> None:
-    assert [variants.thread_counts(n) for n in (1, 2, 4, 8, 64)] == [(1,), (1, 2), (1, 4), (1, 4, 8), (1, 4, 16, 64)]
+    assert [thread_counts(n) for n in (1, 2, 4, 8, 64)] == [(1,), (1, 2), (1, 4), (1, 4, 8), (1, 4, 16, 64)]
 
 
 def test_candidates_stand_in_canonical_order() -> None:
@@ -91,7 +91,7 @@ def test_the_prior_knows_what_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best(rows, 100, 5) == "short t1" and best(rows, 4096, 16) == "short t4"
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
     for cache, found in ((1 << 30, "plain t4"), (1 << 24, "streamed t4")):
-        monkeypatch.setattr("polytile.codegen.cpp.streaming.last_level", lambda cache=cache: cache)
+        monkeypatch.setattr("polytile.runtime.cpu.last_level", lambda cache=cache: cache)
         assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == found
 
 

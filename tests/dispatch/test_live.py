@@ -39,7 +39,7 @@ def lasting(seconds: float) -> Any:
 def called_until_measured(kernel: MultiKernel, calls: int = 5000) -> None:
     for _ in range(calls):
         call(kernel)
-        if kernel._learning and not kernel._learning.trials and any(d.link == "measured" for d in kernel.decisions):
+        if kernel.learning and not kernel.learning.trials and any(d.link == "measured" for d in kernel.decisions):
             return
         time.sleep(1e-4)
     raise AssertionError("no trial was settled")

@@ -13,12 +13,12 @@ import sympy
 import torch
 
 from polytile.candidates.entries import Entry, PythonEntry
-from polytile.candidates.handles import DeviceHandle, DeviceLaunch
+from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.candidates.triton import Specialised
 from polytile.problem import Outcome, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import driver
-from polytile.runtime.cuda.launch import Descriptor
+from polytile.runtime.cuda.launch import Descriptor, Launch, Scratch
 from polytile.runtime.formula import encode
 from polytile.tuning import measure
 from polytile.tuning.isolation import attempts, gpu, policy, worker
@@ -55,7 +55,7 @@ class OnDevice(planted.Function):
     origin: str = "triton"
     body: str = ""
     parameters: tuple[tuple[int, int], ...] = (X, Y, COUNT)
-    scratch: tuple[Any, ...] = ()
+    scratch: tuple[Scratch, ...] = ()
     descriptors: tuple[Descriptor, ...] = ()
     compiled: bool = True
 
@@ -74,7 +74,8 @@ class OnDevice(planted.Function):
         image = compiler.compile_c("device_kernel", source, ("-w",)).result().path.read_bytes()
         places = {N: 0}
         grid = tuple(encode(sympy.sympify(e), places) for e in ((N + 255) // 256, 1, 1))
-        launch = DeviceLaunch(image, "kernel", 128, 0, self.parameters, grid, False, self.descriptors)  # type: ignore[arg-type]
+        code = MachineCode(image, "kernel")
+        launch = Launch(code, 128, 0, self.parameters, grid, False, self.descriptors)  # type: ignore[arg-type]
         return DeviceHandle((launch,), self.scratch)
 
 
@@ -179,7 +180,7 @@ def test_scratch_checks_and_null_pointers_reach_the_kernel() -> None:
     more = ((SCRATCH, 0), (SCRATCH, 1), (ERROR_WORD, 0), (INT32, 0), (NOTHING, 0))
     sized = encode(4 * N, {N: 0})
     body = body.replace("int *error = *(int **)p[5], *word = *(int **)p[6]", "int *error = *(int **)p[5], *word = (int *)p[6]")
-    kernel = made("checks", body=body, parameters=(X, Y, COUNT, *more), scratch=((sized, True), (sized, False)))
+    kernel = made("checks", body=body, parameters=(X, Y, COUNT, *more), scratch=(Scratch(sized, True), Scratch(sized)))
     (ended,) = gpu.run_all((torch.ones(1003), torch.ones(1003), 1003), ("in", "out"), [kernel.handle()], 0, 5.0)
     assert isinstance(ended, worker.Finished), ended
     assert ended.code == 7

@@ -154,6 +154,3 @@ class Candidate(ABC):
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
         """What it is at these sizes, for the record of a measurement. Default: nothing to add."""
         return {}
-
-
-__all__ = ["READY_MADE", "Candidate"]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
-from polytile.candidates import cpp_variants as variants
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.library.loops import Speed, library_of
 from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.codegen.cpp import loops
-from polytile.codegen.cpp.fused_axes import fuse_axes
-from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
-from polytile.problem import Config, digest
-from polytile.runtime import toolchain
+from polytile.problem import digest
+from polytile.runtime import cpu, toolchain
 from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu.lanes import lane_bytes
+from polytile.schedule.cpu.schedule import CpuSchedule
+from polytile.schedule.cpu.space import schedules, worth
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
 
@@ -37,7 +36,7 @@ def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[Candidate, ...]:
-    """Every variant × threads, canonical order, then the interpreter as the last resort; the same objects for the same work.
+    """Every schedule × threads, canonical order, then the interpreter as the last resort; the same objects for the same work.
     Raises LoweringError where the loop has no C++ form, CompilerMissing where there is no compiler."""
     tool = toolchain.find()
     key = (kernel.text, most_threads, tool.identity)
@@ -54,7 +53,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
-    expanded = replace(kernel, loop=fuse_axes(plain_reductions(kernel.loop)))
+    expanded = loops.spelled(kernel)
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)
@@ -62,37 +61,35 @@ def _candidates(
     made_from = digest(f"{tool.identity} {kernel.text}")
 
     @functools.cache
-    def source(variant: str) -> str:
-        return loops.generate(expanded, variant, ENTRY, vector_bytes)
+    def source(schedule: CpuSchedule) -> str:
+        return loops.generate(expanded, schedule, ENTRY, vector_bytes)
 
     @functools.cache
-    def prior(variant: str) -> LoopPrior:
-        return LoopPrior(expanded, nest, variant, lanes)
+    def prior(schedule: CpuSchedule) -> LoopPrior:
+        return LoopPrior(expanded, nest, schedule, lanes)
 
-    def candidate(config: Config) -> CppCandidate:
-        variant = str(config["variant"])
-
+    def candidate(schedule: CpuSchedule, threads: int) -> CppCandidate:
         def valid(size: Mapping[str, int]) -> bool:
-            return variants.valid(expanded, nest, config, size)
+            return worth(expanded, nest, schedule, threads, size, cpu.last_level())
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior(variant).seconds(int(config["threads"]), size)
+            return prior(schedule).seconds(threads, size)
 
         def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return prior(variant).terms(int(config["threads"]), size)
+            return prior(schedule).terms(threads, size)
 
         return CppCandidate(
-            f"{variant} t{config['threads']}",
-            config,
+            f"{schedule.name} t{threads}",
+            schedule.config(threads),
             name,
-            lambda: source(variant),
+            lambda: source(schedule),
             valid,
             cost,
-            f"{made_from} {variant}",
+            f"{made_from} {schedule.name}",
             terms,
         )
 
-    generated = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
+    generated = tuple(candidate(schedule, threads) for schedule, threads in schedules(nest, most_threads))
     _ = generated[0].source_hash  # whatever has no C++ form shows now, while a library call can still take its place
     return (*generated, *library_of(kernel, generated, library_speed(most_threads)), InterpretedLoop(kernel))
 

@@ -59,5 +59,3 @@ class PythonEntry:
 
 
 Entry = NativeEntry | PythonEntry
-
-__all__ = ["Entry", "NativeEntry", "PythonEntry"]

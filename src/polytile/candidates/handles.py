@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polytile.runtime.cuda.launch import Descriptor
-from polytile.runtime.formula import Formula
+from polytile.runtime.cuda.launch import Launch, Scratch
 
 
 @dataclass(frozen=True)
@@ -41,29 +40,19 @@ class PythonHandle:
 
 
 @dataclass(frozen=True)
-class DeviceLaunch:
-    """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
-    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, whether it may
-    overlap with the kernel before, its descriptors, and how many programs are one cluster."""
+class MachineCode:
+    """The kernel `symbol` of a cubin."""
 
     image: bytes = field(repr=False)
     symbol: str
-    threads: int
-    shared: int
-    parameters: tuple[tuple[int, int], ...]
-    grid: tuple[Formula, Formula, Formula]
-    overlaps: bool = False
-    descriptors: tuple[Descriptor, ...] = ()
-    cluster: int = 1
 
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want, each as a formula of
-    its bytes and whether it has to be zero."""
+    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want."""
 
-    launches: tuple[DeviceLaunch, ...]
-    scratch: tuple[tuple[Formula, bool], ...] = ()
+    launches: tuple[Launch[MachineCode], ...]
+    scratch: tuple[Scratch, ...] = ()
 
 
 Handle = NativeHandle | PythonHandle | DeviceHandle
@@ -85,6 +74,3 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
     except TypeError:
         return None
     return PythonHandle(path, name) if path and path.endswith(".py") else None
-
-
-__all__ = ["DeviceHandle", "DeviceLaunch", "Handle", "NativeHandle", "PythonHandle", "handle_of_function"]

@@ -40,6 +40,3 @@ def prepare_first(kernel: InnerKernel) -> None:
     """Starts compiling the kernel's first candidate."""
     for candidate in kernel.candidates[:1]:
         candidate.prepare()
-
-
-__all__ = ["InnerKernel", "best_cost", "prepare_first"]

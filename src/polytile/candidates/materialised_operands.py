@@ -55,6 +55,3 @@ class MaterialisedOperands(Candidate):
 
     def _call(self, *args: Any) -> None:
         self.product(*materialise_operands(self.kernel, args, self.first, wide=False))
-
-
-__all__ = ["MaterialisedOperands"]

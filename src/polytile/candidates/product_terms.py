@@ -36,6 +36,3 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
 def computed(loop: Loop) -> float:
     """Multiply-adds that a loop's operations take for each of its points."""
     return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))
-
-
-__all__ = ["computed", "work_terms"]

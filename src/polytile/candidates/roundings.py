@@ -85,6 +85,3 @@ def _roundings(value: Node) -> tuple[set[torch.dtype], set[torch.dtype]]:
 
 def _coarsest(dtypes: set[torch.dtype]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-__all__ = ["Rounded", "of_loop", "of_product", "terms_of"]

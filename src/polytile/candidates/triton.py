@@ -21,7 +21,7 @@ from polytile import locks
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.generator import text_digest
-from polytile.candidates.handles import DeviceHandle, DeviceLaunch
+from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
 from polytile.errors import ResourcesExceeded
@@ -277,7 +277,7 @@ class Specialised(Candidate):
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
         places = {s.name: position for s, position in positions.items()}
         tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
-        scratch = [(_bytes(s.dtype, s.size, positions), s.zeroed) for s in self.kernel.scratch]
+        scratch = [launch.Scratch(_bytes(s.dtype, s.size, positions), s.zeroed) for s in self.kernel.scratch]
         launches = []
         for one, promise in zip(self.kernel.launches, self._promises, strict=True):
             cubin = promise.result()
@@ -286,16 +286,15 @@ class Specialised(Candidate):
             for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
-                    scratch.append((_bytes(torch.uint8, each * sympy.prod(one.grid), positions), False))
+                    scratch.append(launch.Scratch(_bytes(torch.uint8, each * sympy.prod(one.grid), positions)))
             x, y, z = (encode(e, positions) for e in one.grid)
-            threads = work.device.warp * facts.num_warps
-            image, symbol, shared = cubin.binary, facts.symbol, facts.shared
             own = tuple(
                 _descriptor(each, layout, tensors, positions)
                 for each, layout in zip(one.descriptors, facts.descriptors, strict=True)
             )
-            how = threads, shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
-            launches.append(DeviceLaunch(image, symbol, *how))
+            code, threads = MachineCode(cubin.binary, facts.symbol), work.device.warp * facts.num_warps
+            how = threads, facts.shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
+            launches.append(launch.Launch(code, *how))
         return DeviceHandle(tuple(launches), tuple(scratch))
 
     def _loaded(self) -> NativeEntry:
@@ -304,12 +303,10 @@ class Specialised(Candidate):
         assert index is not None
         launches = []
         for one in described.launches:
-            function = driver.load(index, one.image, one.symbol, one.threads, one.shared, one.cluster)
-            plain = one.threads, one.shared, one.parameters, one.grid, one.overlaps
-            launches.append(launch.Launch(function, *plain, one.descriptors, one.cluster))
-        scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
-        plan = launch.Plan(work.name, index, launches, scratch)
-        return NativeEntry.of_plan(plan)
+            code = one.function
+            function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
+            launches.append(one.of(function))
+        return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
 
 
 def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
@@ -374,6 +371,3 @@ def start_workers() -> None:
     launch.prepare()
     if not current().holds("cubins"):
         workers.pool(WORKER).start()
-
-
-__all__ = ["Specialised", "TritonCandidate", "Work", "job_of", "start_workers"]

@@ -95,6 +95,3 @@ def prepare() -> None:
     """Starts the processes that compile, and the launcher's own compilation, where there is a use for them."""
     if devices.available() and importlib.util.find_spec("triton") is not None:
         start_workers()
-
-
-__all__ = ["loop_candidates", "prepare"]

@@ -157,6 +157,3 @@ def label(config: Config) -> str:
     if config.get("matrix_instr_nonkdim") is not None:
         text += f" i{config['matrix_instr_nonkdim']} u{config['waves_per_eu']}"
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
-
-
-__all__ = ["Arguments", "gemm_candidates", "label", "traits"]

@@ -100,6 +100,3 @@ class Unfused(Candidate):
         count = len(self.kernel.tensors)
         for (part, ints), places in zip(self._parts(args[count:]), self._tensors, strict=True):
             part(*[args[k] for k in places], *ints)
-
-
-__all__ = ["Part", "Unfused", "parts"]

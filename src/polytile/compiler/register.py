@@ -81,6 +81,3 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-__all__ = ["install"]

@@ -292,6 +292,3 @@ def _target(target: Any, made: dict[Any, Any]) -> Any:
             made[target].waits = packed_weights.waits_for_packing()
         return made[target]
     return target
-
-
-__all__ = ["Calls", "Loaded", "Slot", "calls_at"]

@@ -183,6 +183,3 @@ def wait_until_built() -> None:
 def _recording() -> bool:
     """Whether this thread records a CUDA graph, in which nothing may change."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-__all__ = ["TieredGraph", "Tiers", "wait_until_built", "waits_for"]

@@ -21,14 +21,14 @@ from functools import cached_property
 import sympy
 
 from polytile.codegen.cpp.columns import WIDTH
-from polytile.codegen.cpp.fused_axes import repeats
-from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.transposing_tile import TransposingTile, operand_tile, tile_of_variant
-from polytile.codegen.cpp.value_cache import cached_values
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu.fused_axes import repeats
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
 
@@ -43,7 +43,6 @@ LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
 BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
-CACHING = ("persistent", "split", "short")  # variants that do not compute costly values again
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class LoopPrior:
-    """The prediction for one variant of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
+    """The prediction for one schedule of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
     worked out once: walking a loop takes as long as a small kernel's thousand calls."""
 
     kernel: LoopKernel
     row_nest: Nest
-    variant: str
+    schedule: CpuSchedule
     lanes: int
 
     def seconds(self, threads: int, size: Mapping[str, int]) -> float:
@@ -110,16 +109,16 @@ class LoopPrior:
         return {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
 
     def _parts(self, threads: int, size: Mapping[str, int]) -> Parts:
-        nest, variant, axes = self.nest, self.variant, self._axes(size)
+        nest, axes = self.nest, self._axes(size)
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
         layout = self._layout(e, axes, length)
-        work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
+        work = layout.vectors * self._work + self._transposed_vectors(e, axes) * BY_LANE["transposed"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
-        if nest.form is Form.ROW and variant != "short":
+        if nest.form is Form.ROW and self._rows is None:
             compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
         items = max(1.0, layout.items)
         overhead = CALL + (FORK if threads > 1 else 0.0)
-        if variant == "split":
+        if self.schedule.shared:
             overhead += (e.rows if nest.form is Form.ROW else layout.sweeps) * nest.passes * BARRIER
         speedup = max(1.0, min(items / -(-items // threads), threads))
         return Parts(layout, compute, self._memory_seconds(e, axes), overhead, speedup)
@@ -127,8 +126,19 @@ class LoopPrior:
     # what does not depend on the sizes ---------------------------------------------------------------------------------
 
     @cached_property
-    def _tile(self) -> TransposingTile | None:
-        return tile_of_variant(self.row_nest, self.variant)
+    def _transposed(self) -> Transposed | None:
+        """What is transposed on its way in or out; None where nothing is."""
+        return transposed(self.row_nest, self.schedule.lanes)
+
+    @property
+    def _rows(self) -> Transposed | None:
+        """How rows are gone through by lanes; None where they are not."""
+        return self._transposed if self.row_nest.form is Form.ROW else None
+
+    @property
+    def _tile(self) -> Transposed | None:
+        """How points are gone through by tiles; None where they are not."""
+        return self._transposed if self.row_nest.form is Form.POINTWISE else None
 
     @cached_property
     def nest(self) -> Nest:
@@ -137,23 +147,12 @@ class LoopPrior:
 
     @cached_property
     def _work(self) -> float:
-        return pass_work(self.nest, self.variant, self.lanes, self._tile)
+        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile)
 
     @cached_property
     def _scalars(self) -> float:
         """Multiply-adds of what is computed once for each row."""
         return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
-
-    @cached_property
-    def _rows(self) -> Transposed | None:
-        """How the variant goes through rows by lanes; None where it does not."""
-        return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
-
-    @cached_property
-    def _transposed(self) -> int:
-        """Accesses that are transposed on their way in or out."""
-        layout = self._rows or self._tile
-        return len(layout.loads) + len(layout.stores) if layout is not None else 0
 
     @cached_property
     def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
@@ -172,7 +171,8 @@ class LoopPrior:
     @cached_property
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
-        tile = operand_tile(self.nest) if self.variant == "plain" else None
+        plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
+        tile = transposed(self.nest, Lanes.TILED) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
@@ -185,18 +185,17 @@ class LoopPrior:
             return Layout(groups, groups * e.row, groups)
         if self.nest.form is Form.COLUMN:
             tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
-            return Layout(tiles, vectors * others, e.points // 1024 if self.variant == "split" else tiles)
-        whole = self.nest.form is Form.ROW and self.variant != "split"
+            return Layout(tiles, vectors * others, e.points // 1024 if self.schedule.shared else tiles)
+        whole = self.nest.form is Form.ROW and not self.schedule.shared
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
 
-    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
+    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
         """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
-        if self._tile is not None:
-            across, along = axes[self._tile.axis.symbol], length
-        else:
-            across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
+        if self._transposed is None:
+            return 0.0
+        across, along = axes[self._transposed.axis.symbol], axes.get(self._transposed.nest.vec.symbol, 1)
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
-        return self._transposed * squares * self.lanes
+        return len(self._transposed.accesses) * squares * self.lanes
 
     def _moved(self, axes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
         """Bytes of each tensor that are touched."""
@@ -213,7 +212,7 @@ class LoopPrior:
             return footprint * (1 + again) / bandwidth(footprint)
         if footprint > LEVELS[0][0]:
             footprint += sum(moved[b] * (LINE // items[b] - 1) for b in self._strided)
-        return footprint / bandwidth(footprint) * (STREAMED if self.variant == "streamed" else 1.0)
+        return footprint / bandwidth(footprint) * (STREAMED if self.schedule.stores is Stores.STREAMED else 1.0)
 
 
 def bandwidth(footprint: float) -> float:
@@ -221,10 +220,10 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, variant: str, lanes: int, tile: TransposingTile | None = None) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless cached. What is transposed is read
-    from and written to tiles."""
-    cached = set(cached_values(nest)) if variant in CACHING else set()
+def pass_work(nest: Nest, caches: bool, lanes: int, tile: Transposed | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless one `caches` them. What is
+    transposed is read from and written to tiles."""
+    cached = set(cached_values(nest)) if caches else set()
     tiles = {*tile.loads, *tile.stores} if tile else set[Node | Store]()
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):

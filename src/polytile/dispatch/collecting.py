@@ -96,6 +96,3 @@ def _measure(request: Request) -> None:
 @functools.cache
 def _store(path: Path) -> Store:
     return Store(path)
-
-
-__all__ = ["WITHIN", "ahead", "collect", "missing"]

@@ -55,6 +55,3 @@ def changing() -> tuple[object, ...]:
     no guards of Dynamo's stand before; takes under a microsecond."""
     given = options.overridden()
     return repr(sorted(given.items())) if given else "", torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-
-
-__all__ = ["PASSING", "Conditions", "changing", "conditions", "conditions_on_disk"]

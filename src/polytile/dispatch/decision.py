@@ -72,6 +72,3 @@ class Decision:
         busy = ("taken while other programs had the cores, to be measured again",) if self.provisional else ()
         notes = f" ({'; '.join((*self.notes, *busy))})" if self.notes or busy else ""
         return f"{self.kernel} [{sizes_text(self.sizes)}] -> {self.candidate}: {self.provenance}{notes}{against}"
-
-
-__all__ = ["Decision", "Standing"]

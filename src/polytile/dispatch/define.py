@@ -18,7 +18,6 @@ from polytile.attention.problem import AttentionProblem, Bias, Causal
 from polytile.attention.stored import stored as stored_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
-from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
 from polytile.candidates import unfused
 from polytile.candidates.materialised_operands import MaterialisedOperands
@@ -33,6 +32,7 @@ from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel, TensorArg, canonicalize
+from polytile.schedule.cpu.space import thread_counts
 
 Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
@@ -162,7 +162,7 @@ def _product(
     fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     if Target.of(target).native:
-        threads = variants.thread_counts(pytorch.threads())
+        threads = thread_counts(pytorch.threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
         return define(specs.template_spec(kernel, name, origins), candidates)
     from polytile.dispatch import gpu_specs

@@ -68,6 +68,3 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: 
     if dtype == torch.bool or end <= least + 1:
         return torch.full((count,), least, dtype=dtype, device=target)
     return noise.integers(least, min(end, 1 + torch.iinfo(dtype).max), count, dtype, target)
-
-
-__all__ = ["make_args"]

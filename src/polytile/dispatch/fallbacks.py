@@ -228,6 +228,3 @@ def _steps(field: int, reach: int) -> list[tuple[int, int]]:
     place = field if field < above else above + (field - first) // 2
     near = range(min(place, max(1, place - reach)), place + reach + 1)
     return [(abs(other - place), other if other < above else first + 2 * (other - above)) for other in near]
-
-
-__all__ = ["Fallbacks", "leaf_facts"]

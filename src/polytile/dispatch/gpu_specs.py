@@ -93,6 +93,3 @@ def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: 
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",
     )
-
-
-__all__ = ["attention_spec", "loop_spec", "template_spec"]

@@ -282,6 +282,3 @@ class Kernel:
         from polytile.runtime.cuda.device import fingerprint
 
         return dataclasses.replace(spec, device=fingerprint(device.index or 0))
-
-
-__all__ = ["Implementation", "Kernel"]

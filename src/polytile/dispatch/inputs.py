@@ -39,6 +39,3 @@ def _message(spec: KernelSpec, name: str, tensor: torch.Tensor, finite: torch.Te
         f"argument {name!r} of kernel {spec.name!r} holds {nans} NaN and {infinities} infinite values of "
         f"{tensor.numel()}, the first at {first}; what made it is wrong, or the option check_inputs should be off."
     )
-
-
-__all__ = ["check_inputs"]

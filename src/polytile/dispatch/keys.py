@@ -244,6 +244,3 @@ def _has_one_value(code: int, size: int) -> bool:
 
 def _aligned(alignments: Mapping[str, int]) -> list[Fact]:
     return [Aligned(name, alignment) for name, alignment in alignments.items() if alignment > 1]
-
-
-__all__ = ["Condition", "KeyFields", "Keys", "PowerBelow16"]

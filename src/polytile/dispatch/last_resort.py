@@ -52,6 +52,3 @@ def tell(spec: KernelSpec, what: str, error: Exception, then: str = "") -> None:
     counters.add("failures")
     log.warning("polytile failed to %s kernel %r (%s: %s)%s.", what, spec.name, type(error).__name__, error, then)
     log.info("polytile failed", exc_info=error)
-
-
-__all__ = ["entry", "is_defect", "tell"]

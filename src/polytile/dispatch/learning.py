@@ -205,6 +205,3 @@ def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ..
         return args if owner.dispatcher.key_of(*args) == key else None
     except (HintError, DivisionByZero):
         return None
-
-
-__all__ = ["UNMEASURED", "Learning", "wait"]

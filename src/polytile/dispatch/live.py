@@ -177,6 +177,3 @@ def _can_be_timed(request: Request) -> bool:
     from polytile.runtime.cuda.beside import can_time_calls  # what a GPU needs is imported where there is one
 
     return can_time_calls()
-
-
-__all__ = ["LiveTrial"]

@@ -13,7 +13,7 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import collecting, last_resort, recorded, refiner, refining, selector, trace, trials
+from polytile.dispatch import collecting, hinted, last_resort, recorded, refiner, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
@@ -44,13 +44,6 @@ from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
 
-HINTED_SHORTLIST = {"cpu": 6}
-"""The least value of the option `shortlist` for a hinted size, by type of device: nobody waits for that call yet, and the sizes
-are the ones that matter."""
-
-HINTED = ", for a hint"
-"""What the grounds of a decision say besides where a hint asked for it."""
-
 
 class MultiKernel:
     """A kernel with several implementations.
@@ -60,7 +53,10 @@ class MultiKernel:
     measuring, all its kernels together. `dispatch` is what generated code calls, with the kernel's
     flat arguments: calls in a regime that is decided go straight to its candidate. Where nothing is decided, the selector
     chooses in the call (selector.py), or, where calls wait for nothing, the table runs what is loaded (fallbacks.py) and the
-    background chooses (learning.py). Any number of threads may call."""
+    background chooses (learning.py). Any number of threads may call.
+
+    Hints (hinted.py), sizes that come often (refiner.py) and decisions of earlier processes (resuming.py) are parts of it in
+    modules of their own, which work under its `lock` too."""
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class MultiKernel:
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
         self.budget = budget
-        self._lock = locks.rlock()
+        self.lock = locks.rlock()
         self._choosing: set[int] = set()
         self._tree = DecisionTree(spec.keys)
         self._noted: set[int] | None = None
@@ -93,8 +89,8 @@ class MultiKernel:
             on_due=self._on_due,
             label=spec.label,
         )
-        self._learning = self._learner()
-        self._fallbacks = None if self._learning is None else Fallbacks(self, self._learning.wake)
+        self.learning = self._learner()
+        self.fallbacks = None if self.learning is None else Fallbacks(self, self.learning.wake)
         with settings.restored(self.options):
             checked = settings.get("check_inputs")
             self.plan_conditions = plan_conditions(spec.target.type)
@@ -117,19 +113,19 @@ class MultiKernel:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The decision of every regime met so far."""
-        with self._lock:
+        with self.lock:
             return self._tree.decisions
 
     @property
     def faulty(self) -> dict[str, str]:
         """Candidates that do not compile or have given a wrong result, in whatever regime that was, and why."""
-        with self._lock:
+        with self.lock:
             return self._tree.faulty
 
     def decision_at(self, *args: Any) -> Decision | None:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
         yet."""
-        with self._lock:
+        with self.lock:
             return self.decision_of(self.dispatcher.key_of(*args))
 
     def choose(self, sizes: Mapping[str, int]) -> Decision:
@@ -138,8 +134,8 @@ class MultiKernel:
         Raises NoCandidate where nothing can run.
         """
         ints = tuple(sizes[name] for name in self.spec.size_names)
-        with self._lock, settings.restored(self.options):
-            key = self._key_of(ints)
+        with self.lock, settings.restored(self.options):
+            key = self.planned_key(ints)
             request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
@@ -149,48 +145,16 @@ class MultiKernel:
     def prepare(self, ints: Sequence[int]) -> None:
         """Starts compiling, in the background, what a first call at these integers is going to need."""
         ints = tuple(ints)
-        at_first = {"stall": "compile"} if self._learning is not None else {}
-        with self._lock, settings.restored({**self.options, **at_first}):
-            key = self._key_of(ints)
+        at_first = {"stall": "compile"} if self.learning is not None else {}
+        with self.lock, settings.restored({**self.options, **at_first}):
+            key = self.planned_key(ints)
             if self.decision_of(key) is None:
-                self._prepare(self.request(key, ints, None))
+                self.start_compiling(self.request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
-        """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
-        the candidates that all the hints need compile side by side. Returns one decision for each hint.
-        Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
-        chooses.
-        """
-        calls = [self.arguments_for(hint) for hint in hints]
-        with self._lock, settings.restored(self.options):
-            shortlist = max(settings.get("shortlist"), HINTED_SHORTLIST.get(self.spec.target.type, 1))
-            tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
-        patient = {"shortlist": shortlist, "tune": tune, "stall": "tune"}
-        with self._lock, settings.restored({**self.options, **patient}):
-            for args in calls:
-                key = self._key_of(args)
-                if self.decision_of(key) is None:
-                    self._prepare(self.request(key, self.spec.ints_of(args), args))
-            for args in calls:
-                with contextlib.suppress(DivisionByZero):
-                    self._choose_for_hint(args)
-            decided = [self.decision_of(self.dispatcher.key_of(*args)) for args in calls]
-            return [decision for decision in decided if decision is not None]
-
-    def _choose_for_hint(self, args: tuple[Any, ...]) -> None:
-        """Decides for the regime of these arguments, or for these exact sizes where the regime was decided at others: each hint
-        has a kernel of its own."""
-        key, ints = self._key_of(args), self.spec.ints_of(args)
-        earlier = self.decision_of(key)
-        if earlier is not None and earlier.sizes != self.keys.deciding(ints):
-            self.add_exact_size(self.keys.unpack(key), self.spec.sizes(ints))
-            key = self._key_of(args)
-        if self.decision_of(key) is None:
-            entry = self._select(key, args)
-            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # this very decision may subdivide it
-        node = self.node(self.dispatcher.key_of(*args))
-        if node.decision is not None and HINTED not in node.decision.provenance:
-            node.decision = dataclasses.replace(node.decision, provenance=node.decision.provenance + HINTED)
+        """Chooses ahead of calls for the hinted sizes (hinted.py). Returns one decision for each hint. Raises HintError for one
+        at which there can be no arguments."""
+        return hinted.warm(self, hints)
 
     def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
@@ -204,7 +168,7 @@ class MultiKernel:
 
     def forget(self) -> None:
         """Forgets every decision and every failure; the next call chooses anew."""
-        with self._lock:
+        with self.lock:
             self.dispatcher.clear()
             self._tree = DecisionTree(self.keys)
 
@@ -224,26 +188,26 @@ class MultiKernel:
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for a call, as nothing is loaded that could serve it, or as calls wait for decisions."""
         entry = self.choose_entry(args)
-        if self._learning is not None and not background.is_here():
-            self._learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
+        if self.learning is not None and not background.is_here():
+            self.learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
         return entry
 
     def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
         """Works out what is to serve in regimes around these integers that are not decided yet (fallbacks.py)."""
-        if self._fallbacks is not None:
-            with self._lock:
-                self._fallbacks.look_around(ints, cells, varying)
+        if self.fallbacks is not None:
+            with self.lock:
+                self.fallbacks.look_around(ints, cells, varying)
 
     def offer(self, form: Candidate) -> None:
         """Loads a form of a candidate, to serve in regimes that are not decided yet."""
         entry = form.entry()
-        if self._fallbacks is not None:
-            with self._lock:
-                self._fallbacks.offer(form, entry)
+        if self.fallbacks is not None:
+            with self.lock:
+                self.fallbacks.offer(form, entry)
 
     def _options_of_a_call(self) -> dict[str, Any]:
         """The options under which a call decides: where calls do not wait, it measures nothing."""
-        waits = self._learning is None or background.is_here()
+        waits = self.learning is None or background.is_here()
         return self.options if waits else {**self.options, "stall": "compile"}
 
     def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None) -> None:
@@ -252,9 +216,9 @@ class MultiKernel:
         to the background."""
         ints, decision = tuple(ints), None
         with settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
-            called, key = key, self._key_of(ints) if key is None else key
+            called, key = key, self.planned_key(ints) if key is None else key
             while decision is None:
-                with self._lock:
+                with self.lock:
                     decision = self.decision_of(key)
                     if decision is not None:
                         break
@@ -265,15 +229,15 @@ class MultiKernel:
                 with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
                     request.named(wanted.candidate).prepare()
                     request.named(wanted.candidate).entry()
-                with self._lock:
+                with self.lock:
                     entry = self.adopt(wanted, request)
                     if entry is not None:
                         self._enter(entry, request)
                         decision = wanted
         with settings.restored(self.options):
             better = decision.link in UNMEASURED and measuring()
-            if self._learning is not None and (better or settings.get("collect")):
-                self._learning.measure(key, ints)
+            if self.learning is not None and (better or settings.get("collect")):
+                self.learning.measure(key, ints)
 
     def _enter(self, entry: Entry, request: Request) -> None:
         """Has calls like the request's run this entry."""
@@ -284,17 +248,17 @@ class MultiKernel:
         that are aligned: it serves regimes that are new, and this works out where. `varying`: names of the sizes that differ
         from call to call. Where nothing else serves at any sizes, starts compiling a candidate that can, which is returned."""
         decision = self.decision_of(self.dispatcher.key_of(*ints))
-        if decision is None or self._learning is None or self._fallbacks is None:
+        if decision is None or self.learning is None or self.fallbacks is None:
             return None
         self.look_around(ints, varying=varying)
         facts, sizes = Facts(aligned=self.keys.facts_for_code(tuple(ints)).aligned), self.spec.sizes(ints)
         with settings.restored(self.options):
             form = self._by_name[decision.candidate].specialise(facts)
             _prepared(form)
-            self._learning.load_when_compiled(form)
-            if self._fallbacks.serve_everywhere:
+            self.learning.load_when_compiled(form)
+            if self.fallbacks.serve_everywhere:
                 return None
-            able = [c for c in self.candidates if self._fallbacks.valid_everywhere(c) and c.name not in self._tree.unfit]
+            able = [c for c in self.candidates if self.fallbacks.valid_everywhere(c) and c.name not in self._tree.unfit]
             best = min(able, key=lambda candidate: candidate.cost(sizes), default=None)
             if best is not None:
                 _prepared(best.specialise(facts))
@@ -302,14 +266,14 @@ class MultiKernel:
 
     def decide_measured(self, args: tuple[Any, ...]) -> None:
         """Decides for the regime of these arguments, which candidates are tried on; in the background."""
-        with self._lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
-            entry = self._select(self._key_of(args), args)
+        with self.lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
+            entry = self.select(self.planned_key(args), args)
             self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
 
     def begin_trial(self, args: tuple[Any, ...]) -> LiveTrial | None:
         """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
         cannot be, or where nothing is left to decide. In the background."""
-        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
             key = self.dispatcher.key_of(*args)
             serving = self.decision_of(key)
             if serving is None or serving.link not in UNMEASURED:
@@ -323,7 +287,7 @@ class MultiKernel:
 
     def judge(self, trial: LiveTrial) -> bool:
         """Looks at what a trial has found; decides, and says so, if it is settled."""
-        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
             try:
                 answer = trial.judge()
             except LookupError:  # the entry that it was for is gone
@@ -339,21 +303,21 @@ class MultiKernel:
 
     def is_due(self, key: int, ints: Sequence[int], pointers: Sequence[int]) -> bool:
         """Counts a call of the regime `key`; says whether its sizes come so often that measuring there pays."""
-        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
             due = refiner.is_due(self, key, tuple(ints), pointers)
             self.dispatcher.watch(key, self.node(key).interval)
             return due
 
     def refine(self, args: tuple[Any, ...]) -> None:
         """Measures at the sizes of these arguments, which come often, in the background: they may get a decision of their own."""
-        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
             refiner.refine(self, self.dispatcher.key_of(*args), args)
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
-        with self._lock, settings.restored(self._options_of_a_call()), counters.stage("choosing"):
+        with self.lock, settings.restored(self._options_of_a_call()), counters.stage("choosing"):
             try:
-                return self._select(self._key_of(args), args)
+                return self.select(self.planned_key(args), args)
             except Exception as error:
                 if not last_resort.is_defect(error):
                     raise
@@ -361,16 +325,16 @@ class MultiKernel:
 
     def replace_provisional(self, provisional: ProvisionalEntry, args: tuple[Any, ...]) -> Entry | None:
         """Decides now what runs calls like this one in place of `provisional`; None while another thread is choosing."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             return None
         try:
             entry: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
             replaced = entry is not None and not (isinstance(entry, PythonEntry) and entry.call is provisional)
             return entry if replaced else self.replace(args, self.choose_entry(args))
         finally:
-            self._lock.release()
+            self.lock.release()
 
-    def _key_of(self, args: Sequence[Any]) -> int:
+    def planned_key(self, args: Sequence[Any]) -> int:
         """The key of a call, or of ints alone; with sub-buckets or exact sizes where a plan in force says so."""
         key = self.dispatcher.key_of(*args)
         fields = self.keys.unpack(key)
@@ -397,7 +361,7 @@ class MultiKernel:
         """What is known of the regime, the sub-buckets or the exact sizes that a key stands for."""
         return self._tree.node(self.keys.unpack(key))
 
-    def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
+    def select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
         untimed = reentrant or (trials.within() and self.spec.family == "loop")
@@ -411,7 +375,7 @@ class MultiKernel:
             collecting.collect(request)
             own = self.dispatcher.key_of(*args)
             exact = self.keys.is_exact_size(self.keys.unpack(own)) and own != key  # what is on record here says otherwise
-            return self._select(own, args) if exact else entry
+            return self.select(own, args) if exact else entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
@@ -431,9 +395,9 @@ class MultiKernel:
         trace.announce(self.spec, self.candidates, decision)
         entry = self._temporary_entry(decision, entry, request)
         if not trials.within():
-            if self._fallbacks is not None:
+            if self.fallbacks is not None:
                 form = request.named(decision.candidate)
-                self._fallbacks.offer(form, entry if form is chosen else form.entry())
+                self.fallbacks.offer(form, entry if form is chosen else form.entry())
             refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 
@@ -467,7 +431,7 @@ class MultiKernel:
     def noting(self) -> Iterator[set[int]]:
         """Within the block, the set that it is given gets the key of every decision that calls follow, whoever it was made
         for."""
-        with self._lock:
+        with self.lock:
             self._noted = noted = set[int]()
             keys = list(self.dispatcher.table())
         for key in keys:
@@ -499,52 +463,10 @@ class MultiKernel:
                 self.dispatcher.watch(sub_buckets, part.interval)
         recorded.keep(self)
 
-    def resume(self, fields: KeyFields, decision: Decision, form: Candidate) -> None:
-        """Files a decision that an earlier process has made, with its candidate in the form for the regime, which is compiled;
-        one that was made meanwhile stays. Raises LookupError for exact sizes in a regime of which nothing is known."""
-        pinned = form if decision.seconds is None else form.pinned_to(dict(decision.measured_at or decision.sizes))
-        entry, key = pinned.entry(), regime.pack(fields)
-        with self._lock, settings.restored(self.options):
-            node, bucket = self.node(key), self._tree.node(self.keys.bucket(fields))
-            if node.decision is not None or node.subdivided:
-                return
-            if self.keys.is_exact_size(fields) and bucket.decision is None and not bucket.subdivided:
-                raise LookupError("the regime of these sizes is not decided")
-            if self.keys.is_sub_bucket(fields) and not bucket.subdivided:
-                bucket.subdivided, bucket.decision = True, None
-                self.dispatcher.insert(regime.pack(bucket.fields), None)
-            node.decision = decision
-            self.dispatcher.insert(key, entry)
-            refiner.resume_counting(self, node, decision, entry)
-            counters.add("store_hits", decision.from_store)
-            if self._fallbacks is not None:
-                self._fallbacks.offer(form, entry if form is pinned else form.entry())
-        if self._learning is not None:
-            self.look_around(decision.ints)
-            if decision.link in UNMEASURED and measuring():
-                self._learning.measure(key, decision.ints)
-
-    def reconsider(self, fields: KeyFields) -> None:
-        """Decides anew for a regime, by what is on record, if that has grown since its decision was made; in the background."""
-        decision, key, target = self.regimes.get(fields), regime.pack(fields), self.spec.target
-        with settings.restored({**self.options, "stall": "compile"}):
-            if decision is None or len(store.current().exact(decision.problem, environment(target))) <= decision.evidence:
-                return
-            request = self.request(key, decision.ints, None, self.keys.pointers(fields))
-            better = selector.choose(request) if request.candidates else None
-            if better is None or better.link != "exact" or better.candidate == decision.candidate:
-                return
-            request.named(better.candidate).prepare()
-            request.named(better.candidate).entry()
-            with self._lock:
-                entry = self.adopt(better, request) if self.regimes.get(fields) is decision else None
-                if entry is not None:
-                    self.dispatcher.insert(key, entry)
-
     @property
     def regimes(self) -> Mapping[KeyFields, Decision]:
         """The decision of every regime met so far, by its key fields."""
-        with self._lock:
+        with self.lock:
             return self._tree.decided
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
@@ -552,7 +474,7 @@ class MultiKernel:
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
         if self.take_note(key):
             return
-        free = self._lock.acquire(blocking=False)
+        free = self.lock.acquire(blocking=False)
         try:
             if free:
                 with settings.restored(self.options):
@@ -566,7 +488,7 @@ class MultiKernel:
         finally:
             self.dispatcher.watch(key, calls)
             if free:
-                self._lock.release()
+                self.lock.release()
 
     def take_note(self, key: int) -> bool:
         """Tells those who want to know the keys of calls of this one; says whether someone does."""
@@ -607,7 +529,7 @@ class MultiKernel:
 
     def _is_last_chance(self, key: int) -> bool:
         """Whether what cannot be measured now in the regime `key` never will be: nobody waits, or it was put off often enough."""
-        patient = self._learning is not None or settings.get("tune") == "thorough"
+        patient = self.learning is not None or settings.get("tune") == "thorough"
         return patient or self.node(key).postponed >= MOST_POSTPONED
 
     def can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
@@ -617,7 +539,7 @@ class MultiKernel:
             return False
         return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.keys.corners(ints))
 
-    def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
+    def start_compiling(self, request: Request) -> tuple[Sequence[Candidate], bool]:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
         to win or a shortlist, and whether they will be measured."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
@@ -667,7 +589,7 @@ class MultiKernel:
 
     def _reopen_after_trial(self, fields: KeyFields) -> None:
         """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
-        with self._lock:
+        with self.lock:
             self.reopen(fields)
 
     def learn(self, request: Request) -> None:
@@ -676,8 +598,8 @@ class MultiKernel:
         known = self._tree.unfit
         self._tree.learn(request.key_fields, request)
         for name in self._tree.unfit - known:
-            if self._fallbacks is not None:
-                self._fallbacks.withdraw(name)
+            if self.fallbacks is not None:
+                self.fallbacks.withdraw(name)
             for node in self._tree.decided_for(name):
                 if node.decision is not None and node.decision.link in UNMEASURED:
                     self.reopen(node.fields)
@@ -686,8 +608,8 @@ class MultiKernel:
         """The candidate of the regime `key` has failed: it is decided anew. What has failed in this regime alone takes part
         once more, as the library's may have to serve numbers at which all are wrong."""
         node = self.node(key)
-        if self._fallbacks is not None and node.decision is not None:
-            self._fallbacks.exclude(node.fields, self._tree.excluded(node.fields, dict(node.decision.sizes)))
+        if self.fallbacks is not None and node.decision is not None:
+            self.fallbacks.exclude(node.fields, self._tree.excluded(node.fields, dict(node.decision.sizes)))
         node.failures.clear()
         self.reopen(node.fields)
 
@@ -711,7 +633,7 @@ class MultiKernel:
     def replace_failed(self, first: FirstRun, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
         """What to call in place of a candidate that raised `error` in its `first` run, with the same arguments: another one, or
         where calls wait for nothing what serves until one is decided."""
-        with self._lock, settings.restored(self._options_of_a_call()):
+        with self.lock, settings.restored(self._options_of_a_call()):
             called = self.dispatcher.key_of(*args)
             candidate = self._by_name[first.decision.candidate]
             self._record(self.request(called, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
@@ -720,8 +642,8 @@ class MultiKernel:
             for key in {called, *(key for key, entry in self.dispatcher.table().items() if first.stands(entry))}:
                 node = self.node(key)
                 node.failures[candidate.name], node.decision = f"raised {type(error).__name__}: {error}", None
-                if self._fallbacks is not None:
-                    self._fallbacks.exclude(node.fields, (candidate.name,))
+                if self.fallbacks is not None:
+                    self.fallbacks.exclude(node.fields, (candidate.name,))
                 self.dispatcher.reopen(key)
             return self.dispatcher
 
@@ -735,6 +657,3 @@ def _prepared(candidate: Candidate) -> None:
     """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
     with contextlib.suppress(LoweringError):
         candidate.prepare()
-
-
-__all__ = ["MultiKernel"]

@@ -15,6 +15,3 @@ def team(kind: str) -> tuple[Fact, ...]:
 def plan_conditions(kind: str) -> tuple[Fact, ...]:
     """What changes how a pinned candidate runs: its team, and registered options that are not at their defaults."""
     return (*team(kind), *(OptionValue(name, value) for name, value in options.registered().items()))
-
-
-__all__ = ["plan_conditions", "team"]

@@ -261,6 +261,3 @@ def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
 
 def _lines(parts: Sequence[str]) -> str:
     return "\n" + ",\n".join(parts) if parts else ""
-
-
-__all__ = ["FORMAT", "VERSION", "Change", "Key", "Pinned", "Plan", "compare", "differences", "here", "key_of", "pinned_by"]

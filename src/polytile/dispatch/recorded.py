@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polytile import options
+from polytile.dispatch import resuming
 from polytile.dispatch.conditions import conditions_on_disk
 from polytile.dispatch.decision import Decision, Standing
 from polytile.dispatch.learning import UNMEASURED
@@ -160,7 +161,7 @@ class _Resume:
         with programs.on_behalf(*self.programs), options.restored(owner.options):
             _resume_all(owner, self.left)
             for fields in self.regimes:
-                owner.reconsider(fields)
+                resuming.reconsider(owner, fields)
 
 
 def _resume_all(multikernel: MultiKernel, rows: Mapping[KeyFields, Row]) -> None:
@@ -222,7 +223,4 @@ def _resume(multikernel: MultiKernel, fields: KeyFields, row: Mapping[str, Any])
     form.prepare()
     if not form.ready():
         raise LookupError(f"{decision.candidate!r} is not compiled")
-    multikernel.resume(fields, decision, form)
-
-
-__all__ = ["Work", "keep", "known", "meeting", "restore", "work_of"]
+    resuming.resume(multikernel, fields, decision, form)

@@ -108,6 +108,3 @@ def _add_exact_size(owner: MultiKernel, request: Request, best: Candidate, answe
 
 def _on_record(scores: tuple[Score | None, ...]) -> Answer:
     return Answer(None, "measured before, at these sizes", scores, from_store=True)
-
-
-__all__ = ["count_calls", "is_due", "refine"]

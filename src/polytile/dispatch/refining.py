@@ -180,6 +180,3 @@ def known_better(request: Request, decision: Decision) -> Iterator[Mapping[str, 
             continue
         if better(request, chosen, request.usable(request.scores(known)), sizes) is not None:
             yield sizes
-
-
-__all__ = ["Arrivals", "Sizes", "arrivals", "better", "decided_by", "known_better", "leading", "on_record", "pays"]

@@ -48,6 +48,3 @@ def alive() -> list[MultiKernel]:
     """Every MultiKernel that some program still holds, by name."""
     with _lock:
         return sorted(_defined.values(), key=lambda multikernel: multikernel.spec.name)
-
-
-__all__ = ["alive", "define"]

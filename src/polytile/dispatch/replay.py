@@ -61,6 +61,3 @@ def spec_of(problem: Problem) -> KernelSpec:
         f"{problem.family}_{problem.kernel[:8]}", problem.family, problem.kernel, (), names,
         (regime.BUCKET,) * len(names), device=problem.device,
     )  # fmt: skip
-
-
-__all__ = ["SHARED", "replay", "spec_of"]

@@ -157,6 +157,3 @@ def _recording(request: Request) -> bool:
 def must_measure(request: Request) -> bool:
     """Whether measuring has to be thorough: only measurements at these very sizes will do."""
     return options.get("tune") == "thorough" and may_measure(request)
-
-
-__all__ = ["Answer", "Request", "may_measure", "measuring", "must_measure"]

@@ -49,6 +49,3 @@ def _larger(first: Size, second: Size) -> Size:
     if isinstance(first, int) and isinstance(second, int):
         return max(first, second)
     return first if first == second else sympy.Max(first, second)
-
-
-__all__ = ["Scratch", "Size", "merge_scratch"]

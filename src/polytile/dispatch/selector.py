@@ -101,6 +101,3 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     if score is None:
         return Standing(candidate.name, note=reason)
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
-
-
-__all__ = ["Link", "chain", "choose", "decision_from", "eagers_own"]

@@ -117,6 +117,3 @@ def _side(text: str, side: str) -> dict[str, tuple[str, ...]]:
         tensors[match[1]] = sizes
         at = match.end()
     return tensors
-
-
-__all__ = ["Signature", "parsed"]

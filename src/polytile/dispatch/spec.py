@@ -166,6 +166,3 @@ class KernelSpec:
     def _product(self, terms: Sequence[str | int], ints: Sequence[int]) -> int:
         sizes = self.sizes(ints)
         return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
-
-
-__all__ = ["ROLES", "ArgInfo", "KernelSpec"]

@@ -112,6 +112,3 @@ def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> Kerne
         reference=attention_arguments.reference(problem),
         make_args=lambda size: attention_arguments.make_args(problem, size),
     )
-
-
-__all__ = ["attention_spec", "loop_spec", "reduction_terms", "template_spec"]

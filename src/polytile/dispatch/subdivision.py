@@ -95,6 +95,3 @@ def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: froz
             return math.inf
         farthest = max(farthest, abs(math.log2(size / other)))
     return farthest
-
-
-__all__ = ["MARGIN", "NEAR", "Evidence", "Expectation", "distance"]

@@ -83,6 +83,3 @@ class FirstRun:
     def stands(self, entry: Any) -> bool:
         """Whether this object is what an entry of the table calls."""
         return isinstance(entry, PythonEntry) and entry.call is self
-
-
-__all__ = ["FirstRun", "ProvisionalEntry"]

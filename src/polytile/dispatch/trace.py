@@ -108,6 +108,3 @@ def _line(values: Sequence[str]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(values)
     return buffer.getvalue()
-
-
-__all__ = ["COLUMNS", "announce", "rejected", "source_path"]

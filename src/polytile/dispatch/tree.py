@@ -163,6 +163,3 @@ class DecisionTree:
         if name not in self._failures and (name, outcome) not in self._told:
             self._told.add((name, outcome))
             trace.rejected(request.spec, name, reason, outcome)
-
-
-__all__ = ["DecisionTree", "Node"]

@@ -38,6 +38,3 @@ def at_end(action: Callable[[], None]) -> None:
     ends = _ends.get()
     if ends is not None:
         ends.append(action)
-
-
-__all__ = ["at_end", "trial", "within"]

@@ -149,6 +149,3 @@ def _number(number: Any) -> str:
 def _is_polytiles(lowering: Callable[..., Any]) -> bool:
     """Whether the source digest tells versions of this function apart."""
     return lowering.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-__all__ = ["graph_text", "guards_of"]

@@ -143,6 +143,3 @@ def kinds_of_weights(
     given = [[getattr(leaf, "name", "") for leaf in tree_leaves(call.args[2:])] for call in calls]
     found = {name: {weights.get(operands[k], "") for operands in given} for k, name in enumerate(inputs)}
     return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1 and "" not in kinds}
-
-
-__all__ = ["RUNNERS", "Called", "Subgraph", "kinds_of_weights", "returns_many", "why_not"]

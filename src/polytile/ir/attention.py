@@ -62,6 +62,3 @@ def attend(
 def settings_of(attention: Attention) -> dict[str, Any]:
     """The keyword arguments of `attend` that do what `attention` does."""
     return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0")}
-
-
-__all__ = ["EMPTY", "attend", "causal_mask", "masked", "settings_of"]

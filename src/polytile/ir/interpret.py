@@ -288,6 +288,3 @@ class _Run:
         if isinstance(output, View):
             return view_tensor(output, self.buffers, self.values)
         return None if output is None else sizes.evaluate(output, self.values)
-
-
-__all__ = ["run_loop"]

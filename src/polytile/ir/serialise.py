@@ -208,6 +208,3 @@ def _checked(value: Any, kinds: tuple[type, ...]) -> Any:
     if not isinstance(value, kinds):
         raise ValueError(f"{value!r} is none of {', '.join(kind.__name__ for kind in kinds)}")
     return value
-
-
-__all__ = ["MALFORMED", "Reader", "Unstorable", "Writer", "operator_named"]

@@ -75,6 +75,3 @@ def bad_count(name: str, tensors: int, integers: int, given: int) -> NoReturn:
     """Raises TypeError: `given` arguments where `tensors` (-1: any number) and then `integers` are due."""
     due = f"{tensors} tensors and then " if tensors >= 0 else "its tensors and then "
     raise TypeError(f"kernel {name!r} takes {due}{integers} integers; {given} arguments were given.")
-
-
-__all__ = ["CPU", "CUDA", "bad_count", "bad_integer", "integer", "slow_pointer"]

@@ -261,9 +261,3 @@ submit, wake, wait, pending, is_here, drop = (
 
 atexit.register(background.close)
 os.register_at_fork(after_in_child=background.after_fork)
-
-
-__all__ = [
-    "PROCESS_NICENESS", "Background", "Job", "Source", "background", "drop", "is_here", "pending", "submit", "wait", "wake",
-    "yield_to_calls",
-]  # fmt: skip

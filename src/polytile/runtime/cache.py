@@ -324,6 +324,3 @@ def reset() -> None:
     """Forgets which directories were found unusable, so that the next use tries them again."""
     _replacements.clear()
     _opened.cache_clear()
-
-
-__all__ = ["Cache", "current", "directory", "folder", "private", "reset", "seal", "unseal", "within", "write_atomically"]

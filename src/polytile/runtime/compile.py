@@ -491,21 +491,3 @@ def _rebuilt(library: Library) -> Library:
         compilation = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
         _state.compilations[(cache.root, order.key)] = compilation
     return compilation.result()
-
-
-__all__ = [
-    "Compilation",
-    "CompileRecord",
-    "Library",
-    "LoadFailed",
-    "SourceRejected",
-    "compile_c",
-    "compile_cpp",
-    "compile_log",
-    "has_c",
-    "in_background",
-    "key_of_cpp",
-    "load",
-    "reset",
-    "verified",
-]

@@ -171,6 +171,3 @@ def can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(mkldnn._is_mkldnn_bf16_supported())
     return bool(mkldnn._is_mkldnn_fp16_supported()) if dtype == torch.float16 else dtype == torch.float32
-
-
-__all__ = ["PackedConvolution", "can_pack"]

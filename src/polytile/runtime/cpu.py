@@ -16,6 +16,9 @@ _FLAG_FIELDS = ("flags", "Features", "isa", "features")
 SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 """Where Linux tells of the first core's clock."""
 
+LAST_LEVEL = 32 << 20
+"""Bytes of the last-level cache, where the system does not say."""
+
 TASKS = Path("/proc/self/task")
 """Where Linux tells of this process's threads."""
 
@@ -71,6 +74,11 @@ def cache_sizes() -> dict[str, int]:
         except (OSError, ValueError, IndexError):
             continue
     return sizes
+
+
+def last_level() -> int:
+    """Bytes of the last-level cache."""
+    return cache_sizes().get("L3", LAST_LEVEL)
 
 
 @functools.cache
@@ -157,18 +165,3 @@ def _group_bytes(group: Path) -> int | None:
         return max(0, int(most) - int(used))
     except (OSError, ValueError):
         return None
-
-
-__all__ = [
-    "Cpu",
-    "available_bytes",
-    "cache_sizes",
-    "clocks",
-    "cpu",
-    "max_clock",
-    "parse",
-    "side_by_side",
-    "told_mhz",
-    "usable_cores",
-    "waited",
-]

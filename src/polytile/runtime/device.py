@@ -89,6 +89,3 @@ def _compiler() -> tuple[str, str]:
     except CompilerMissing:
         return "unknown", "none"
     return tools.isa, tools.version
-
-
-__all__ = ["describe", "described", "fingerprint", "kind_of", "remember"]

@@ -125,6 +125,3 @@ def _apply(operation: int, a: int, b: int) -> int:
     if operation == COMMON:
         return (a | b) & -(a | b)
     return {ADD: a + b, MULTIPLY: a * b, MINIMUM: min(a, b), MAXIMUM: max(a, b)}[operation]
-
-
-__all__ = ["DEPTH", "Formula", "any_above", "encode", "evaluate", "power_below_16", "power_of_two"]

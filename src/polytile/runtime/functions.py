@@ -62,6 +62,3 @@ class _Stopping(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Reached(func)
-
-
-__all__ = ["calls_overload", "forms", "quickest"]

@@ -576,27 +576,3 @@ empty_strided_cpu = _allocator("cpu")
 
 empty_strided_cuda = _allocator("cuda")
 """The same on the current CUDA device."""
-
-
-__all__ = [
-    "ADDRESS_DIVIDED",
-    "FIELD_IS",
-    "SIZE_DIVIDED",
-    "SIZE_IS",
-    "SIZE_REACHES",
-    "Dispatcher",
-    "Entry",
-    "Leaf",
-    "LeafFact",
-    "Note",
-    "Orders",
-    "PythonDispatcher",
-    "deciding",
-    "empty_strided_cpu",
-    "empty_strided_cuda",
-    "holds",
-    "pack_words",
-    "product_with_epilogue",
-    "region_seconds",
-    "time_burst",
-]

@@ -104,6 +104,3 @@ def _as_torch(draw: Draw) -> bool:
         if not torch.equal(want, got) or not torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=other)):
             return False
     return True
-
-
-__all__ = ["bernoulli_", "prepare"]

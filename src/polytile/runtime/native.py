@@ -248,6 +248,3 @@ def _weights_self_test(loaded: Any) -> str | None:
     if loaded.state_of(uncounted) is not None:
         return "an inference tensor is taken for one that counts writes"
     return None
-
-
-__all__ = ["library_path", "module", "prepare", "reset", "torch_library"]

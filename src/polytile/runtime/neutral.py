@@ -29,6 +29,3 @@ def neutral() -> Iterator[None]:
         stack.enter_context(torch._C._DisableAutocast())
         stack.enter_context(torch._C.DisableTorchFunction())  # torch.device() as a context is such a function mode
         yield
-
-
-__all__ = ["neutral"]

@@ -23,6 +23,3 @@ def integers(low: int, high: int, count: int, dtype: torch.dtype, device: torch.
     """So many integers of [low, high), all of them as likely."""
     device = device or torch.device("cpu")
     return torch.randint(low, high, (count,), dtype=dtype, device=device, generator=_generator(device))
-
-
-__all__ = ["integers", "normal"]

@@ -112,6 +112,3 @@ def _self_test(loaded: Any) -> str | None:
     if again.tolist() != want or row.tolist() != want[1]:
         return "the memory of tensors that are made in C does not live as long as they do"
     return None
-
-
-__all__ = ["DEVICE_TYPES", "header", "module", "number_of"]

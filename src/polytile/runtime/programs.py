@@ -47,6 +47,3 @@ def on_behalf(*files: str) -> Iterator[None]:
         yield
     finally:
         _behalf.reset(token)
-
-
-__all__ = ["file_of", "new_file", "on_behalf", "running"]

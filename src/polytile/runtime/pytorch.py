@@ -97,6 +97,3 @@ def _asked_threads() -> int:
         import torch
 
         return torch.get_num_threads()
-
-
-__all__ = ["folder", "hip", "kept", "release", "set_variables", "threads", "torch_threads"]

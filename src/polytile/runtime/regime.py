@@ -207,9 +207,3 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
     """The `length` fields of a packed key. Raises OverflowError for an int that no such key packs to."""
     data = key.to_bytes(length * 8, "little")
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
-
-
-__all__ = ["ALIGNED_16", "ALIGNED_64", "ALIGNMENT", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "alignment", "bounds",
-           "bucket", "bucket_of", "buckets_of", "cell_of", "count", "divisible", "ends", "exact_size", "field_of", "fields_of",
-           "has_exact_size", "is_exact_size", "is_sub_bucket", "pack", "sub_bucket", "tensor_field", "unpack",
-           "within"]  # fmt: skip

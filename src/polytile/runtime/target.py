@@ -84,6 +84,3 @@ class Target:
         if not self.gpu:
             return self.device.type == "cpu" and not self.native
         return bool(self.facts.arch) or self.facts.capability >= FLOAT8_FROM
-
-
-__all__ = ["INTERPRETED_AS", "Target"]

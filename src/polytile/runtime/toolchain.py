@@ -279,6 +279,3 @@ def _output(command: tuple[str, ...], *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
-
-
-__all__ = ["CompilerMissing", "Toolchain", "describe", "find", "require", "reset"]

@@ -346,6 +346,3 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                 for record in storage.records.values() if storage is not None else ():
                     if record.copy is not None:
                         record.lapse()
-
-
-__all__ = ["Recipe", "Site", "available", "forget", "packed_bytes"]

@@ -37,10 +37,12 @@ class Answer(enum.Enum):
 
 
 class Hold(Answer):
-    """Where a program has its share of a row between passes: in registers, read once, or in memory, read for each pass."""
+    """Where a program has its share of a row between passes: in registers, read once, or in memory, read for each pass. On a
+    CPU: in memory, with what is costly to compute again in the cache."""
 
     REGISTERS = "registers"
     MEMORY = "memory"
+    CACHE = "cache"
 
 
 class Share(Answer):

@@ -20,8 +20,9 @@ from typing import Any
 
 from polytile.errors import StoreError
 from polytile.store import schema
+from polytile.store.database import Unusable
 from polytile.store.place import Place
-from polytile.store.reading import Unusable, opened, reading
+from polytile.store.reading import opened, reading
 
 SOFTWARE = ("torch", "compiler", "flags", "triton", "driver", "method")
 """The facts of an environment that an upgrade replaces for good."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from polytile.errors import StoreError
 from polytile.problem import Measurement
 from polytile.store import schema, sqlite
-from polytile.store.database import BUSY_SECONDS, Connection, Database, Row, Unusable
-from polytile.store.place import Place, Server, place_of
+from polytile.store.database import BUSY_SECONDS, Connection, Database, Row
+from polytile.store.place import Place, Server
 from polytile.store.records import Rows, measurement_of, rows_of
 
 DERIVED_COLUMNS = 3
@@ -135,6 +135,3 @@ def _must_be_ours(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(
             f"{path} has schema {version}, and this polytile reads schema {schema.VERSION}; use the polytile that wrote it."
         )
-
-
-__all__ = ["Unusable", "place_of"]

@@ -16,8 +16,9 @@ from pathlib import Path
 from polytile import files
 from polytile.errors import StoreError
 from polytile.store import jsonl, kernel_tuner, schema
+from polytile.store.database import Unusable
 from polytile.store.place import Place
-from polytile.store.reading import Record, Unusable, opened, reading, records
+from polytile.store.reading import Record, opened, reading, records
 
 BATCH = 1000
 """Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""

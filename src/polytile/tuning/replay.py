@@ -24,7 +24,7 @@ from polytile.store.records import Environment, Identity, summary_of
 from polytile.store.summary import summarise
 from polytile.tuning.decide import Score, combine
 from polytile.tuning.measure import Contender
-from polytile.tuning.tune import Attempt, Task
+from polytile.tuning.task import Attempt, Task
 
 
 @dataclass(frozen=True)

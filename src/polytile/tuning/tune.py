@@ -305,6 +305,3 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
     devices = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         yield
-
-
-__all__ = ["Attempt", "Interrupted", "Task", "measured"]

@@ -130,6 +130,3 @@ def _named(value: object) -> Iterable[str]:
     elif isinstance(value, tuple | list):
         for part in value:
             yield from _named(part)
-
-
-__all__ = ["Arena", "Memory", "arena", "tensors_of"]

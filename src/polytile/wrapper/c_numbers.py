@@ -154,5 +154,3 @@ _INTEGERS: dict[type, Callable[[sympy.Basic, Part], str]] = {
     Min: _chain("least", ""),
     Identity: lambda value, part: part(value.args[0]),
 }
-
-__all__ = ["PRELUDE", "NotInC", "condition", "integer"]

@@ -107,6 +107,3 @@ def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> 
         unit.tensors, unit.memories, tensors.as_declared, plain,
     )  # fmt: skip
     return made
-
-
-__all__ = ["FILE", "FLAGS", "in_c", "load", "unit_of", "wrap"]

@@ -392,6 +392,3 @@ def _symbols(value: Any) -> Iterable[sympy.Symbol]:
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         for part in vars(value).values():
             yield from _symbols(part)
-
-
-__all__ = ["FUNCTION", "NAME", "NoProgramInC", "Unit", "write"]

@@ -263,7 +263,3 @@ class _Writer(lines.LineWriter):
 
     def return_(self, line: lines.Return) -> None:
         self.graph.output([self.values[v] if isinstance(v, str) else self.number(v) for v in line.values])
-
-
-
-__all__ = ["Call", "Check", "wrap"]

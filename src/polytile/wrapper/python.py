@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from polytile.runtime import programs
+from polytile.runtime import launcher, programs
 from polytile.wrapper import lines, tensors
 from polytile.wrapper.backends import Wrapped
 from polytile.wrapper.lines import Argument, Line
@@ -29,8 +29,8 @@ _SCOPE = {
     "math": math,
     "torch": torch,
     "_as_declared": tensors.as_declared,
-    "_empty_cpu": tensors.empty_strided_cpu,
-    "_empty_cuda": tensors.empty_strided_cuda,
+    "_empty_cpu": launcher.empty_strided_cpu,
+    "_empty_cuda": launcher.empty_strided_cuda,
     "_reinterpret": tensors.reinterpret,
 }
 

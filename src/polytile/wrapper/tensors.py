@@ -10,7 +10,6 @@ import torch
 
 from polytile.runtime import mersenne
 from polytile.runtime.functions import forms, quickest
-from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda
 from polytile.wrapper.lines import Argument, CallLibrary
 
 
@@ -78,9 +77,3 @@ def callers(target: Any) -> tuple[Callable[..., Any], ...]:
     if type(target) is not torch._ops.OpOverload:
         return (target,)
     return (SAME_BUT_FASTER[target],) if target in SAME_BUT_FASTER else forms(target)
-
-
-__all__ = [
-    "as_declared", "caller", "callers", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret",
-    "reinterpret_plainly",
-]  # fmt: skip

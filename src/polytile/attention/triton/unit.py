@@ -7,7 +7,6 @@ stored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,12 +16,11 @@ import torch
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.bounds import WHOLE, Analysis, Bounds, Interval, Range
 from polytile.attention.triton.scores import HEAD, KEY, QUERY, SCORE, scores_of
-from polytile.codegen.triton import text
+from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
-from polytile.codegen.triton.helpers import needed
-from polytile.codegen.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.codegen.triton.tile import Dim, Tile, blocks, quotient
-from polytile.codegen.triton.unit import HEADER, ORDER
+from polytile.codegen.triton.kernel import Launch
+from polytile.codegen.triton.tile import Dim, Tile, blocks
+from polytile.codegen.triton.unit import Grid
 from polytile.codegen.writer import Writer
 from polytile.errors import LoweringError
 from polytile.ir import expr
@@ -342,48 +340,18 @@ class Unit:
         self.scratch_types[number] = dtype
         return f"scratch{number}"
 
-    def launch(self, grid: tuple[sympy.Expr, sympy.Expr, sympy.Expr], warps: int | None = None) -> Launch:
+    def launch(self, grid: Grid, warps: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
-        body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
-        quotients = [symbol for symbol in self.problem.symbols if symbol in self.body.quotients]
-        body += [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
-        body += ["    " + line for line in self.out.lines]
-        words = set(re.findall(r"\w+", "\n".join(body)))
-        arguments = self._arguments(words)
-        constants = tuple((name, value) for name, value in self.constants.items() if name in words)
-        head = [*[a.name for a in arguments], *[f"{name}: tl.constexpr" for name, _ in constants]]
-        lines = [f"# {self.problem.text}; {self.config}", "@triton.jit", f"def {KERNEL}({', '.join(head)}):", *body]
-        header = HEADER + (ORDER if self.chip.overlaps else "")
-        source = "\n\n".join(part for part in (header, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
-        return Launch(
-            source,
-            arguments,
-            constants,
-            tuple((a.name, 16) for a in arguments if self._divisible(a)),
-            warps or int(self.config["warps"]),
-            int(self.config["stages"]),
-            grid,
-            self.chip.overlaps,
-        )
-
-    def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
-        integer = "i64" if self.facts.wide else "i32"
-        arguments = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.problem.tensors]
-        arguments += [Argument(Kind.SYMBOL, n, integer) for n in self.problem.size_names if n not in self.facts.values]
-        arguments += [
-            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
-            for k, dtype in sorted(self.scratch_types.items())
-        ]
-        arguments = [argument for argument in arguments if argument.name in words]
-        return (*arguments, Argument(Kind.ERROR, "error", "*i32")) if self.body.error else tuple(arguments)
-
-    def _divisible(self, argument: Argument) -> bool:
-        match argument.kind:
-            case Kind.TENSOR:
-                return argument.name in self.facts.aligned
-            case Kind.SYMBOL:
-                return argument.name in self.facts.divisible
-        return argument.kind is Kind.SCRATCH
+        problem, facts, config = self.problem, self.facts, self.config
+        lines = launch_text.with_quotients(self.out.lines, problem.symbols, self.body.quotients, facts)
+        lines = [*launch_text.WAIT, *lines] if self.chip.overlaps else lines
+        given = launch_text.arguments(problem.tensors, problem.size_names, self.scratch_types, facts, self.body.error)
+        words = launch_text.words(lines)
+        constants = {name: value for name, value in self.constants.items() if name in words}
+        return launch_text.launch(
+            [f"# {problem.text}; {config}"], lines, [each for each in given if each.name in words], constants, facts,
+            self.chip.overlaps, num_warps=warps or int(config["warps"]), num_stages=int(config["stages"]), grid=grid,
+        )  # fmt: skip
 
 
 def row_blocks(unit: Unit) -> sympy.Expr:

@@ -138,6 +138,3 @@ def candidates(kernel: GemmKernel, unfused: InnerKernel | None, target: torch.de
     """A candidate for each proposal. Raises DeviceError if the library cannot be loaded."""
     cublaslt.library()
     return tuple(LtCandidate(kernel, unfused, target, rank) for rank in range(PROPOSALS))
-
-
-__all__ = ["PROPOSALS", "LtCandidate", "candidates"]

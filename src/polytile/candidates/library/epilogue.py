@@ -87,6 +87,3 @@ def _terms(value: Node) -> list[Load] | None:
             rest = _terms(other)
             return None if rest is None else [*rest, load]
     return None
-
-
-__all__ = ["LibraryEpilogue", "library_epilogue"]

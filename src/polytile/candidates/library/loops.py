@@ -290,6 +290,3 @@ def library_of(
         return (AtenCalls(kernel, generated, speed, recordable),)
     except IRError:
         return ()
-
-
-__all__ = ["AtenCalls", "Speed", "into_form", "library_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.problem import Config, digest
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
 
 RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
 RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
@@ -72,15 +75,18 @@ class MatmulLibrary(Candidate):
         return work_terms(self.kernel, sizes)
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
+        device = Target.of(target).facts
+        product = self.product_seconds(sizes, device, self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes))
+        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
+        return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
+
+    def product_seconds(self, sizes: Mapping[str, int], device: DeviceFacts, misaligned: bool = False) -> float:
+        """What the library's product alone is expected to take on a GPU."""
         from polytile.cost import library_matmul as library_prior
         from polytile.matmul.triton.configs import Kind
 
-        device, spec = Target.of(target).facts, self.kernel.spec
-        misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)
-        along_k = spec.a_layout == "k", spec.b_layout == "k"
-        product = library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned)
-        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
-        return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
+        along_k = self.kernel.spec.a_layout == "k", self.kernel.spec.b_layout == "k"
+        return library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned)
 
     def prepare(self) -> None:
         """Starts compiling the first candidate of the epilogue's kernel; the product needs nothing."""

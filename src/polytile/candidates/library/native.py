@@ -175,6 +175,3 @@ class AtenProduct(NativeProduct):
     @property
     def _result(self) -> torch.dtype:
         return self.kernel.product_storage if self.second_kernel else self.kernel.product_dtype
-
-
-__all__ = ["AtenProduct", "NativeProduct"]

@@ -32,19 +32,14 @@ class PaddedLibrary(MatmulLibrary):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The product at padded sizes, and one more read and write of each operand and of the result."""
-        from polytile.cost import library_matmul as library_prior
-        from polytile.matmul.triton.configs import Kind
-
         assert self.target is not None
-        device, size, spec = Target.of(self.target).facts, self.kernel.in_dtype.itemsize, self.kernel.spec
+        device, size = Target.of(self.target).facts, self.kernel.in_dtype.itemsize
         batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
         padded = {"batch": batch, "M": self._up(m), "N": self._up(n), "K": self._up(k)}
         copied = 2 * size * batch * (m * k + k * n + m * n)
         again = 2 * size * batch * m * n if self.unfused else 0
         launches = (5 if self.unfused else 4) * device.launch_seconds
-        along_k = spec.a_layout == "k", spec.b_layout == "k"
-        product = library_prior.cost(Kind.of(self.kernel), padded, device, along_k)
-        return product + (copied + again) / device.bandwidth + launches
+        return self.product_seconds(padded, device) + (copied + again) / device.bandwidth + launches
 
     def _up(self, size: int) -> int:
         step = BYTES // self.kernel.in_dtype.itemsize
@@ -74,6 +69,3 @@ class PaddedLibrary(MatmulLibrary):
         padded[:, :height, :width].copy_(operand)
         padded.narrow(along_k, operand.shape[along_k], padded.shape[along_k] - operand.shape[along_k]).zero_()
         return padded
-
-
-__all__ = ["PaddedLibrary"]

@@ -88,6 +88,3 @@ def candidates(kernel: GemmKernel, target: torch.device) -> list[RowScaledLibrar
     """The library's product with these scales, where the epilogue is nothing else."""
     scales = scaling_of(kernel)
     return [] if scales is None else [RowScaledLibrary(kernel, scales, target)]
-
-
-__all__ = ["RowScaledLibrary", "Scaling", "candidates", "scaling_of"]

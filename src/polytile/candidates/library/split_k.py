@@ -83,6 +83,3 @@ def candidates(
 ) -> tuple[SplitKLibrary, ...]:
     """A candidate for each number of parts."""
     return tuple(SplitKLibrary(kernel, unfused, target, parts) for parts in PARTS)
-
-
-__all__ = ["PARTS", "SplitKLibrary", "candidates"]

@@ -18,13 +18,13 @@ import torch
 from polytile.codegen.cpp import domain, memory, reductions, scans, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.scatter import scattered
-from polytile.codegen.cpp.short import Transposed
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node
 from polytile.ir.program import Store
+from polytile.schedule.cpu.scatter import scattered
+from polytile.schedule.cpu.transposing import Transposed
 from polytile.schedule.nest import is_result
 
 WIDTH = 4  # vectors side by side

@@ -8,10 +8,10 @@ import sympy
 import torch
 
 from polytile.codegen.cpp import text
-from polytile.codegen.cpp.fused_axes import repeats
 from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Store, compute_dtype, element_level
+from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.nest import Form
 
 if TYPE_CHECKING:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from polytile.codegen.cpp import domain, sweeps, text
 from polytile.codegen.cpp.body import Scope
-from polytile.codegen.cpp.scatter import owner_axis, scattered
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir.program import Axis
+from polytile.schedule.cpu.scatter import owner_axis, scattered
+from polytile.schedule.cpu.schedule import Stores
 
 
 def pointwise(unit: Unit, out: Writer) -> None:
-    """The kernel's work; with the variant `atomic`, stores that meet are atomic and threads divide everything."""
-    if not scattered(unit.kernel.loop) or unit.variant == "atomic":
+    """The kernel's work; where stores that meet are atomic, threads divide everything."""
+    if not scattered(unit.kernel.loop) or unit.schedule.stores is Stores.ATOMIC:
         _plain(unit, out)
         return
     owner = owner_axis(unit.kernel.loop, unit.nest.vec)

@@ -11,10 +11,10 @@ import sympy
 from polytile.codegen.cpp import domain, reductions, scans, sweeps, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.scatter import scattered
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir.expr import Const, Node
+from polytile.schedule.cpu.scatter import scattered
 
 SHORT_BODY, LONG_BODY = 10, 24  # nodes of a pass: up to here 4, up to there 2 accumulators break the chain of additions
 

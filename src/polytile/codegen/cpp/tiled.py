@@ -1,4 +1,4 @@
-"""Pointwise loops by square tiles (transposing_tile.py): what lies along another axis than the vector's is transposed in
+"""Pointwise loops by square tiles (schedule/cpu/transposing.py): what lies along another axis than the vector's is transposed in
 registers.
 
 Such an operand would be loaded lane by lane, each lane from a cache line of its own. Here the loop goes over blocks of the two
@@ -15,12 +15,12 @@ import torch
 
 from polytile.codegen.cpp import domain, memory, text
 from polytile.codegen.cpp.body import Scope, always
-from polytile.codegen.cpp.transposing_tile import TransposingTile
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Store
+from polytile.schedule.cpu.transposing import Transposed
 
 ROWS = 64  # points of the other axis in a block: some cache lines of each transposed row
 BAND = 4  # of them are gone through together
@@ -31,7 +31,7 @@ PIECE = 1024  # elements of the vector axis that a thread takes at a time
 def tiled(unit: Unit, out: Writer) -> None:
     """Strips of L points of the other axis by PIECE points of the vector axis, the former innermost, are divided over threads;
     each takes as many strips at a time as make a block."""
-    tile = unit.transposing
+    tile = unit.transposed
     assert tile is not None
     axis, vec = tile.axis, unit.nest.vec
     rest = tuple(a for a in unit.nest.outer if a is not axis)
@@ -41,7 +41,7 @@ def tiled(unit: Unit, out: Writer) -> None:
     out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}pieces * strips;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, "total")
-        for access in tile.transposed:
+        for access in tile.accesses:
             out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{ROWS * columns}];")
         out.line("long strip = begin % strips, piece = begin / strips % pieces;")
         domain.place(out, rest, "begin / strips / pieces")
@@ -59,14 +59,14 @@ def tiled(unit: Unit, out: Writer) -> None:
                     domain.advance(out, rest)
 
 
-def _columns(unit: Unit, tile: TransposingTile) -> int:
+def _columns(unit: Unit, tile: Transposed) -> int:
     """Points of the vector axis in a block: a power of two, some vectors at least."""
-    kinds = [_value(a).dtype for a in tile.transposed]
+    kinds = [_value(a).dtype for a in tile.accesses]
     most = TILES // (ROWS * sum(4 if dtype == torch.bool else dtype.itemsize for dtype in kinds))
     return max(2 * unit.lanes, 1 << (most.bit_length() - 1))
 
 
-def _block(unit: Unit, out: Writer, tile: TransposingTile) -> None:
+def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
     """The squares of what is transposed on its way in, the loop's values band by band, the squares of what is transposed on
     its way out."""
     body, vec = unit.body, unit.nest.vec.symbol
@@ -91,12 +91,12 @@ def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: s
     """The calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return
-    assert unit.transposing is not None
+    assert unit.transposed is not None
     vec = unit.nest.vec.symbol
     with out.block(f"for (long {vec} = left; {vec} < right; {vec} += L) {{"):
         for access in accesses:
             base = memory.pointer(unit.body, access) if isinstance(access, Load) else access.buffer
-            start = text.index(access.index.xreplace({unit.transposing.axis.symbol: sizes.axis("top")}))
+            start = text.index(access.index.xreplace({unit.transposed.axis.symbol: sizes.axis("top")}))
             stride = text.index(sizes.coefficient(access.index, vec))
             places = f"{_tile(unit, access)}{column}, {base} + {start}"
             out.line(f"{function}<{_kind(access)}, L>({places}, {stride}, height, smaller(right - {vec}, L));")
@@ -106,8 +106,8 @@ def _tile(unit: Unit, access: Load | Store) -> str:
     """The array that holds the squares of an access."""
     if isinstance(access, Load):
         return f"tile_{unit.body.name(access)}"
-    assert unit.transposing is not None
-    return f"out{unit.transposing.stores.index(access)}"
+    assert unit.transposed is not None
+    return f"out{unit.transposed.stores.index(access)}"
 
 
 def _value(access: Load | Store) -> Node:

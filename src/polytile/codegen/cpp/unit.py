@@ -7,55 +7,51 @@ from functools import cached_property
 
 from polytile.codegen.cpp import memory, support, text
 from polytile.codegen.cpp.body import Body
-from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
-from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.streaming import streamable
-from polytile.codegen.cpp.transposing_tile import TransposingTile, tile_of_variant
-from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu.lanes import lane_bytes
+from polytile.schedule.cpu.schedule import CpuSchedule, Stores
+from polytile.schedule.cpu.streaming import streamable
+from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import Nest, nest_of
-
-CACHING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 
 
 @dataclass
 class Unit:
-    """One kernel under one variant, for vectors of `vector_bytes` bytes."""
+    """One kernel under one schedule, for vectors of `vector_bytes` bytes."""
 
     kernel: LoopKernel
-    variant: str
+    schedule: CpuSchedule
     vector_bytes: int
     nest: Nest = field(init=False)
     transposed: Transposed | None = field(init=False)
-    transposing: TransposingTile | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
-        self.transposed = short_rows(self.nest) if self.variant == "short" else None
-        self.transposing = tile_of_variant(self.nest, self.variant)
-        chosen = self.transposed or self.transposing
-        if chosen is not None:
-            self.nest = chosen.nest
-        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
-        if self.variant == "streamed":
+        self.transposed = transposed(self.nest, self.schedule.lanes)
+        if self.transposed is not None:
+            self.nest = self.transposed.nest
+        atomic = self.schedule.stores is Stores.ATOMIC
+        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if atomic else memory.PLAIN)
+        if self.schedule.stores is Stores.STREAMED:
             self.body.streamed = frozenset(map(id, streamable(self.nest)))
 
     @property
     def lanes(self) -> int:
         lanes = self.vector_bytes // lane_bytes(self.nest)
-        return lanes if self.transposed or self.transposing else run_lanes(self.nest, lanes)
+        return lanes if self.transposed else run_lanes(self.nest, lanes)
 
     @cached_property
     def cached(self) -> dict[Node, int]:
-        """Values that this variant keeps from pass to pass, with the pass that makes each."""
-        return cached_values(self.nest) if self.variant in CACHING else {}
+        """Values that are kept from pass to pass, with the pass that makes each."""
+        return cached_values(self.nest) if self.schedule.caches else {}
 
     @cached_property
     def cache_stores(self) -> dict[Node, Store]:

@@ -10,11 +10,10 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from polytile.codegen.triton import text
+from polytile.codegen.triton import launch_text
 from polytile.codegen.triton.body import Body, Scope
-from polytile.codegen.triton.helpers import needed
-from polytile.codegen.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.codegen.triton.tile import Dim, Tile, divides, quotient, tile_of, with_facts
+from polytile.codegen.triton.kernel import Launch
+from polytile.codegen.triton.tile import Dim, Tile, divides, tile_of, with_facts
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
@@ -24,8 +23,6 @@ from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
 from polytile.schedule.schedule import Schedule, Share
 
-HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
-ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 ROWS = 1 << 15
 """Programs along the second axis of a grid, which may have 65535."""
@@ -84,7 +81,7 @@ class Unit:
     def wait(self) -> None:
         """Nothing before this touches memory."""
         if self.overlaps:
-            self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
+            self.out.extend(launch_text.WAIT)
 
     @property
     def _planes(self) -> bool:
@@ -234,48 +231,15 @@ class Unit:
 
     def launch(self, splits: int = 0, grid: Grid | None = None, cluster: int = 1) -> Launch:
         """The finished launch; `splits` programs share each block's rows. `grid`: where it is not a program for each block."""
-        names = [a.name for a in self._arguments()]
-        constants = tuple(self.constants.items())
-        head = [*names, *[f"{name}: tl.constexpr" for name, _ in constants]]
-        lines = [*_comment(self.kernel), "@triton.jit", f"def {KERNEL}({', '.join(head)}):"]
-        quotients = [s for s in self.kernel.symbols if s in self.body.quotients]
-        work = [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
-        work += ["    " + line for line in self.out.lines]
-        body = "\n".join(work or ["    pass"])
-        helpers = needed(body)
-        header = HEADER + (ORDER if self.overlaps else "")
-        source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
-        own = (("maxnreg", registers(self.schedule)),) if self.schedule.blocks.resident else ()
-        return Launch(
-            source,
-            self._arguments(),
-            constants,
-            self._divisible(),
-            self.schedule.warps,
-            self.schedule.stages,
-            grid or self._grid(splits),
-            self.overlaps,
-            cluster=cluster,
-            own=own,
-        )
-
-    def _arguments(self) -> tuple[Argument, ...]:
-        integer = "i64" if self.facts.wide else "i32"
-        arguments = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
-        arguments += [Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values]
-        arguments += [
-            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
-            for k, dtype in sorted(self.scratch_types.items())
-        ]
-        if self.body.error:
-            arguments.append(Argument(Kind.ERROR, "error", "*i32"))
-        return tuple(arguments)
-
-    def _divisible(self) -> tuple[tuple[str, int], ...]:
-        passed = [t.name for t in self.kernel.tensors]
-        passed += [s.name for s in self.kernel.symbols if s.name not in self.facts.values]
-        known = [(name, self.facts.divisor(name)) for name in passed]
-        return (*[(name, by) for name, by in known if by > 1], *[(f"scratch{k}", 16) for k in sorted(self.scratch_types)])
+        kernel, facts, schedule = self.kernel, self.facts, self.schedule
+        lines = launch_text.with_quotients(self.out.lines, kernel.symbols, self.body.quotients, facts)
+        integers = [symbol.name for symbol in kernel.symbols]
+        given = launch_text.arguments(kernel.tensors, integers, self.scratch_types, facts, self.body.error)
+        own = (("maxnreg", registers(schedule)),) if schedule.blocks.resident else ()
+        return launch_text.launch(
+            _comment(kernel), lines, given, self.constants, facts, self.overlaps,
+            num_warps=schedule.warps, num_stages=schedule.stages, grid=grid or self._grid(splits), cluster=cluster, own=own,
+        )  # fmt: skip
 
 
 def program(axis: int, back: bool) -> str:

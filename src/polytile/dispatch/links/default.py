@@ -16,6 +16,3 @@ def choose(request: Request) -> Answer | None:
         return Answer(library, "the library's kernel, for want of knowledge")
     best = min(alive, key=lambda candidate: candidate.cost(request.sizes))
     return Answer(best, "the best predicted, for want of knowledge")
-
-
-__all__ = ["choose"]

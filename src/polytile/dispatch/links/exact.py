@@ -47,6 +47,3 @@ def recorded(request: Request) -> list[Score | None] | None:
     if alone or all(identity(candidate) in known for candidate in shortlist(request)):
         return scores
     return None
-
-
-__all__ = ["choose", "in_doubt", "recorded"]

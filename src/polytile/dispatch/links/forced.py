@@ -72,6 +72,3 @@ def warn_of_idle(made: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> Non
             nearest = difflib.get_close_matches(pattern, known, n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "polytile.explain lists kernels and what runs them."
             log.warning("Option 'force' is %r, but no kernel made so far has such a candidate; %s", entry, advice)
-
-
-__all__ = ["check", "choose", "patterns", "warn_of_idle"]

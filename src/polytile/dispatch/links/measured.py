@@ -25,6 +25,7 @@ from polytile.tuning.headroom import NoHeadroom
 from polytile.tuning.isolation import policy
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
 from polytile.tuning.run_conditions import machine_state, with_run_conditions
+from polytile.tuning.task import Attempt, Interrupted, Task, measured
 
 BUSY = 2.0
 """How many times longer than predicted kernels may take on a CPU that other programs use too."""
@@ -110,7 +111,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     try:
         with trials.trial():
             attempts = (request.tuner or tuner)(task)
-    except tune.Interrupted as interrupted:
+    except Interrupted as interrupted:
         _keep(request, interrupted.attempts, remember)
         raise
     finally:
@@ -153,20 +154,20 @@ def keep_live(request: Request, timed: Sequence[tuple[Candidate, Sequence[float]
     """Appends to the store the seconds that calls of the program took: (candidate, seconds, its error)."""
     task = _task(request, [candidate for candidate, _, _ in timed], None)
     attempts = [
-        tune.Attempt(candidate, tune.measured(task, index, Outcome.OK, tuple(seconds), error, state=((LIVE, True),)))
+        Attempt(candidate, measured(task, index, Outcome.OK, tuple(seconds), error, state=((LIVE, True),)))
         for index, (candidate, seconds, error) in enumerate(timed)
     ]
     _keep(request, attempts, remember=True)
 
 
-def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
+def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> Task:
     spec = request.spec
     assert request.args is not None
 
     def proven(source_hash: str) -> bool:
         return request.store.proven(request.problem.device, request.environment, source_hash)
 
-    return tune.Task(
+    return Task(
         problem=request.problem,
         candidates=tuple(candidates),
         args=request.args,
@@ -189,7 +190,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
     )
 
 
-def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
+def _keep(request: Request, attempts: Sequence[Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
     moment = machine_state(request.spec.target)
     measurements = [
@@ -228,6 +229,3 @@ def _nothing_to_do(request: Request) -> bool:
         t for t, role in zip(tensors, request.spec.roles, strict=True) if role in ("out", "inout") and t is not None
     ]
     return bool(written) and not any(tensor.numel() for tensor in written)
-
-
-__all__ = ["check", "choose", "keep_live", "measure_again", "trial", "tuner"]

@@ -101,6 +101,3 @@ def _offer(candidate: Candidate, sizes: Mapping[str, int]) -> Offer:
 
 def _models_in_order() -> tuple[Model, ...]:
     return (*_models, *installed.models())
-
-
-__all__ = ["Model", "choose", "expected", "offers", "register", "unregister"]

@@ -127,6 +127,3 @@ def _surrounded(request: Request, near: Sequence[Neighbour]) -> bool:
     below = any(all(neighbour.sizes[name] <= size for name, size in own.items()) for neighbour in near)
     above = any(all(neighbour.sizes[name] >= size for name, size in own.items()) for neighbour in near)
     return below and above
-
-
-__all__ = ["RADIUS", "Neighbour", "champions", "choose", "in_regime", "neighbours"]

@@ -106,6 +106,3 @@ def _stamp(path: str) -> tuple[int, int]:
         return status.st_mtime_ns, status.st_ino
     except OSError:
         return 0, 0
-
-
-__all__ = ["Plan", "choose", "exact_sizes", "opened", "subdivides"]

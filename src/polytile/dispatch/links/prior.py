@@ -123,6 +123,3 @@ def _recipe(candidate: Candidate) -> str:
 
 def is_library(candidate: Candidate) -> bool:
     return candidate.origin == "library"
-
-
-__all__ = ["choose", "is_library", "shortlist", "varied"]

@@ -29,7 +29,6 @@ from polytile.ir.program import (
     Ref,
     Store,
     View,
-    compute_dtype,
     whole,
 )
 
@@ -343,6 +342,3 @@ def _stand_in(value: Any) -> Any:
     if isinstance(value, sympy.Expr):
         return 1 if value.is_integer else 1.0
     return value
-
-
-__all__ = ["Promotion", "compute_dtype"]

@@ -9,8 +9,9 @@ LONGEST_BITS: those beyond its length read nothing.
 from __future__ import annotations
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
-from polytile.frontend.lower.builder import Builder, Promotion
+from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
 from polytile.frontend.lower.views import require_loop_dtype

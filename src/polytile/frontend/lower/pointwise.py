@@ -11,9 +11,10 @@ from typing import Any
 
 import sympy
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
 from polytile.errors import LoweringError
-from polytile.frontend.lower.builder import Builder, Promotion
+from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, node, selected
 from polytile.frontend.lower.positions import bounds

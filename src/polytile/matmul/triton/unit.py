@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sympy
 import torch
 
-from polytile.codegen.triton import text
+from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
-from polytile.codegen.triton.helpers import needed
-from polytile.codegen.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch
-from polytile.codegen.triton.tile import Dim, Tile, quotient
-from polytile.codegen.triton.unit import HEADER, ORDER
+from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch
+from polytile.codegen.triton.tile import Dim, Tile
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator
@@ -201,50 +198,20 @@ class Unit:
 
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
-        own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
-        body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
-        quotients = [s for s in (*self.finish.symbols, *own) if s in self.quotients]
-        body += [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
-        body += ["    " + line for line in self.out.lines]
-        words = set(re.findall(r"\w+", "\n".join(body)))
-        arguments = self._arguments(words)
-        constants = tuple(self.constants.items())
-        head = [*[a.name for a in arguments], *[f"{name}: tl.constexpr" for name, _ in constants]]
-        lines = [*_comment(self.kernel, self.config), "@triton.jit", f"def {KERNEL}({', '.join(head)}):", *body]
-        header = HEADER + (ORDER if self.chip.overlaps else "")
-        source = "\n\n".join(part for part in (header, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
-        return Launch(
-            source,
-            arguments,
-            constants,
-            tuple((a.name, 16) for a in arguments if self._divisible(a)),
-            int(self.config["warps"]),
-            stages if stages is not None else int(self.config["stages"]),
-            (grid, sizes.ONE, sizes.ONE),
-            self.chip.overlaps,
-            tuple(descriptor for _, descriptor in self.described),
-            own=tuple((name, int(self.config[name])) for name in AMD if self.config.get(name) is not None),
-        )
-
-    def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
-        integer = "i64" if self.facts.wide else "i32"
-        arguments = [argument for argument, _ in self.described]
-        arguments += [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
-        arguments += [Argument(Kind.SYMBOL, n, integer) for n in self.kernel.size_names if n not in self.facts.values]
-        arguments += [
-            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
-            for k, dtype in sorted(self.scratch_types.items())
-        ]
-        arguments = [argument for argument in arguments if argument.name in words]
-        return (*arguments, Argument(Kind.ERROR, "error", "*i32")) if self.error else tuple(arguments)
-
-    def _divisible(self, argument: Argument) -> bool:
-        match argument.kind:
-            case Kind.TENSOR:
-                return argument.name in self.facts.aligned
-            case Kind.SYMBOL:
-                return argument.name in self.facts.divisible
-        return argument.kind is Kind.SCRATCH
+        kernel, facts, config = self.kernel, self.facts, self.config
+        own = [s for made in kernel.prologues if made is not None for s in made.symbols]
+        lines = launch_text.with_quotients(self.out.lines, (*self.finish.symbols, *own), self.quotients, facts)
+        lines = [*launch_text.WAIT, *lines] if self.chip.overlaps else lines
+        given = [argument for argument, _ in self.described]
+        given += launch_text.arguments(kernel.tensors, kernel.size_names, self.scratch_types, facts, self.error)
+        words = launch_text.words(lines)
+        return launch_text.launch(
+            _comment(kernel, config), lines, [each for each in given if each.name in words], self.constants, facts,
+            self.chip.overlaps, num_warps=int(config["warps"]),
+            num_stages=stages if stages is not None else int(config["stages"]), grid=(grid, sizes.ONE, sizes.ONE),
+            descriptors=tuple(descriptor for _, descriptor in self.described),
+            own=tuple((name, int(config[name])) for name in AMD if config.get(name) is not None),
+        )  # fmt: skip
 
 
 def columns(config: Config) -> int:

@@ -50,6 +50,3 @@ def can_time_calls() -> bool:
         return False
     module.configure_events(*functions, launch.torch_functions()[0])
     return True
-
-
-__all__ = ["beside_calls", "can_time_calls"]

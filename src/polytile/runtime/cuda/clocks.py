@@ -59,6 +59,3 @@ def _device(index: int) -> Any:
     handle = ctypes.c_void_p()
     code = _library().nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
     return handle if code == 0 else None
-
-
-__all__ = ["LIBRARY", "QUESTIONS", "clocks"]

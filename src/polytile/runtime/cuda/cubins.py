@@ -163,6 +163,3 @@ def _kept(cache: Cache, stem: str, order: Order, answer: Mapping[str, Any], sour
     cache.write(f"{stem}.cubin", binary)
     cache.write(f"{stem}.json", json.dumps(asdict(facts)).encode())  # last: its presence says that both are there
     return Cubin(facts, binary, source, False)
-
-
-__all__ = ["Cubin", "Facts", "KernelRejected", "Order", "Promise", "held", "request", "reset"]

@@ -109,7 +109,3 @@ def handle(device: int) -> int:
     if code:
         raise LaunchFailed(f"cuBLASLt refused to start on device {device}: status {code}.")
     return made.value or 0
-
-
-__all__ = ["COMPUTE_32F", "COMPUTE_32I", "COMPUTE_TF32", "MOST_WORKSPACE", "TYPES", "Algorithm", "handle", "library",
-           "reset", "version"]  # fmt: skip

@@ -203,6 +203,3 @@ def fingerprint(index: int) -> str:
     clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
     memory = {"memory_clock": clock, "memory_bus_bits": width}
     return remember(f"cuda-{found.arch or f'sm{found.capability}'}-{found.sms}sm", {"kind": "cuda", **known, **memory})
-
-
-__all__ = ["TABLE", "DeviceFacts", "available", "count", "described", "facts", "fingerprint", "named"]

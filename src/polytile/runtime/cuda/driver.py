@@ -242,8 +242,3 @@ def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int
     number = ctypes.c_int()
     _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "tell a kernel's resources")
     return number.value
-
-
-__all__ = [
-    "OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "refusal", "reset", "version", "where",
-]  # fmt: skip

@@ -35,6 +35,3 @@ def drivers() -> list[str]:
 
 def _asked_gpus() -> list[str]:
     return [device.fingerprint(index) for index in range(device.count())]
-
-
-__all__ = ["drivers", "gpus"]

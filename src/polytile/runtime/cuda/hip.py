@@ -32,6 +32,3 @@ def library() -> str:
     path = runtime().replace("\\", "\\\\").replace('"', '\\"')
     source = f'#define HIP_LIBRARY "{path}"\n{SOURCE.read_text()}'
     return str(compiler.compile_c("hip_driver", source, ("-ldl",)).result().path)
-
-
-__all__ = ["library", "present", "runtime"]

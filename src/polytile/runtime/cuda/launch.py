@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
@@ -67,14 +67,19 @@ class Descriptor:
     stride: Formula
 
 
+Code = TypeVar("Code")
+"""A kernel: loaded, or as what another process loads."""
+Other = TypeVar("Other")
+
+
 @dataclass(frozen=True)
-class Launch:
-    """One launch of a loaded kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
+class Launch(Generic[Code]):
+    """One launch of a kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
     and the three dimensions of the grid as formulas of the call's integers. `overlaps`: its programs wait for the kernel
     before them on the stream by themselves, so they may be started before that one has ended; `cluster`: so many that follow
     each other run at the same time."""
 
-    function: driver.Function
+    function: Code
     threads: int
     shared: int
     parameters: tuple[tuple[int, int], ...]
@@ -82,6 +87,10 @@ class Launch:
     overlaps: bool = False
     descriptors: tuple[Descriptor, ...] = ()
     cluster: int = 1
+
+    def of(self, function: Other) -> Launch[Other]:
+        """The same launch of another form of the kernel."""
+        return Launch(**{**vars(self), "function": function})
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,9 @@ class Plan:
     """How one kernel is launched on device number `index`; see the module's docstring. Raises DeviceError where the driver
     or torch's C functions cannot be had."""
 
-    def __init__(self, name: str, index: int, launches: Sequence[Launch], scratch: Sequence[Scratch] = ()) -> None:
+    def __init__(
+        self, name: str, index: int, launches: Sequence[Launch[driver.Function]], scratch: Sequence[Scratch] = ()
+    ) -> None:
         self.name, self.index = name, index
         self.address, bytes_of_plan, release = _launcher()
         self._held: list[Any] = [tuple(launches)]
@@ -184,7 +195,7 @@ class Plan:
     def _code(self, formula: Formula) -> Any:
         return ctypes.cast(self._hold((ctypes.c_int64 * len(formula))(*formula)), _Code)
 
-    def _launch(self, launch: Launch) -> _Launch:
+    def _launch(self, launch: Launch[driver.Function]) -> _Launch:
         parameters = self._hold(
             (_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters])
         )
@@ -259,20 +270,3 @@ def failed(name: str, code: int) -> NoReturn:
     if code == -driver.OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
     raise driver.refusal(-code, f"kernel {name!r} could not be launched")
-
-
-__all__ = [
-    "DESCRIPTOR",
-    "ERROR_WORD",
-    "INT32",
-    "INT64",
-    "NOTHING",
-    "SCRATCH",
-    "TENSOR",
-    "Descriptor",
-    "Launch",
-    "Plan",
-    "Scratch",
-    "failed",
-    "prepare",
-]

@@ -267,6 +267,3 @@ def failed(name: str, code: int) -> LaunchFailed | None:
     if code > -LIBRARY_STATUS:
         return None
     return LaunchFailed(f"kernel {name!r}: cuBLASLt refused to multiply: status {-code - LIBRARY_STATUS}.")
-
-
-__all__ = ["ALIGNMENT", "PROPOSALS", "AtenPlan", "Operand", "Plan", "Product", "failed", "prepare", "proposals", "reset"]

@@ -106,6 +106,3 @@ def _capture(stream: int) -> int:
     if code:
         raise DeviceError(f"the CUDA driver refused to tell of the capture of a stream: {driver.describe(code)}.")
     return number.value
-
-
-__all__ = ["Seeds", "next_seed"]

@@ -126,6 +126,3 @@ def _side_stream(index: int) -> torch.cuda.Stream:
 def _flusher(index: int) -> torch.Tensor:
     """Twice the L2 cache's size of memory to write over."""
     return torch.empty(2 * facts(index).l2_bytes, dtype=torch.uint8, device=f"cuda:{index}")
-
-
-__all__ = ["Timer", "recorded"]

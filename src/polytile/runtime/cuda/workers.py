@@ -227,5 +227,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-__all__ = ["WorkerDied", "Workers", "compiler_environment", "pool", "reset"]

@@ -69,11 +69,11 @@ class _Shared:
     def __init__(self, groups: Sequence[Sequence[Span]], handles: Sequence[DeviceHandle]) -> None:
         copied = [_is_copied(group) for group in groups]
         sizes = [extent(group)[1] for group, wanted in zip(groups, copied, strict=True) if wanted]
-        images = [launch.image for handle in handles for launch in handle.launches]
+        images = [launch.function.image for handle in handles for launch in handle.launches]
         self.memory = Memory(sum(rounded(size) for size in [*sizes, *map(len, images), 1]))
         self._taken = 0
         self.blocks = [self._block(group, wanted) for group, wanted in zip(groups, copied, strict=True)]
-        self.images = [[self._image(launch.image) for launch in handle.launches] for handle in handles]
+        self.images = [[self._image(launch.function.image) for launch in handle.launches] for handle in handles]
 
     def _block(self, group: Sequence[Span], copied: bool) -> dict[str, Any]:
         start, length = extent(group)
@@ -112,7 +112,7 @@ def _request(
     launches = [
         {
             "image": image,
-            "symbol": one.symbol,
+            "symbol": one.function.symbol,
             "threads": one.threads,
             "shared": one.shared,
             "grid": [evaluate(formula, integers) for formula in one.grid],
@@ -122,7 +122,7 @@ def _request(
         }
         for one, image in zip(handle.launches, images, strict=True)
     ]
-    scratch = [[evaluate(formula, integers), zeroed] for formula, zeroed in handle.scratch]
+    scratch = [[evaluate(each.bytes, integers), each.zeroed] for each in handle.scratch]
     return {"do": "launch", "launches": launches, "scratch": scratch, "integers": integers, "tensors": places, "threads": 1}
 
 

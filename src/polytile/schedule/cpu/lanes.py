@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from polytile.codegen.cpp.fused_axes import repeats
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
+from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.nest import Nest
 
 NARROWEST = 4  # bytes of a lane in squares that are transposed: of narrower ones a register has more than a square has rows

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 
 from polytile.ir import expr, sizes
 from polytile.ir.program import Store
-from polytile.runtime import cpu
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
-
-LAST_LEVEL = 32 << 20  # bytes, where the system does not say
 
 
 def streamable(nest: Nest) -> tuple[Store, ...]:
@@ -28,14 +24,9 @@ def streamable(nest: Nest) -> tuple[Store, ...]:
     return tuple(store for store in nest.loop.stores if whole(store))
 
 
-def worth_streaming(kernel: LoopKernel, nest: Nest, size: Mapping[str, int]) -> bool:
-    """Whether what is written fills half of the last-level cache: whoever reads it next finds little of it there anyhow."""
+def worth_streaming(kernel: LoopKernel, nest: Nest, size: Mapping[str, int], last_level: int) -> bool:
+    """Whether what is written fills half of the last-level cache, which has so many bytes: whoever reads it next finds little of
+    it there anyhow."""
     values = {s: size[s.name] for s in kernel.symbols}
     points = math.prod(sizes.evaluate(a.size, values) for a in kernel.loop.axes)
-    return points * sum(kernel.storage(s.buffer).itemsize for s in streamable(nest)) >= last_level() // 2
-
-
-@functools.cache
-def last_level() -> int:
-    """Bytes of the last-level cache."""
-    return cpu.cache_sizes().get("L3", LAST_LEVEL)
+    return points * sum(kernel.storage(s.buffer).itemsize for s in streamable(nest)) >= last_level // 2

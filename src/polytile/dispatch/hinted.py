@@ -1,0 +1,60 @@
+"""Choices ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
+
+The arguments are made up at those very sizes (KernelSpec.make_args), and each hint has a kernel of its own: sizes that share a
+regime with others decided before get a decision for themselves alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from polytile import options as settings
+from polytile.errors import DivisionByZero
+
+if TYPE_CHECKING:
+    from polytile.dispatch.decision import Decision
+    from polytile.dispatch.multikernel import MultiKernel
+
+SHORTLIST = {"cpu": 6}
+"""The least value of the option `shortlist` for a hinted size, by type of device."""
+
+HINTED = ", for a hint"
+"""What the grounds of a decision say besides where a hint asked for it."""
+
+
+def warm(owner: MultiKernel, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
+    """Chooses for the hinted sizes; the candidates that all the hints need compile side by side. Returns one decision for each
+    hint. Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
+    chooses."""
+    calls = [owner.arguments_for(hint) for hint in hints]
+    with owner.lock, settings.restored(owner.options):
+        shortlist = max(settings.get("shortlist"), SHORTLIST.get(owner.spec.target.type, 1))
+        tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
+    patient = {"shortlist": shortlist, "tune": tune, "stall": "tune"}
+    with owner.lock, settings.restored({**owner.options, **patient}):
+        for args in calls:
+            key = owner.planned_key(args)
+            if owner.decision_of(key) is None:
+                owner.start_compiling(owner.request(key, owner.spec.ints_of(args), args))
+        for args in calls:
+            with contextlib.suppress(DivisionByZero):
+                _choose(owner, args)
+        decided = [owner.decision_of(owner.dispatcher.key_of(*args)) for args in calls]
+        return [decision for decision in decided if decision is not None]
+
+
+def _choose(owner: MultiKernel, args: tuple[Any, ...]) -> None:
+    """Decides for the regime of these arguments, or for these exact sizes where the regime was decided at others."""
+    key, ints = owner.planned_key(args), owner.spec.ints_of(args)
+    earlier = owner.decision_of(key)
+    if earlier is not None and earlier.sizes != owner.keys.deciding(ints):
+        owner.add_exact_size(owner.keys.unpack(key), owner.spec.sizes(ints))
+        key = owner.planned_key(args)
+    if owner.decision_of(key) is None:
+        entry = owner.select(key, args)
+        owner.dispatcher.insert(owner.dispatcher.key_of(*args), entry)  # this very decision may subdivide it
+    node = owner.node(owner.dispatcher.key_of(*args))
+    if node.decision is not None and HINTED not in node.decision.provenance:
+        node.decision = dataclasses.replace(node.decision, provenance=node.decision.provenance + HINTED)

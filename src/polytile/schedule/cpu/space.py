@@ -1,0 +1,104 @@
+"""The search space on a CPU: the schedules of a loop (schedule.py) that are legal, on how many threads, in canonical order,
+and at which sizes each is worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polytile.ir import sizes
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered
+from polytile.schedule.cpu.schedule import POINTS, ROWS, CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.streaming import streamable, worth_streaming
+from polytile.schedule.cpu.transposing import LONGEST, transposed
+from polytile.schedule.cpu.value_cache import cache_stores, cached_values
+from polytile.schedule.extent import extent
+from polytile.schedule.nest import Form, Nest
+
+SCRATCH_LIMIT = 1 << 20
+"""Bytes of cached values a thread may hold: beyond the private caches caching costs more than computing."""
+
+FEWEST = 16
+"""Rows that are worth transposing."""
+
+NARROW = 16
+"""Elements of a pointwise row that fill a vector."""
+
+LEAST_POINTS = 1024
+"""Points that are worth a second thread, and those of a row that all threads are to share."""
+
+MOST_SHARED = 4096
+"""Rows up to which threads share each."""
+
+
+def thread_counts(most: int) -> tuple[int, ...]:
+    """1, then powers of four, then all: few enough to measure, dense enough to be within 2× of the best count."""
+    counts = [1]
+    while counts[-1] * 4 < most:
+        counts.append(counts[-1] * 4)
+    return tuple(dict.fromkeys([*counts, most]))
+
+
+def schedules(nest: Nest, most: int) -> tuple[tuple[CpuSchedule, int], ...]:
+    """All schedules of a loop with their threads, `most` at most, in canonical order: fewer threads first, then the simpler
+    schedule; those that need threads last, on all of them."""
+    able = [schedule for schedule in (ROWS if nest.loop.reduced else POINTS) if legal(nest, schedule)]
+    counts = thread_counts(1 if _is_serial(nest) else most)
+    whole = [(schedule, threads) for threads in counts for schedule in able if not schedule.needs_threads]
+    return (*whole, *((schedule, most) for schedule in able if schedule.needs_threads and most > 1))
+
+
+def legal(nest: Nest, schedule: CpuSchedule) -> bool:
+    """Whether `schedule` is one for this loop, whatever its sizes, and differs from those before it."""
+    meeting = scattered(nest.loop)
+    if nest.form is Form.POINTWISE:
+        match schedule.stores:
+            case Stores.STREAMED:
+                return not meeting and bool(streamable(nest))
+            case Stores.ATOMIC:
+                return _is_serial(nest) and accumulates(nest.loop)
+        return schedule.lanes is Lanes.ALONG or transposed(nest, schedule.lanes) is not None
+    if schedule.shared:
+        return not meeting and _can_share(nest)
+    if schedule.lanes is Lanes.ACROSS:
+        return transposed(nest, schedule.lanes) is not None
+    return not schedule.caches or bool(cached_values(nest))
+
+
+def _is_serial(nest: Nest) -> bool:
+    """Whether stores may meet that nothing keeps apart, so that one thread makes them in order."""
+    return bool(scattered(nest.loop)) and (nest.form is not Form.POINTWISE or owner_axis(nest.loop, nest.vec) is None)
+
+
+def _can_share(nest: Nest) -> bool:
+    """Whether threads can share one row: a scan needs a single row axis and single-result prefix."""
+    if not nest.scans:
+        return True
+    one = len(nest.scans) == 1 and nest.scans[0].kind in ("sum", "prod", "logsumexp")
+    return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
+
+
+def worth(
+    kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int], last_level: int
+) -> bool:
+    """Whether a legal schedule makes sense at these sizes, on a CPU whose last-level cache has so many bytes; the plain or looped
+    one on one thread always does."""
+    limited = schedule.caches or schedule.stores is Stores.STREAMED or schedule.lanes is Lanes.ACROSS
+    if threads == 1 and not limited:
+        return True
+    e = extent(kernel, size)
+    if threads > 1 and e.points < LEAST_POINTS:
+        return False
+    if schedule.stores is Stores.STREAMED:
+        return worth_streaming(kernel, nest, size, last_level)
+    if schedule.lanes is Lanes.ACROSS and nest.form is Form.POINTWISE:
+        length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
+        return length < NARROW and e.points >= FEWEST * length
+    if schedule.lanes is Lanes.ACROSS:
+        return e.row <= LONGEST and e.rows >= FEWEST
+    if schedule.shared:
+        return e.row >= LEAST_POINTS and e.rows <= MOST_SHARED
+    if schedule.caches:
+        scratch = cached_values(nest).keys() - cache_stores(kernel, nest).keys()
+        return e.row * sum(node.dtype.itemsize for node in scratch) <= SCRATCH_LIMIT
+    return nest.form is Form.POINTWISE or e.rows >= 2

@@ -1,0 +1,125 @@
+"""What is transposed in registers on its way in or out, where the lanes of a vector are other points than those that lie side by
+side in memory.
+
+TILED    points: the vector axis as it is, and square tiles of it and of the axis along which operands lie
+ACROSS   points: the vector axis is so short that most lanes would be empty, so vectors run along another axis, and whatever lies
+         along the short one is transposed
+         rows: the same. Putting the lanes of a vector along a row of few elements together costs more than the elements do. Here
+         L rows are taken at once, so that the reduced axis is gone through serially and every lane has a row of its own, as in
+         reductions down columns. What a row reads from memory once, what it keeps for later passes and what it writes stand in
+         tiles of L × (length of a row) values (`codegen/cpp/support/tile.h`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from polytile.ir import sizes
+from polytile.ir.expr import Load, Node
+from polytile.ir.program import Axis, Store, element_level
+from polytile.schedule.cpu.lanes import NARROWEST, bytes_of, lane_bytes
+from polytile.schedule.cpu.scatter import scattered
+from polytile.schedule.cpu.schedule import Lanes
+from polytile.schedule.cpu.value_cache import cached_values
+from polytile.schedule.nest import Form, Nest
+
+LONGEST = 128  # elements of a row: so many vectors stay in the first-level cache
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A layout, what lies in memory along `axis` though the vectors run another way, and what is cached, with the pass that makes
+    it. Every one of these has a tile."""
+
+    nest: Nest
+    axis: Axis
+    loads: tuple[Load, ...]
+    stores: tuple[Store, ...]
+    cached: Mapping[Node, int] = field(default_factory=dict)
+
+    @property
+    def accesses(self) -> tuple[Load | Store, ...]:
+        return (*self.loads, *self.stores)
+
+
+def transposed(nest: Nest, lanes: Lanes) -> Transposed | None:
+    """How a loop is gone through whose vectors have these lanes; None where it has no such layout, or nothing is transposed."""
+    if nest.form is Form.POINTWISE:
+        return {Lanes.TILED: _operands, Lanes.ACROSS: _short_points}.get(lanes, _nothing)(nest)
+    return _short_rows(nest) if lanes is Lanes.ACROSS else None
+
+
+def _nothing(nest: Nest) -> None:
+    return None
+
+
+def _operands(nest: Nest) -> Transposed | None:
+    """Tiles of the vector axis and the one along which the most operands lie."""
+    flat = replace(nest, cutting=False)  # sweeps of tiles are too short to be cut
+    tiles = [tile for axis in nest.outer if (tile := _tile(flat, axis)) is not None and tile.loads]
+    return max(tiles, key=lambda tile: len(tile.accesses), default=None)
+
+
+def _short_points(nest: Nest) -> Transposed | None:
+    """Vectors along the axis for which the most accesses can be transposed."""
+    tiles = []
+    for vec in nest.outer:
+        outer = (*(a for a in nest.outer if a is not vec), nest.vec)
+        tile = _tile(replace(nest, vec=vec, outer=outer, cutting=False), nest.vec)
+        tiles += [tile] if tile is not None and tile.accesses else []
+    return max(tiles, key=lambda tile: len(tile.accesses), default=None)
+
+
+def _tile(nest: Nest, axis: Axis) -> Transposed | None:
+    """The tile of the vector axis of `nest` and `axis`; None where it would not be a square of registers."""
+    dependent = nest.vec.symbol in axis.size.free_symbols or axis.symbol in nest.vec.size.free_symbols
+    width = lane_bytes(nest)
+    if dependent or scattered(nest.loop) or width < NARROWEST:
+        return None
+    loads = tuple(n for n in nest.needed if isinstance(n, Load) and _is_transposed(n, axis, nest.vec, width))
+    return Transposed(nest, axis, loads, tuple(s for s in nest.loop.stores if _is_transposed(s, axis, nest.vec, width)))
+
+
+def _short_rows(row: Nest) -> Transposed | None:
+    """Rows by lanes, where they have an axis that their elements lie along evenly. Of several axes the one along which the most
+    is contiguous, transposed or not; then the innermost."""
+    if row.inner or row.form is not Form.ROW or scattered(row.loop):
+        return None
+    layouts = [layout for axis in reversed(row.outer) if (layout := _rows_along(row, axis)) is not None]
+    return max(layouts, key=lambda layout: len(layout.accesses) + _contiguous(layout.nest), default=None)
+
+
+def _contiguous(nest: Nest) -> int:
+    """How many loads and stores have neighbours in neighbouring lanes."""
+    places = [n for n in nest.nodes if isinstance(n, Load)] + list(nest.loop.stores)
+    return sum(1 for access in places if sizes.coefficient(access.index, nest.vec.symbol) == 1)
+
+
+def _rows_along(row: Nest, axis: Axis) -> Transposed | None:
+    """Rows by lanes along `axis`."""
+    nest = Nest(row.loop, Form.COLUMN, axis, tuple(a for a in row.outer if a is not axis), row.loop.reduced)
+    width = lane_bytes(nest)
+    if width < NARROWEST or row.vec.size.free_symbols & {axis.symbol}:
+        return None
+    read = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    loads = tuple(n for n in read if _is_transposed(n, row.vec, axis, width))
+    written = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
+    stores = tuple(s for s in written if _is_transposed(s, row.vec, axis, width))
+    cached = {n: made for n, made in cached_values(row).items() if bytes_of(n) <= width}
+    # Rows may be read in parts, the same ones of all rows, as the cells of an adaptive average are: a square of those cannot be
+    # loaded whole, but every lane its own element.
+    parts = any(n.mask is not None and not nest.is_vector(n.mask) and _lies_along(n, row.vec, axis) for n in read)
+    return Transposed(nest, row.vec, loads, stores, cached) if loads or stores or parts else None
+
+
+def _is_transposed(access: Load | Store, axis: Axis, vec: Axis, width: int) -> bool:
+    """Whether the access runs along `axis` in memory, evenly from lane to lane along `vec`, and its values are no wider than
+    lanes."""
+    value = access if isinstance(access, Load) else access.value
+    return _lies_along(access, axis, vec) and access.mask is None and bytes_of(value) <= width
+
+
+def _lies_along(access: Load | Store, axis: Axis, vec: Axis) -> bool:
+    strided = sizes.coefficient(access.index, vec.symbol) not in (None, sizes.ZERO, sizes.ONE)
+    return strided and sizes.coefficient(access.index, axis.symbol) == 1 and not access.indirect

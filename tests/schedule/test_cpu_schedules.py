@@ -1,0 +1,62 @@
+"""A CPU's schedules as data: the names under which measurements are stored, and the loops that each is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from polytile.codegen.cpp import loops
+from polytile.codegen.cpp.loops import EMITTERS
+from polytile.ir.program import Loop
+from polytile.schedule.cpu import schedule as cpu
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.space import legal, schedules
+from polytile.schedule.nest import Form, nest_of
+from polytile.schedule.schedule import Combine, Hold, Share
+from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
+from tests.schedule.test_schedules import columns, points, rows, running_products
+
+
+def sums_by_an_axis() -> Loop:
+    """Stores that meet in one element."""
+    return loop([store("o", 0, load("x", P0), mode="add")], {P0: S0})
+
+
+def transposed() -> Loop:
+    made = points()
+    return loop([*made.stores, store("t", P0, op("neg", load("y", P0 * S0)))], {P0: S0})
+
+
+LOOPS = (points, rows, columns, running_products, sums_by_an_axis, transposed)
+
+
+def test_every_schedule_has_a_name_of_its_own() -> None:
+    for group in (cpu.POINTS, cpu.ROWS):
+        assert len({schedule.name for schedule in group}) == len(group)
+    assert {schedule for group in (cpu.POINTS, cpu.ROWS) for schedule in group} == {CpuSchedule(*key) for key in cpu.NAMES}
+    assert dict(cpu.SPLIT.config(4).values) == {"variant": "split", "threads": 4}
+
+
+def test_answers_without_code_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory, grid, launch, along, cached was asked for; no code is generated"):
+        CpuSchedule(Hold.MEMORY, Share.GRID, Combine.LAUNCH)
+    with pytest.raises(ValueError, match="streamed"):
+        CpuSchedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Lanes.ALONG, Stores.STREAMED)
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
+    kernel = loops.spelled(kernel_of(make()))
+    nest = nest_of(kernel.loop)
+    found = schedules(nest, 4)
+    assert found[0][1] == 1 and not found[0][0].needs_threads
+    for schedule, threads in found:
+        assert legal(nest, schedule) and (threads > 1 or not schedule.needs_threads)
+        form = Form.COLUMN if schedule is cpu.SHORT_ROWS else nest.form
+        assert (form, schedule.share, schedule.lanes) in EMITTERS
+        assert "kernel" in loops.generate(kernel, schedule, "kernel", 64)
+
+
+def test_stores_that_meet_are_one_threads_or_atomic() -> None:
+    nest = nest_of(kernel_of(sums_by_an_axis()).loop)
+    assert schedules(nest, 8) == ((cpu.PLAIN, 1), (cpu.ATOMIC, 8))
+    assert schedules(nest, 1) == ((cpu.PLAIN, 1),)
