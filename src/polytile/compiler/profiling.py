@@ -62,13 +62,14 @@ class Profile:
 
     def __str__(self) -> str:
         on_gpu = self.device > 0
-        headings = ["what runs", Column("calls", "{:g}".format), Column("host, µs", micros)]
+        columns = [Column("what runs", align="left"), Column("calls", "{:g}".format), Column("host, µs", micros)]
+        columns += [Column("device, µs", micros)] if on_gpu else []
         rows = [(line.name, line.calls, line.host, line.device) for line in self.lines]
         rows.append(("all of these", sum(line.calls for line in self.lines), self.host, self.device))
         table = Table.from_rows(
             "one call",
-            [*headings, *([Column("device, µs", micros)] if on_gpu else [])],
-            [row[: 4 if on_gpu else 3] for row in rows],
+            columns,
+            [row[: len(columns)] for row in rows],
             [f"A call takes {micros(self.wall)} µs without a profiler, which makes the host's part of each line longer."],
         )
         return table.markdown()
