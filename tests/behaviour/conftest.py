@@ -38,8 +38,8 @@ def broken_candidates() -> None:
 
 def forget() -> None:
     """Lets go of every compiled graph and of the kernels that only it held; those that a traceback kept by pytest still
-    holds are not found again. What the tracer remembers of fake tensors goes too: its symbols are hundreds of thousands of objects
-    after some hundred tests, which every later collection would search. What is left then is not searched again."""
+    holds are not found again. What the tracer remembers of fake tensors goes too: after some hundred tests its symbols are
+    hundreds of thousands of objects, which every later collection would search. What is left then is not searched again."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     FakeTensorMode.cache_clear()

@@ -42,6 +42,8 @@ GENERATORS = ("cpp", "triton")
 ROW, COLUMN = P0 * S1 + R0, R0 * S0 + P0  # x as (s0, s1), reduced over s1; x as (s1, s0), reduced over s1
 LAYOUTS = {"row": ROW, "column": COLUMN}
 SHAPES = [(1, 1), (1, 15), (1, 16), (3, 17), (2, 70), (70, 3), (33, 64), (5, 1000), (1, 20000), (300, 7), (130, 130)]
+LONGEST = {"cpp": 100_000, "triton": 5_000}
+"""Elements of a row that no block holds; a kernel that is interpreted takes a millisecond a block."""
 TOLERANCE = {F32: 2e-5, F64: 1e-11, BF16: 2e-2, F16: 4e-3}
 
 
@@ -121,12 +123,12 @@ def test_empty_rows_give_the_identity(dtype: torch.dtype, layout: str) -> None:
         case.check({"x": torch.zeros(rows * length, dtype=dtype), **outputs}, {S0: rows, S1: length})
 
 
-def test_one_result_for_everything() -> None:
+def test_one_result_for_everything(generator: str) -> None:
     """No axis is left; the reduced ones are one or two."""
     one = Case(loop([store("o", 0, expr.reduce("sum", F32, load("x", R0)))], {}, {R0: S0}), {"x": F32, "o": F32})
     value = expr.reduce("max", F32, load("x", R1 * S0 + R0))
     two = Case(loop([store("o", 0, value)], {}, {R0: S0, R1: S1}), {"x": F32, "o": F32})
-    for n in (0, 1, 17, 5000, 100_000):
+    for n in (0, 1, 17, 5000, LONGEST[generator]):
         one.check({"x": random(n), "o": random(1)}, {S0: n}, relative=TOLERANCE, absolute=2e-3)
     for a, b in [(0, 3), (1, 1), (33, 40), (7, 3000)]:
         two.check({"x": random(a * b), "o": random(1)}, {S0: a, S1: b})
@@ -197,13 +199,13 @@ def test_groups_of_few_neighbours_share_vectors(width: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-def test_softmax(dtype: torch.dtype, layout: str) -> None:
+def test_softmax(dtype: torch.dtype, layout: str, generator: str) -> None:
     index = LAYOUTS[layout]
     case = Case(
         loop([store("o", index, softmax(load("x", index, dtype)))], {P0: S0}, {R0: S1}), {"x": dtype, "o": dtype}
     )
     assert ("persistent" in case.variants) == (layout == "row")
-    for rows, length in [*SHAPES, (2, 0), (0, 4), (1, 40_000)]:
+    for rows, length in [*SHAPES, (2, 0), (0, 4), (1, LONGEST[generator])]:
         case.check(
             {"x": random(rows * length, dtype), "o": random(rows * length, dtype)},
             {S0: rows, S1: length},

@@ -44,7 +44,7 @@ def while_loop(goes_on: Graph, body: Graph, carried: Sequence[Any], additional: 
     return results if began else tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in results)
 
 
-def invoke_subgraph(region: Graph, identifier: str, *operands: Any) -> Any:
+def invoke_subgraph(region: Graph, _identifier: str, *operands: Any) -> Any:
     """A call of a region under `torch.compiler.nested_compile_region`."""
     return region(*operands)
 
