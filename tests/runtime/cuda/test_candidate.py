@@ -85,8 +85,9 @@ def test_the_handle_says_what_the_entry_launches(stub: Stub, empty_cache: Path) 
     handle = special.handle()
     assert handle is not None and not special.interpreted
     [launch], [cubin] = handle.launches, special._compiled()
-    assert launch.image == cubin.binary and launch.image[:4] == b"\x7fELF"
-    assert (launch.symbol, launch.threads, launch.shared) == (cubin.facts.symbol, 32 * cubin.facts.num_warps, cubin.facts.shared)
+    code = launch.function
+    assert code.image == cubin.binary and code.image[:4] == b"\x7fELF"
+    assert (code.symbol, launch.threads, launch.shared) == (cubin.facts.symbol, 32 * cubin.facts.num_warps, cubin.facts.shared)
     sizes = [60] if len(special.base.work.kernel.symbols) == 1 else [6, 10]
     time_burst(special.entry(), (torch.randn(6, 10), torch.empty(6, 10), *sizes), 1)
     [call] = stub.calls()
