@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attention [--parts shapes lengths models] [--device cuda] [--seconds 140]`: attention, alone and in
+"""`python -m benchmarks.attention [--parts shapes lengths models cells] [--device cuda] [--seconds 140]`: attention, alone and in
 models.
 
 shapes   scaled_dot_product_attention at shapes of real models: PyTorch's choice ("default"), each of its backends by force, and
@@ -6,6 +6,7 @@ shapes   scaled_dot_product_attention at shapes of real models: PyTorch's choice
 lengths  calls at lengths that come once, in a fresh compile: seconds of all calls together, for the default and for polytile
 models   BERT and ViT (transformers), two layers, bfloat16 on a GPU and float32 on a CPU: eager, polytile, and how many operators
          of each kind polytile's program has
+cells    on a CPU: each of 20 shapes in float32 and bfloat16 against ATen's own kernel (`attention_cpu.py`)
 
 A backend that does not take a shape is left out of its row. When `--seconds` are over no row is begun.
 """
@@ -28,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import polytile
-from benchmarks import record
+from benchmarks import attention_cpu, record
 from benchmarks.timing import compare, geomean, synchronize
 
 BACKENDS = {
@@ -99,7 +100,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=140)
     parser.add_argument("--cell", type=float, default=0.6, help="seconds of timing a row")
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
+    parser.add_argument("--out", default=os.environ.get("OUT"), help="where the results are written")
+    parser.add_argument("--json", action="store_true", help=f"also write the results to {record.RESULTS}")
     given = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
@@ -107,7 +109,8 @@ def main() -> None:
     with torch.no_grad():
         for part in given.parts:
             results[part] = PARTS[part](given.device, given.cell, deadline)
-    print(record.write(f"attention_{given.device}", results, Path(given.out)))
+    if given.json or given.out:
+        print(record.write(f"attention_{given.device}", results, Path(given.out or record.RESULTS)))
 
 
 # shapes ------------------------------------------------------------------------------------------------------------------
@@ -262,7 +265,9 @@ def _ready(model: Any, device: str) -> Any:
 
 
 MODELS = {"BERT": bert, "ViT": vit}
-PARTS: dict[str, Callable[[str, float, float], Any]] = {"shapes": shapes, "lengths": lengths, "models": models}
+PARTS: dict[str, Callable[[str, float, float], Any]] = {
+    "shapes": shapes, "lengths": lengths, "models": models, "cells": attention_cpu.run,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -98,17 +99,18 @@ def test_one_program_serves_groups_of_heads_and_both_precisions() -> None:
     found = [kernel for kernel in multikernels() if kernel.spec.family == "attention"]
     assert len(found) == 2
     for kernel in found:
-        assert {candidate.origin for candidate in kernel.candidates} >= {"library", "sdpa", "unfused"}
+        assert {candidate.origin for candidate in kernel.candidates} >= {"library", "sdpa", "unfused", "cpp"}
 
 
-def test_generated_kernels_serve_masks_and_groups_of_heads() -> None:
-    """Under Triton's interpreter, by prediction alone."""
+@pytest.mark.parametrize("how", [{"interpret": True, "sources": "triton"}, {"sources": "cpp"}], ids=["triton", "cpp"])
+def test_generated_kernels_serve_masks_and_groups_of_heads(how: dict[str, Any]) -> None:
+    """In C++, and in Triton under its interpreter, by prediction alone."""
 
     def both(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         one = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return one, F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True)
 
-    call = compiled(both, interpret=True, sources="triton", tune="off")
+    call = compiled(both, **how, tune="off")
     q, k, v, mask = heads(2, 20, 16, 4), heads(2, 20, 16), heads(2, 20, 16), torch.rand(2, 1, 20, 20) < 0.7
     mask[:, :, 3] = False
     with torch.no_grad():

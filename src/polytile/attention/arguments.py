@@ -101,7 +101,7 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
             strides = [full[f"{tensor.name}_stride_{axis}"] for axis in AXES[tensor.name]]
             count += sum(max(0, n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
         else:
-            count = max(1, sizes[0] * sizes[1] * sizes[2])
+            count = sizes[0] * sizes[1] * sizes[2]
         tensors.append(_random(count, tensor.dtype, target))
     return [*tensors, *[full[name] for name in problem.size_names]]
 

@@ -9,32 +9,48 @@ import torch
 
 from polytile.attention.problem import AttentionProblem
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp_attention import attention_candidates
 from polytile.candidates.library.attention import library_candidates
 from polytile.candidates.stored_attention import StoredAttention
-from polytile.errors import LoweringError
+from polytile.errors import CompilerMissing, LoweringError
 from polytile.runtime.target import Target
 
 log = logging.getLogger("polytile.candidates")
 
 
 def candidates(
-    problem: AttentionProblem, target: torch.device, sources: Sequence[str], stored: StoredAttention | None
+    problem: AttentionProblem,
+    target: torch.device,
+    sources: Sequence[str],
+    stored: StoredAttention | None,
+    threads: Sequence[int] = (1,),
 ) -> tuple[Candidate, ...]:
     """In the order of `sources`; the library's where none of these has any. `stored` keeps scores in memory, by kernels of all
-    sources."""
+    sources. `threads`: the numbers of threads that generated kernels of a CPU are tried with."""
     factories: dict[str, Callable[[], Sequence[Candidate]]] = {"library": lambda: library_candidates(problem, target)}
-    if not Target.of(target).native:
+    if Target.of(target).native:
+        factories["cpp"] = lambda: _of_cpp(problem, threads) if problem.family == "attention" else ()
+    else:
         factories["triton"] = lambda: _of_triton(problem, target)
     wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
     return (*(wanted or library_candidates(problem, target)), *([stored] if stored is not None else []))
 
 
+def _of_cpp(problem: AttentionProblem, threads: Sequence[int]) -> Sequence[Candidate]:
+    name = f"attention_{problem.digest[:8]}"
+    try:
+        return attention_candidates(problem, name, threads)
+    except CompilerMissing as error:
+        log.info("%s runs as a library call: %s", name, error)
+        return ()
+
+
 def _of_triton(problem: AttentionProblem, target: torch.device) -> Sequence[Candidate]:
-    from polytile.candidates.triton_attention import attention_candidates
+    from polytile.candidates import triton_attention
 
     name = f"attention_{problem.digest[:8]}"
     try:
-        return attention_candidates(problem, name, target)
+        return triton_attention.attention_candidates(problem, name, target)
     except LoweringError as error:
         log.info("%s runs as a library call: %s", name, error)
         return ()

@@ -187,7 +187,8 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: 
 def _attention(
     problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], made: Defined
 ) -> MultiKernel:
-    candidates = attentions.candidates(problem, target, sources, _stored(problem, target, made))
+    threads = thread_counts(pytorch.threads())
+    candidates = attentions.candidates(problem, target, sources, _stored(problem, target, made), threads)
     if Target.of(target).native:
         return define(specs.attention_spec(problem, origins), candidates)
     from polytile.dispatch import gpu_specs

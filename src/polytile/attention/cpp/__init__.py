@@ -1,0 +1,22 @@
+"""Attention as C++ kernels for CPUs: flash (blocks of rows against blocks of keys) and split (few rows, whose keys
+are shared by the threads).
+
+Enters: an AttentionProblem, a Config, the lanes of a vector. Leaves: the text of a translation unit. Called by
+candidates.
+"""
+
+from __future__ import annotations
+
+from polytile.attention.cpp.flash import flash
+from polytile.attention.cpp.split import split
+from polytile.attention.problem import AttentionProblem
+from polytile.codegen.cpp.prelude import parts_of, prelude
+from polytile.problem import Config
+
+_FORMS = {"flash": flash, "split": split}
+
+
+def generate(problem: AttentionProblem, config: Config, name: str, lanes: int) -> str:
+    """The translation unit that exports the kernel `name` (the native kernel ABI) for the problem's tensors and integers."""
+    body = _FORMS[str(config["variant"])](problem, config, name, lanes)
+    return prelude(parts_of(body)) + body

@@ -1,0 +1,209 @@
+"""What both kernels share: types, loads, the call, the weights of a row and how its result is stored."""
+
+from __future__ import annotations
+
+import torch
+
+from polytile.attention.problem import AttentionProblem, Causal
+
+STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "pt::f16", torch.bool: "pt::bool8"}
+"""Elements in memory."""
+
+CONSTANTS = """\
+typedef {storage} S;                               // q, k, v and out in memory
+typedef {bias} M;                                  // the bias in memory
+constexpr long L = {lanes};
+constexpr bool CAUSAL = {causal}, BOTTOM_RIGHT = {bottom_right}, EMPTY_IS_0 = {empty_is_0};
+constexpr bool ADDED = {added};                    // of a bias of booleans, whether -inf is added where it is false
+constexpr bool FOLDED = {folded};                  // scores stay products until they are exponents
+constexpr float FILL = {fill};
+"""
+
+TYPES = """\
+typedef float T;
+typedef T V __attribute__((vector_size(4 * L)));
+typedef unsigned U32 __attribute__((vector_size(4 * L)));
+typedef pt::V<float, L> Floats;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f, NONE = -__builtin_inff();
+
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most(long a, long b) { return a < b ? b : a; }
+static inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
+static inline V broadcast(T x) { return Floats(x).n; }
+template <class P> static inline V load(const P* p) { return pt::load<float, L>(p).n; }
+static inline void store(T* p, V v) { pt::store(p, Floats(v)); }
+static inline T value(T x) { return x; }
+// The first n elements from p on, `stride` apart, and zeros.
+template <class X, class P> static inline pt::V<X, L> some(const P* p, long stride, long n) {
+  if (stride == 1) return n >= L ? pt::load<X, L>(p) : pt::load_n<X, L>(p, n);
+  return pt::load_strided_n<X, L>(p, stride, least(n, L));
+}
+"""
+
+CALL = """\
+// Row r of an item, which is a head of k, is query r % Mq of head r / Mq of its group.
+static inline long head_of(const Call& c, long item, long r) { return item % c.Hkv * c.group + r / c.Mq; }
+// How many keys a query sees.
+static inline long visible(const Call& c, long m) {
+  return CAUSAL ? most(0, least(c.Mkv, m + 1 + (BOTTOM_RIGHT ? c.Mkv - c.Mq : 0))) : c.Mkv;
+}
+// The most keys that any row of [r0, r1) sees.
+static inline long visible(const Call& c, long r0, long r1) {
+  return visible(c, r0 / c.Mq == (r1 - 1) / c.Mq ? (r1 - 1) % c.Mq : c.Mq - 1);
+}
+static inline const S* keys_at(const Call& c, long item, long n) {
+  return c.k + item / c.Hkv * c.k_stride_b + item % c.Hkv * c.k_stride_h + n * c.k_stride_n;
+}
+static inline const S* values_at(const Call& c, long item, long n) {
+  return c.v + item / c.Hkv * c.v_stride_b + item % c.Hkv * c.v_stride_h + n * c.v_stride_n;
+}
+static inline const S* query_at(const Call& c, long item, long r) {
+  return c.q + item / c.Hkv * c.q_stride_b + head_of(c, item, r) * c.q_stride_h + r % c.Mq * c.q_stride_m;
+}
+"""
+
+BIAS = """\
+static inline const M* bias_at(const Call& c, long item, long r, long n) {
+  return c.bias + item / c.Hkv * c.bias_stride_b + head_of(c, item, r) * c.bias_stride_h + r % c.Mq * c.bias_stride_m
+         + n * c.bias_stride_n;
+}
+static inline const M* bias_after(const Call& c, const M* p, long n) { return p + n * c.bias_stride_n; }
+// Scores after the bias of the first n of them.
+static inline Floats masked(const Call& c, Floats x, const M* p, long n) {
+  if constexpr (pt::is_bool<M>) {
+    const auto seen = some<pt::u8>(p, c.bias_stride_n, n) != pt::V<pt::u8, L>(0);
+    return ADDED ? x + pt::select(seen, Floats(0.0f), Floats(NONE)) : pt::select(seen, x, Floats(FILL));
+  } else return x + some<float>(p, c.bias_stride_n, n);
+}
+"""
+NO_BIAS = """\
+static inline const M* bias_at(const Call&, long, long, long) { return nullptr; }
+static inline const M* bias_after(const Call&, const M* p, long) { return p; }
+static inline Floats masked(const Call&, Floats x, const M*, long) { return x; }
+"""
+STORE_LSE = "static inline void store_lse(const Call& c, long place, float value) { c.lse[place] = value; }\n"
+NO_LSE = "static inline void store_lse(const Call&, long, float) {}\n"
+
+# A row's weights are 2^(exponent - base). Where scores are FOLDED, exponents and the base are products times `unit`; else a
+# row's base is its largest score, since a score times LOG2E might be infinite where the score is not.
+WEIGHTS = """\
+struct Row { float base, total; };
+
+static inline float power(float x, float base) {
+  return pt::exp2(FOLDED ? x - base : (x - base) * LOG2E);
+}
+
+// Makes the products at x the weights of keys [n, n + wide) for row r of an item, of which it sees the first `seen`, and
+// counts them in. Gives the factor that what was weighted before has to take.
+template <class P>
+static inline float weigh(const Call& c, long item, long r, long n, long seen, long wide, T* x, P* weights, Row& row) {
+  Floats high(NONE);
+  const M* bias = bias_at(c, item, r, n);
+  long j = 0;
+  if constexpr (FOLDED)
+    for (; j + L <= seen; j += L) high = pt::greater(Floats(load(x + j)), high);
+  for (; j < seen; j += L) {
+    const long left = seen - j;
+    Floats v(load(x + j));
+    if constexpr (!FOLDED) v = masked(c, v * Floats(c.scale), bias_after(c, bias, j), left);
+    if (left < L) v = pt::select(pt::first_n<float, L>(left), v, Floats(NONE));
+    store(x + j, v.n);
+    high = pt::greater(v, high);
+  }
+  for (; j < wide; j += L) store(x + j, Floats(NONE).n);
+  const float before = row.base, top = pt::hmax(high) * (FOLDED ? c.unit : 1.0f);
+  row.base = top > before ? top : before;
+  const float base = row.base == NONE ? 0.0f : row.base;
+  Floats total(0.0f);
+  for (j = 0; j < wide; j += L) {
+    const Floats v(load(x + j));
+    const Floats p = pt::exp2(FOLDED ? pt::mad(v, Floats(c.unit), Floats(-base)) : (v - Floats(base)) * Floats(LOG2E));
+    total += p;
+    store_weights(weights + j, p);
+  }
+  const float factor = before == row.base ? 1.0f : power(before, base);
+  row.total = row.total * factor + pt::hsum(total);
+  return factor;
+}
+
+// Stores the result of row r: `sums` of weighted values over the sum of the weights.
+static void finish(const Call& c, long item, long r, const T* sums, const Row& row) {
+  const long b = item / c.Hkv, h = head_of(c, item, r), m = r % c.Mq;
+  S* out = c.out + b * c.out_stride_b + h * c.out_stride_h + m * c.out_stride_m;
+  const bool zero = row.total == 0.0f && (EMPTY_IS_0 || c.Mkv == 0);
+  const Floats total(zero ? 1.0f : row.total);
+  long j = 0;
+  for (; j + L <= c.Dv; j += L) pt::store(out + j, Floats(load(sums + j)) / total);
+  if (j < c.Dv) pt::store_n(out + j, Floats(load(sums + j)) / total, c.Dv - j);
+  store_lse(c, (b * c.Hq + h) * c.Mq + m, (FOLDED ? row.base * LN2 : row.base) + pt::log(row.total));
+}
+"""
+
+ENTRY = """\
+}}  // namespace attention
+}}  // namespace
+
+extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
+  using namespace attention;
+  Call c{{{pointers}, {integers}}};
+  c.group = c.Hq / most(1, c.Hkv);
+  c.rows = c.group * c.Mq;
+  c.items = c.B * c.Hkv;
+  if (c.items <= 0 || c.rows <= 0) return 0;
+  c.scale = {scale};
+  c.unit = c.scale * LOG2E;
+  return run(c, threads);
+}}
+"""
+
+
+def constants(problem: AttentionProblem, lanes: int) -> str:
+    """The numbers and types that say what is computed."""
+    bias = problem.bias
+    boolean = bias is not None and bias.dtype == torch.bool
+    infinite = bias is not None and bias.fill == -float("inf")
+    return CONSTANTS.format(
+        storage=STORAGE[problem.dtype],
+        bias=STORAGE[bias.dtype] if bias is not None else "float",
+        lanes=lanes,
+        causal=_flag(problem.causal is not Causal.NO),
+        bottom_right=_flag(problem.causal is Causal.BOTTOM_RIGHT),
+        empty_is_0=_flag(problem.empty_is_0),
+        added=_flag(boolean and infinite and problem.empty_is_0),
+        folded=_flag(bias is None and (problem.scale is None or problem.scale > 0)),
+        fill="-__builtin_inff()" if bias is None or infinite else _number(bias.fill),
+    )
+
+
+def call(problem: AttentionProblem) -> str:
+    """The struct Call: the arguments under their names, and what follows from them."""
+    pointers = "".join(
+        f"  {'const ' if t.role == 'in' else ''}{_element(t.name)}* {t.name};\n" for t in problem.tensors
+    )
+    integers = ", ".join(problem.size_names)
+    derived = "  long group, rows, items;\n  float scale, unit;\n"
+    optional = (BIAS if problem.bias is not None else NO_BIAS) + (STORE_LSE if problem.lse else NO_LSE)
+    return f"struct Call {{\n{pointers}  long {integers};\n{derived}}};\n" + CALL + optional
+
+
+def entry(problem: AttentionProblem, name: str) -> str:
+    """The exported function; `run` does the work of a Call."""
+    pointers = (
+        f"({'const ' if t.role == 'in' else ''}{_element(t.name)}*)ptrs[{k}]" for k, t in enumerate(problem.tensors)
+    )
+    scale = _number(problem.scale) if problem.scale is not None else "1.0f / __builtin_sqrtf(float(most(1, c.D)))"
+    integers = (f"sizes[{k}]" for k in range(len(problem.size_names)))
+    return ENTRY.format(name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale)
+
+
+def _element(tensor: str) -> str:
+    return {"bias": "M", "lse": "float"}.get(tensor, "S")
+
+
+def _flag(value: bool) -> str:
+    return str(value).lower()
+
+
+def _number(value: float) -> str:
+    """A finite or infinite number as a float literal."""
+    return f"float({value!r})" if abs(value) != float("inf") else f"{'-' if value < 0 else ''}__builtin_inff()"

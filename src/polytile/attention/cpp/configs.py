@@ -1,0 +1,59 @@
+"""Which configs an attention is tried with on a CPU, and what they are called.
+
+    flash   blocks of `rows` by `keys`, in register tiles of `mr` rows by `nv` vectors
+    split   blocks of `keys`, dot products of `mr` rows with `columns` keys, tiles of `mr` rows by `nv` vectors
+
+`pairs`: bfloat16 stays bfloat16, two to a lane, and so do the weights of `flash`; else operands are widened to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from polytile.attention.problem import AttentionProblem
+from polytile.problem import Config
+from polytile.runtime import cpu
+
+FEW_ROWS = 32
+"""Rows of a head of k, those of all its heads of q together, up to which keys are read in place."""
+
+FLASH: dict[int, tuple[dict[str, Any], ...]] = {
+    16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
+    8: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
+    4: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
+}
+"""By the floats of a vector: with 32 registers of 64 bytes 24 sums, with 16 of fewer 12."""
+SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
+    16: ({"keys": 128, "mr": 6, "nv": 4, "columns": 4},),
+    8: ({"keys": 128, "mr": 2, "nv": 4, "columns": 4},),
+    4: ({"keys": 128, "mr": 2, "nv": 4, "columns": 4},),
+}
+
+
+def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
+    """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
+    more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
+    found = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
+    if problem.dense[1:] == (True, True):
+        found += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
+    return tuple(found)
+
+
+def multiplies_pairs() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16."""
+    return "avx512_bf16" in cpu.cpu().flags
+
+
+def valid(config: Config, size: Mapping[str, int]) -> bool:
+    """Whether `config` is worth trying at these sizes. It is right at all of them."""
+    rows = size["Mq"] * (size["Hq"] // max(1, size["Hkv"]))
+    return config["variant"] == "flash" or rows <= FEW_ROWS
+
+
+def label(config: Config) -> str:
+    """A config as a candidate's name: "flash 48x256 bf16 t2", "split 128 t1"."""
+    blocks = f"{config['rows']}x{config['keys']}" if config["variant"] == "flash" else str(config["keys"])
+    return f"{config['variant']} {blocks}{' bf16' if config.get('pairs') else ''} t{config['threads']}"

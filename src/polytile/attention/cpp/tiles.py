@@ -1,0 +1,35 @@
+"""Products of a few rows and a panel, by the register tiles of products (matmul/cpp/register_tile.py)."""
+
+from __future__ import annotations
+
+from polytile.matmul.cpp.register_tile import Tile
+
+MEMORY = """\
+extern "C" void* malloc(unsigned long);
+extern "C" void free(void*);
+"""
+
+MULTIPLY = """\
+// o (+)= a · b for rows of a that lie a_m apart and a panel of `vectors` vectors, whose steps are b_k apart.
+static inline void multiply(const PA* a, long a_m, long rows, const PB* b, long vectors, long b_k, long steps, T* o, long o_m,
+                            bool add) {
+  const long count = ceil_div(rows, MR), base = rows / count, extra = rows % count;
+  for (long k = sizeof(TILES) / sizeof(TILES[0]) - 1; k >= 0; --k)
+    for (; vectors >= 1 << k; vectors -= 1 << k, b += L << k, o += L << k)
+      for (long t = 0, i = 0, r; t < count; ++t, i += r) {
+        r = base + (t < extra);
+        TILES[k][r - 1](a + i * a_m, a_m, 1, b, b_k, steps, o + i * o_m, o_m, add, Next{});
+      }
+}
+"""
+
+
+def tiles(mr: int, nv: int) -> str:
+    """The tiles of up to `mr` rows and of 1, 2, ... `nv` vectors, a power of two, and `multiply`, which takes any number of rows
+    and vectors."""
+    rows, widths = range(1, mr + 1), [1 << k for k in range(nv.bit_length())]
+    text = "struct Next {};\n"
+    text += "".join(Tile(m, n, "rows", 1).function() for n in widths for m in rows)
+    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
+    table = ",\n  ".join("{" + ", ".join(f"tile{m}x{n}" for m in rows) + "}" for n in widths)
+    return text + f"static const Tile TILES[{len(widths)}][{mr}] = {{\n  {table}}};\n" + MULTIPLY

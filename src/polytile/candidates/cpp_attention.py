@@ -1,0 +1,50 @@
+"""The generated C++ candidates of an attention on a CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from polytile.attention import cpp
+from polytile.attention.cpp.configs import label, space, valid
+from polytile.attention.problem import AttentionProblem
+from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.cost import cpp_attention as prior
+from polytile.matmul.cpp.machine import Machine
+from polytile.problem import Config, Scalar, digest
+from polytile.runtime import toolchain
+
+SMALLEST_SHARED = 1 << 15
+"""Multiply-adds of a call from which on it is tried with several threads."""
+FEWEST_LANES = 4
+"""Floats of a vector where there are no vector registers: compilers take such vectors apart."""
+
+
+class CppAttention(CppCandidate):
+    """One config and number of threads. It is right at all sizes."""
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return ("variant", str(self.config["variant"])), ("threads", self.config["threads"])
+
+
+def attention_candidates(problem: AttentionProblem, name: str, threads: Sequence[int]) -> tuple[CppAttention, ...]:
+    """Every config with each number of threads, in canonical order. Raises CompilerMissing."""
+    tool = toolchain.find()
+    lanes, machine = max(tool.lanes, FEWEST_LANES), Machine.detected()
+    made_from = digest(f"{tool.identity} {problem.digest}")
+
+    def candidate(plain: Config, count: int) -> CppAttention:
+        config = Config(tuple(sorted([*plain.values, ("threads", count)])))
+
+        def able(size: Mapping[str, int]) -> bool:
+            shared = size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * (size["D"] + size["Dv"]) >= SMALLEST_SHARED
+            return valid(plain, size) and (count == 1 or shared)
+
+        return CppAttention(
+            label(config), config, name, functools.partial(cpp.generate, problem, plain, ENTRY, lanes), able,
+            lambda size: prior.cost(problem, config, size, machine), f"{made_from} {plain}",
+            lambda size: prior.terms(problem, config, size, machine),
+        )  # fmt: skip
+
+    return tuple(candidate(plain, count) for count in threads for plain in space(problem, lanes))

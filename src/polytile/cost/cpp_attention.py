@@ -1,0 +1,57 @@
+"""What generated attention kernels are expected to take on a CPU.
+
+    t(flash) = fork + rounds of units · (multiply-adds / rate + weights + copies) + bytes of keys and values / bandwidth
+    t(split) = fork + |multiply-adds / rate + weights, bytes of keys and values / bandwidth|
+
+A round is one unit of work for each thread. Times are in cycles of Machine, as those of products are, with which these kernels
+are compared. They were measured on Zen 4, which starts half as many FMAs of 64 bytes as Machine says, with a faster clock. Where
+they are wrong: keys and values are taken to be where they were last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polytile.attention.problem import AttentionProblem
+from polytile.cost.library_attention import work
+from polytile.matmul.cpp.machine import Machine
+from polytile.problem import Config
+
+FLASH_SHARE, SPLIT_SHARE = 0.95, 0.55
+"""Of the peak rate of multiply-adds."""
+WEIGHT_CYCLES = 6.0
+"""To make a vector of scores weights."""
+COPY_CYCLES = 4.0
+"""To copy a vector of keys or values."""
+UNIT_BYTES = 256 << 10
+"""Of the queries and sums of a unit of `flash`."""
+
+
+def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], machine: Machine) -> float:
+    """Seconds of one call."""
+    parts = terms(problem, config, size, machine)
+    computing = parts["products_s"] + parts["weights_s"] + parts["copies_s"]
+    if config["variant"] == "flash":  # what is copied is waited for
+        return parts["fork_s"] + computing + parts["memory_s"]
+    return parts["fork_s"] + max(computing, parts["memory_s"])
+
+
+def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], machine: Machine) -> dict[str, float]:
+    """Seconds: `fork`, computing (`products`, `weights`, `copies`), and `memory`."""
+    products, moved = work(problem, size)
+    heads, threads = size["D"] + size["Dv"], int(config["threads"])
+    lanes, cycle = machine.vector_bytes // 4, machine.cycle()
+    flash = config["variant"] == "flash"
+    rows = size["Hq"] // max(1, size["Hkv"]) * size["Mq"]
+    chunks = -(-rows * heads * 4 // UNIT_BYTES) if flash else 1
+    units = size["B"] * size["Hkv"] * max(1, chunks)
+    busy = units / -(-units // threads) if flash and 0 < units < 4 * threads and rows < 64 * threads else threads
+    rate = machine.gflops / 2 * 1e9 * (FLASH_SHARE if flash else SPLIT_SHARE) * (2 if config.get("pairs") else 1)
+    copied = units * size["Mkv"] * heads / (2 if config.get("pairs") else 1) if flash else 0.0
+    return {
+        "fork_s": machine.fork_seconds if threads > 1 else 0.0,
+        "products_s": products / (rate * busy),
+        "weights_s": products / max(1, heads) / lanes * WEIGHT_CYCLES * cycle / busy,
+        "copies_s": copied / lanes * COPY_CYCLES * cycle / busy,
+        "memory_s": moved / machine.bandwidth(int(moved), threads),
+    }
