@@ -423,7 +423,7 @@ template <class S, int... D> long every_of() { long code = 0; ((code = code ? co
 """
 
 
-@pytest.mark.parametrize(("march", "lanes"), TARGETS)
+@pytest.mark.parametrize(("march", "lanes"), [*TARGETS, ("native", 4)])
 def test_elements_a_constant_apart_are_shuffled_and_nothing_beyond_them_is_read(build: Any, march: str, lanes: int) -> None:
     types, body = ("float", "double", "i8", "bf16"), GUARD.split("template")[0] + EVERY
     names = "".join(f'extern "C" long every_{s}() {{ return every_of<{s}, -1, 2, 3, 5, 8>(); }}\n' for s in types)

@@ -44,6 +44,12 @@ template <class B, int L, int S> PT_FN V<B, L> load_every_n(const B* p, long n) 
   if constexpr (wide<B, L>) {
     constexpr long h = L / 2;
     return {load_every_n<B, h, S>(p, n < h ? n : h), load_every_n<B, h, S>(p + S * h, n < h ? 0 : n - h)};
+  } else if constexpr (S == -1) {
+#if defined(PT_AVX512)
+    V<B, L> v;
+    move_masked<false>(v, p + 1 - L, n <= 0 ? 0 : low_bits(L) & ~low_bits(n < L ? L - n : 0));
+    return every_reversed(v, Up<raw_lanes<B, L>>{});
+#endif
   } else {
     const long count = n > 0 ? S * (n - 1) + 1 : 0;
     return every_rest<false, 1, S>(load_lanes_n<B, L>(p, count), p, count);
@@ -54,8 +60,9 @@ template <class B, int L, int S> PT_FN V<B, L> load_every_n(const B* p, long n) 
 template <class T, int L, int S, class Tail, class P> PT_FN V<T, L> vload_every(Tail, const P* p, long n) {
   using B = stored<P>;
   constexpr int lanes = wide<B, L> ? PT_WIDTH / int(sizeof(B)) : L;
+  constexpr bool reversed = S == -1 && PT_WIDTH >= 64, picked = S > 1 && every_shuffles<B, lanes, S>;
   if constexpr (!Tail::partial) return from_storage<T, P>(load_every<B, L, S>((const B*)p));
-  else if constexpr (S > 1 && has_masked_moves<B, lanes> && every_shuffles<B, lanes, S>)
+  else if constexpr (has_masked_moves<B, lanes> && (reversed || picked))
     return from_storage<T, P>(load_every_n<B, L, S>((const B*)p, n));
   else return load_strided_n<T, L>(p, S, n);
 }
