@@ -33,6 +33,10 @@ CONDITIONS = {
     "against a number": lambda v: compare("ge", expr.const(7, I64), index(v)),
     "against a tensor": lambda v: compare("lt", index(v), load("length", P0, I64)),
     "a tensor against it": lambda v: compare("le", load("length", P0, I64), index(v - 1)),
+    "of a multiple": lambda v: compare("lt", index(3 * v - 5), index(P0)),
+    "of a multiple, from there on": lambda v: compare("gt", index(2 * v + 1), index(S0)),
+    "of a multiple, mirrored": lambda v: compare("le", index(P0 - 2 * v), expr.const(-3, I64)),
+    "a tensor against a multiple": lambda v: compare("ge", load("length", P0, I64), index(2 * v - 1)),
     "inside a window": lambda v: op(
         "logical_and", compare("ge", index(v), index(P0)), compare("lt", index(v), index(P0 + 4))
     ),

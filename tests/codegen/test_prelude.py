@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from polytile.codegen.cpp import support
 from polytile.codegen.cpp.prelude import ORDER, closure, part, parts_of, prelude
 from polytile.ir import philox
 
@@ -396,6 +397,40 @@ def test_partial_loads_and_stores_touch_nothing_past_the_end(build: Any, march: 
     check_all = f"for s in {list(STORAGE)!r}: assert getattr(lib, 'go_' + s)() == 0, s"
     code = f"import ctypes\nlib = ctypes.CDLL({library._name!r})\n{check_all}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # a fault takes the child alone
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-500:]}"
+
+
+EVERY = """
+template <class S, int D> long every() {
+  using T = value_of<S>;
+  constexpr long page = 4096;
+  static char* const m = (char*)mmap(nullptr, 3 * page, 3, 0x22, -1, 0);
+  mprotect(m, page, 0), mprotect(m + 2 * page, page, 0);
+  for (long n = 1; n <= L; ++n)
+    for (int side = 0; side < 2; ++side) {  // the last element is the page's last one, or the first one its first
+      const long reach = (D < 0 ? -D : D) * (n - 1) + 1;
+      S* const first = side ? (S*)(m + page) : (S*)(m + 2 * page) - reach;
+      S* const p = D < 0 ? first + reach - 1 : first;
+      for (long i = 0; i < reach; ++i) store<S, T, 1>(first + i, V<T, 1>(T(i % 100)));
+      V<T, L> v = vload_every<T, L, D>(Part{}, p, n);
+      if (n == L && side) v = vload_every<T, L, D>(Full{}, p, n);
+      for (long i = 0; i < n; ++i)
+        if (v[i] != T((D < 0 ? reach - 1 + D * i : D * i) % 100)) return 1000 * side + n;
+    }
+  return 0;
+}
+template <class S, int... D> long every_of() { long code = 0; ((code = code ? code : every<S, D>()), ...); return code; }
+"""
+
+
+@pytest.mark.parametrize(("march", "lanes"), [*TARGETS, ("native", 4)])
+def test_elements_a_constant_apart_are_shuffled_and_nothing_beyond_them_is_read(build: Any, march: str, lanes: int) -> None:
+    types, body = ("float", "double", "i8", "bf16"), GUARD.split("template")[0] + EVERY
+    names = "".join(f'extern "C" long every_{s}() {{ return every_of<{s}, -1, 2, 3, 5, 8>(); }}\n' for s in types)
+    library = build(support.text(body) + body + names, march, lanes)
+    check_all = f"for s in {types!r}: assert (code := getattr(lib, 'every_' + s)()) == 0, (s, code)"
+    code = f"import ctypes\nlib = ctypes.CDLL({library._name!r})\n{check_all}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-500:]}"
 
 

@@ -16,7 +16,7 @@ from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library import row_scales, split_k
-from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
+from polytile.candidates.library.matmul import DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
 from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.materialised_operands import MaterialisedOperands
@@ -57,11 +57,11 @@ def candidates(
     generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
     library's."""
     factories: dict[str, Callable[[], Sequence[Candidate]]] = {
-        "library": lambda: [MatmulLibrary(kernel, unfused)],
+        "library": lambda: [AtenProduct(kernel, unfused)],
         "cpp": lambda: _generated(kernel, name, threads),
     }
     wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
-    return tuple(wanted) or (MatmulLibrary(kernel, unfused),)
+    return tuple(wanted) or (AtenProduct(kernel, unfused),)
 
 
 def gpu_candidates(

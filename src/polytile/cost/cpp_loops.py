@@ -21,6 +21,7 @@ from functools import cached_property
 import sympy
 
 from polytile.codegen.cpp.columns import WIDTH
+from polytile.codegen.cpp.memory import SHUFFLED
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
@@ -252,4 +253,6 @@ def _access(nest: Nest, access: Load | Store, lanes: int) -> float:
         return 2 * CONTIGUOUS
     if stride is None or any(nest.is_vector(i) for i in access.indirect):
         return lanes * BY_LANE["gathered" if isinstance(access, Load) else "scattered"]
+    if isinstance(access, Load) and stride in SHUFFLED:
+        return 2 * abs(int(stride)) * CONTIGUOUS
     return CONTIGUOUS if stride in (0, 1) else lanes * BY_LANE["strided"]

@@ -1,7 +1,7 @@
-"""Comparisons that hold on one side of a point of the vector axis: p1 < n0, r0 <= p0, len[p0] > r0.
+"""Comparisons that hold on one side of a point of the vector axis: p1 < n0, 2*p1 - 1 >= 0, r0 <= p0, len[p0] > r0.
 
-Concatenation, padding and triangular masks are made of them. The sweep of the vector axis stops at such points, and between
-them the comparison has one value: no vector of indices is compared, and what is masked is loaded whole or not at all.
+Concatenation, padding, windows and triangular masks are made of them. The sweep of the vector axis stops at such points, and
+between them the comparison has one value: no vector of indices is compared, and what is masked is loaded whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ from dataclasses import dataclass
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
+from polytile.ir.sizes import ZERO
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The comparison `name` of the vector axis (with a fixed offset) with a value: it changes where the axis is at
-    `offset` + the value of `operand` (0 where there is none), and is true below that point or from it on."""
+    """A comparison of the vector axis with a value: it changes where the axis is at (`offset` + the value of `operand`) // `step`
+    (without an operand: 0), and is true below that point or from it on."""
 
     offset: sympy.Expr
     operand: Node | None
     below: bool
+    step: int = 1
+
+    def place(self, operand: sympy.Expr = ZERO) -> sympy.Expr:
+        """The point, where `operand` is the value of the operand."""
+        reached = sympy.expand(self.offset + operand)
+        return reached if self.step == 1 else FloorDiv(reached, sympy.Integer(self.step))
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -57,15 +65,18 @@ def _expr(node: Index | Const) -> sympy.Expr:
 
 
 def _cut(name: str, difference: sympy.Expr, operand: Node | None, vec: sympy.Symbol, inside: set[sympy.Symbol]) -> Cut | None:
-    """The cut of `difference` against `operand` (or 0):
+    """The cut of `difference` against `operand` (or 0), for a positive constant c:
 
-     v + rest < y  →  v below y - rest        v + rest <= y  →  v below y - rest + 1        > and >= : from there on
-    -v + rest < 0  →  v > rest: the mirror image
+     c·v + rest < y  →  v below ⌈(y - rest) / c⌉   c·v + rest <= y  →  v below ⌊(y - rest) / c⌋ + 1   > and >= : from there on
+    -c·v + rest < 0  →  c·v > rest: the mirror image
     """
     step = sizes.coefficient(difference, vec)
-    if step == -1 and operand is None:
-        return _cut(MIRRORED[name], -difference, None, vec, inside)
-    rest = sympy.expand(difference - vec)
-    if step != 1 or rest.free_symbols & inside:
+    if step is None or not step.is_Integer or step == 0:
         return None
-    return Cut(-rest + (1 if name in ("le", "gt") else 0), operand, name in ("lt", "le"))
+    if step < 0:
+        return _cut(MIRRORED[name], sympy.expand(-difference), None, vec, inside) if operand is None else None
+    rest = sympy.expand(difference - step * vec)
+    if rest.free_symbols & inside:
+        return None
+    beyond = step if name in ("le", "gt") else step - 1
+    return Cut(beyond - rest, operand, name in ("lt", "le"), int(step))

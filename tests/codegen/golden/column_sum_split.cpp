@@ -23,6 +23,10 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   struct State {};
   Scratch<Slots<Acc0, 4>> all0(2 * threads);
   parallel(threads, [&](long thread, long workers) {
+    const float* const a0 = (const float*)ptrs[0];
+    float* const a1 = (float*)ptrs[1];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     long turn = 0;
     for (long number = 0; number < total; ++number) {
       auto pass0 = [&](auto tail, const long p0, const long n, State& s, Acc0& acc, const long r0) PT_INLINE {

@@ -18,6 +18,11 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   if (n0*n1 <= 0) return 0;
   const long length = n1, total = n0 * length;
   parallel(threads, [&](long thread, long workers) {
+    const i64* const a0 = (const i64*)ptrs[0];
+    const float* const a1 = (const float*)ptrs[1];
+    float* const a2 = (float*)ptrs[2];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     long at = share<L>(total, thread, workers), first = at % length;
     const long end = share<L>(total, thread + 1, workers);
     long p0 = at / length;

@@ -18,6 +18,11 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   if (n0*n1 <= 0) return 0;
   const long length = n1, total = n0;
   parallel(threads, [&](long thread, long workers) {
+    const float* const a0 = (const float*)ptrs[0];
+    const i64* const a1 = (const i64*)ptrs[1];
+    float* const a2 = (float*)ptrs[2];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);
     if (first == last) return;
     long p0 = 0;

@@ -19,6 +19,10 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   long error = 0;
   if (n0 <= 0) return 0;
   parallel(threads, [&](long thread, long workers) {
+    const float* const a0 = (const float*)ptrs[0];
+    float* const a1 = (float*)ptrs[1];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     const long begin = n0 * thread / workers, end = n0 * (thread + 1) / workers;
     if (begin == end) return;
     long p0 = begin;

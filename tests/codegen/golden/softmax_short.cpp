@@ -33,6 +33,10 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     V<float, L> t4;
   };
   parallel(threads, [&](long thread, long workers) {
+    const float* const a0 = (const float*)ptrs[0];
+    float* const a1 = (float*)ptrs[1];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     const long begin = total * thread / workers, end = total * (thread + 1) / workers;
     if (begin == end) return;
     const long room = (n1 + L - 1) / L * L * L;

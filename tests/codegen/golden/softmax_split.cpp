@@ -30,6 +30,10 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   };
   Scratch<Acc1> all1(2 * threads);
   parallel(threads, [&](long thread, long workers) {
+    const float* const a0 = (const float*)ptrs[0];
+    float* const a1 = (float*)ptrs[1];
+    const long n0 = sizes[0];
+    const long n1 = sizes[1];
     const long first = share<L>(n1, thread, workers), last = share<L>(n1, thread + 1, workers);
     long p0 = 0;
     for (long row = 0; row < rows; ++row) {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from polytile.candidates import products as templates
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.library.native import AtenProduct
 from polytile.errors import DeviceError
@@ -36,6 +37,17 @@ def test_every_layout_goes_straight_into_the_result(a: str, b: str, batched: boo
         run(candidate, x, y, c, *integers(x, y, c))
         tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(c.double(), x.double() @ y.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_products_on_a_cpu_are_called_from_c() -> None:
+    """Integers too, into the result or for an epilogue of its own."""
+    for dtype, out in ((torch.float32, None), (torch.int8, torch.int32)):
+        kernel = product(dtype, out=out) if out is not None else product(dtype)
+        (candidate,) = templates.candidates(kernel, "product", (1,), None, ("library",))
+        assert isinstance(candidate.entry(), NativeEntry)
+        x, y, c = operands(kernel, 1, 5, 7, 9, 2)
+        run(candidate, x, y, c, *integers(x, y, c))
+        torch.testing.assert_close(c.double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_an_operand_whose_rows_overlap() -> None:

@@ -1,5 +1,4 @@
-"""Products that a library computes on a GPU, called from C (runtime/cuda/products.py): a call costs what the library's function
-does.
+"""Products that a library computes, called from C (runtime/cuda/products.py): a call costs what the library's function does.
 
 An epilogue that the library lacks is a kernel of its own. It reads the product from scratch memory. What a plan declines is
 multiplied by ATen through Python.
@@ -24,6 +23,7 @@ from polytile.matmul.cpp.spec import SIZES
 from polytile.matmul.gemm_args import operands
 from polytile.runtime import launcher
 from polytile.runtime.arguments import CPU, CUDA
+from polytile.runtime.cuda import products
 from polytile.runtime.cuda.products import AtenPlan, Operand, Product
 from polytile.runtime.formula import encode
 
@@ -46,9 +46,13 @@ class NativeProduct(MatmulLibrary):
 
     @property
     def device(self) -> int:
-        """The number of the GPU; -1 for a CPU, which stands for one in tests."""
-        assert self.target is not None
-        return (self.target.index or 0) if self.target.type == "cuda" else -1
+        """The number of the GPU; -1 for a CPU."""
+        return (self.target.index or 0) if self.target is not None and self.target.type == "cuda" else -1
+
+    def prepare(self) -> None:
+        """Starts compiling what calls the library, and the first candidate of the epilogue's kernel."""
+        products.prepare()
+        super().prepare()
 
     def plan(self) -> AtenPlan:
         """What C is told. Raises DeviceError where the library cannot be had, CompileFailed or CompilerMissing."""
@@ -164,7 +168,9 @@ class AtenProduct(NativeProduct):
     """ATen's `mm` or `bmm`. Where C cannot call it, Python does."""
 
     def entry(self) -> NativeEntry | PythonEntry:
-        if self.kernel.in_dtype.itemsize == 1 or self._converts or self._result != self.kernel.product_storage:
+        kernel = self.kernel
+        whole = kernel.in_dtype == torch.int8 and self.target is None
+        if (kernel.in_dtype.itemsize == 1 and not whole) or self._converts or self._result != kernel.product_storage:
             return PythonEntry(self._call, recordable=True)
         try:
             return super().entry()

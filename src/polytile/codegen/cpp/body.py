@@ -150,10 +150,15 @@ class Body(Emitter[Scope]):
                 name = self.emit(node, scope)
                 vectors[symbol] = name if node.dtype == torch.int64 else f"cast<i64>({name})"
             elif symbol in index.free_symbols:
-                bound[symbol] = sizes.axis(f"at{self._bound}")  # a name like i64 would hide the type
-                self._bound += 1
-                scope.lines.append(f"const long {bound[symbol]} = {self.scalar(node, scope)};")
+                bound[symbol] = sizes.axis(self.bound(self.scalar(node, scope), scope))
         return sizes.substitute(index, bound), vectors
+
+    def bound(self, value: str, scope: Scope) -> str:
+        """The name of a variable of `scope` that holds the integer of this text."""
+        name = f"at{self._bound}"  # a name like i64 would hide the type
+        self._bound += 1
+        scope.lines.append(f"const long {name} = {value};")
+        return name
 
     def _store(self, store: Store, scope: Scope) -> None:
         memory.store(self, store, scope)

@@ -36,7 +36,7 @@ def whole_columns(unit: Unit, out: Writer) -> None:
         out.line("threads = 1;")
     tile = _Tile(unit, split=False)
     tile.declare(out)
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         domain.share(out, "total")
         _tiles(unit, out, tile, "begin", "end")
 
@@ -48,7 +48,7 @@ def split_columns(unit: Unit, out: Writer) -> None:
     for k in range(unit.nest.passes):
         if unit.nest.reduces_in(k):
             out.line(f"Scratch<Slots<Acc{k}, {WIDTH}>> all{k}(2 * threads);")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         out.line("long turn = 0;")
         _tiles(unit, out, tile, "0", "total")
 
@@ -58,7 +58,7 @@ def short_rows(unit: Unit, out: Writer) -> None:
     assert unit.transposed is not None
     tile = _Tile(unit, split=False, transposed=unit.transposed)
     tile.declare(out)
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         domain.share(out, "total")
         tile.scratch(out)
         _tiles(unit, out, tile, "begin", "end")

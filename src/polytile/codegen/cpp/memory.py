@@ -17,6 +17,9 @@ from polytile.schedule.nest import Form
 if TYPE_CHECKING:
     from polytile.codegen.cpp.body import Body, Scope
 
+SHUFFLED = (-1, 2, 3, 4, 5, 6, 7, 8)
+"""Distances of lanes that contiguous vectors and shuffles serve (support/every.h)."""
+
 PLAIN, ATOMIC = "{}_plain", "atomic_{}"  # functions that accumulate in one element, by the mode of the store
 
 
@@ -45,6 +48,8 @@ def _contiguous_or_not(body: Body, node: Load, scope: Scope) -> str:
         return f"V<{kind}, {lanes}>(load<{kind}, 1>({at})[0])"
     if step == 1:
         return f"vload<{kind}, {lanes}>(tail, {at}, n)"
+    if step in SHUFFLED:
+        return f"vload_every<{kind}, {lanes}, {step}>(tail, {at}, n)"
     if step is not None:
         return f"vload_strided<{kind}, {lanes}>(tail, {at}, {text.index(step)}, n)"
     if (times := repeats(body.nest, node)) is not None:

@@ -32,13 +32,13 @@ def _plain(unit: Unit, out: Writer) -> None:
     outer = unit.nest.outer
     if not outer:
         out.line(f"const long length = {text.index(unit.nest.vec.size)};")
-        with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        with unit.parallel(out):
             out.line("const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);")
             _sweep(unit, out)
             _end(unit, out)
         return
     out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)} * length;")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         out.line("long at = share<L>(total, thread, workers), first = at % length;")
         out.line("const long end = share<L>(total, thread + 1, workers);")
         domain.place(out, outer, "at / length")
@@ -60,7 +60,7 @@ def _owned_columns(unit: Unit, out: Writer) -> None:
     """Each thread owns a range of the vector axis."""
     outer = unit.nest.outer
     out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)};")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         out.line("const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);")
         out.line("if (first == last) return;")
         _points(unit, out, outer, "total")
@@ -72,7 +72,7 @@ def _owned_points(unit: Unit, out: Writer, owner: Axis | None) -> None:
     out.line(f"const long first = 0, last = {text.index(unit.nest.vec.size)}, total = {domain.count(rest)};")
     if owner is None:
         out.line("threads = 1;")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         if owner is None:
             _points(unit, out, rest, "total")
             return

@@ -23,7 +23,7 @@ def whole_rows(unit: Unit, out: Writer) -> None:
     """Rows divided over threads."""
     if scattered(unit.kernel.loop):
         out.line("threads = 1;")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         domain.share(out, domain.count(unit.nest.outer))
         _cache_rows(unit, out)
         domain.place(out, unit.nest.outer, "begin")
@@ -44,7 +44,7 @@ def split_rows(unit: Unit, out: Writer) -> None:
     for scan in nest.scans:
         name = scans.carry_name(nest, scan)
         out.line(f"Scratch<V<{text.value_type(scan.args[0].dtype)}, 1>> shares_{name}(2 * threads);")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         if not nest.inner:
             size = text.index(nest.vec.size)
             out.line(f"const long first = share<L>({size}, thread, workers), last = share<L>({size}, thread + 1, workers);")

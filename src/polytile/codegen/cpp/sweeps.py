@@ -46,9 +46,11 @@ def _place(body: Body, node: Node, scope: Scope) -> str:
     """Where on the vector axis the comparison changes."""
     cut = body.nest.cuts[id(node)]
     if cut.operand is None:
-        return text.factor(cut.offset)
+        return text.factor(cut.place())
     value = body.scalar(cut.operand, scope)
-    return value if cut.offset == 0 else f"({value} + {text.factor(cut.offset)})"
+    if cut.step == 1:
+        return value if cut.offset == 0 else f"({value} + {text.factor(cut.offset)})"
+    return text.factor(cut.place(sympy.Symbol(body.bound(value, scope), integer=True)))
 
 
 def lead(body: Body, stores: Iterable[Store], first: str, last: str) -> str:

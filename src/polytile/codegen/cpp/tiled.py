@@ -39,7 +39,7 @@ def tiled(unit: Unit, out: Writer) -> None:
     out.line(f"const long length = {text.index(vec.size)}, across = {text.index(axis.size)};")
     out.line(f"const long pieces = (length + {PIECE - 1}) / {PIECE}, strips = (across + L - 1) / L;")
     out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}pieces * strips;")
-    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+    with unit.parallel(out):
         domain.share(out, "total")
         for access in tile.accesses:
             out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{ROWS * columns}];")

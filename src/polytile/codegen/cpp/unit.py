@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -57,6 +59,14 @@ class Unit:
     def cache_stores(self) -> dict[Node, Store]:
         """Those of the cached values that wait where a store will go; the others have a scratch row."""
         return cache_stores(self.kernel, self.nest) if self.cached else {}
+
+    @contextmanager
+    def parallel(self, out: Writer) -> Iterator[None]:
+        """What every thread does, with the kernel's arguments as variables of its own: those that the closure refers to
+        would be read from memory after every store, and what is computed from them be computed again."""
+        with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+            out.extend(arguments(self.kernel))
+            yield
 
     def source(self, name: str, work: Writer) -> str:
         """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""

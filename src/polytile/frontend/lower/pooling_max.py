@@ -57,9 +57,9 @@ lowers(aten.max_pool3d_with_indices.default)(_lower_max(3))
 def _largest(over: Windows, point: Point) -> tuple[Node, Node]:
     dtype = over.source.compute_dtype
     lowest = smallest(over.source.dtype)
-    best: Node = expr.const(lowest, dtype)
-    index = _first_inside(over, point)
-    for step in over.steps:
+    first, *others = over.steps
+    best, index = over.element(point, first, outside=lowest), _first_inside(over, point)
+    for step in others:
         node = over.element(point, step, outside=lowest)
         better = expr.op("gt", torch.bool, node, best)
         if dtype.is_floating_point:

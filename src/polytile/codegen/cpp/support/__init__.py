@@ -11,6 +11,7 @@ from pathlib import Path
 
 ORDER = (
     "vectors",
+    "every",
     "tile",
     "scatter",
     "sweep",
