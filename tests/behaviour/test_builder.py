@@ -102,6 +102,7 @@ def test_programs_and_kernels_are_made_in_another_process(done_here: list[str], 
     assert "failed" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_training_step_is_made_in_another_process(done_here: list[str]) -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(192, 48), torch.nn.LayerNorm(48), torch.nn.Dropout(0.0))
 
@@ -125,35 +126,45 @@ def test_a_graph_that_holds_a_tensor_is_made_here(done_here: list[str], caplog: 
     assert tiers_met() == [1] and "compile_program" in done_here and "is made in this process" in caplog.text
 
 
+def test_the_work_is_done_here_where_the_process_dies(other_program: Callable[[str], None], done_here: list[str]) -> None:
+    other_program("sys.exit(3)")
+    served(function, 5)
+    assert tiers_met() == [1] and "compile_program" in done_here
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["sys.exit(3)", "connection.recv(1 << 20)\nconnection.sendall(b'garbage\\n')\ntime.sleep(60)", "time.sleep(60)"],
-    ids=["dies", "answers garbage", "hangs"],
+    ("text", "said"),
+    [
+        ("sys.exit('no torch')", "with status 1, saying: no torch"),
+        ("connection.recv(1 << 20)\nconnection.sendall(b'garbage\\n')\ntime.sleep(60)", "no answer"),
+        ("time.sleep(60)", "timed out"),
+        ("connection.recv(99)\nconnection.sendall(b'{\"error\": \"the disk is full\", \"counts\": {}}\\n')", "the disk is full"),
+    ],
+    ids=["dies", "answers garbage", "hangs", "says what is wrong"],
 )
-def test_the_work_is_done_here_where_the_process_fails(
-    text: str, other_program: Callable[[str], None], done_here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_is_told_that_there_is_no_answer(text: str, said: str, other_program: Callable[[str], None]) -> None:
     other_program(text)
-    monkeypatch.setattr(builder.ask, "__defaults__", (0.5,))
-    served(function, 5)
-    assert tiers_met() == [1] and "compile_program" in done_here
+    with pytest.raises(builder.BuilderFailed, match=said):
+        builder.ask("program", {}, seconds=0.5 if "timed" in said else PATIENCE)
 
 
-def test_a_process_that_cannot_start_is_not_asked_again(
-    done_here: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_process_that_dies_again_and_again_is_not_started_any_more(other_program: Callable[[str], None]) -> None:
+    other_program("sys.exit(3)")
+    for _ in range(builder.MOST_DEATHS):
+        with pytest.raises(builder.BuilderFailed, match="status 3"):
+            builder.ask("program", {})
+    with pytest.raises(builder.BuilderFailed, match="has died"):
+        builder.ask("program", {})
+
+
+def test_modules_beside_the_users_script_take_no_others_place(
+    other_program: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builder.stop()
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    served(function, 5)
-    assert tiers_met() == [1] and "compile_program" in done_here
-
-
-def test_what_another_process_says_is_wrong_is_done_here(other_program: Callable[[str], None], done_here: list[str]) -> None:
-    other_program(
-        "while connection.recv(1 << 22):\n    connection.sendall(b'{\"error\": \"the disk is full\", \"counts\": {}}\\n')"
-    )
-    served(function, 5)
-    assert tiers_met() == [1] and "compile_program" in done_here
+    (tmp_path / "json.py").write_text("raise SystemExit('not me')")
+    other_program("import json\nconnection.recv(1 << 20)\nconnection.sendall(b'{\"value\": 1, \"counts\": {}}\\n')")
+    monkeypatch.setattr(builder, "SCRIPT", (tmp_path / "other.py").rename(tmp_path.parent / "other.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert builder.ask("program", {}) == 1
 
 
 PROGRAM = """
@@ -166,7 +177,9 @@ print(builder._builder.process.process.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize("then", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ends", "is killed"])
+@pytest.mark.parametrize(
+    "then", [pytest.param("", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ends", "is killed"]
+)
 def test_nothing_is_left_running(then: str, empty_cache: Path) -> None:
     environment = {**os.environ, "POLYTILE_STALL": "never", "POLYTILE_BUILDER": "process"}
     command = [sys.executable, "-c", PROGRAM.format(then=then)]
@@ -182,7 +195,8 @@ def _runs(process: int) -> bool:
         return False
 
 
-def test_a_forked_child_has_a_process_of_its_own() -> None:
+def test_a_forked_child_has_a_process_of_its_own(other_program: Callable[[str], None]) -> None:
+    other_program("time.sleep(60)")
     builder.begin()
     child = os.fork()
     if child == 0:

@@ -52,7 +52,8 @@ class _Process:
     """One process, and the socket by which it is asked."""
 
     def __init__(self) -> None:
-        paths = [str(Path(__file__).parents[2]), *sys.path]  # what this process can import, that one can
+        # What this process can import, that one can, but modules beside the user's script take no other's place.
+        paths = [str(Path(__file__).parents[2]), *sys.path[1:], *sys.path[:1]]
         own = {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "CUDA_VISIBLE_DEVICES": "",
@@ -85,11 +86,12 @@ class _Process:
             self.connection.settimeout(max(1e-3, end - time.monotonic()))
             part = self.connection.recv(1 << 20)
             if not part:
-                raise ConnectionResetError(f"it ended{self._last_words()}")
+                raise ConnectionResetError("it ended")
             received += part
         return dict(json.loads(received))
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """How it ended, if it has, and what it said."""
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             status = self.process.wait(END_SECONDS)
             self.messages.seek(max(0, self.messages.seek(0, os.SEEK_END) - 2000))
@@ -161,9 +163,10 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
         try:
             answer = process.ask(request, seconds)
         except (OSError, ValueError) as error:
+            ending = process.last_words()
             _builder.deaths += 1
             _builder.stop()
-            raise BuilderFailed(f"there was no answer: {error}") from error
+            raise BuilderFailed(f"there was no answer: {error}{ending}") from error
     _builder.deaths = 0
     for name, count in answer["counts"].items():
         counters.add(name, count)
