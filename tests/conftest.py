@@ -16,6 +16,7 @@ if not torch.cuda.is_available():  # Triton decides whether it interprets when i
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 os.environ.setdefault("POLYTILE_STALL", "tune")  # a test of a kernel wants that kernel; those of the background say "never"
+os.environ.setdefault("POLYTILE_BUILDER", "thread")  # what a test puts in the place of a function is not in another process
 os.environ.setdefault("POLYTILE_LEARNED", "0")  # choices follow from what a test measures; those of models say otherwise
 os.environ.setdefault("POLYTILE_ON_FAILURE", "raise")  # what polytile fails at is an error of the test
 

@@ -99,6 +99,10 @@ TABLE: tuple[Option, ...] = (
         "are compiled and measured in the background. compile: until the kernels that are predicted to be fastest are "
         "compiled; nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
         choices=("never", "compile", "tune")),
+    Option("builder", str, "process",
+        "Where programs and kernels for a CPU are generated while calls go on (stall=never). process: in a process of their own, "
+        "where they can be, so that calls do not wait for Python's lock. thread: in a thread of this process, which takes less "
+        "memory.", choices=("process", "thread"), keys=NOTHING),
     Option("interpret", bool, False,
         "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU kernels "
         "without a GPU.", keys=PROGRAMS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -214,6 +215,15 @@ def test_a_program_that_fails_in_its_first_call_is_replaced_for_good(monkeypatch
         with polytile.options.override(on_failure="library"):
             torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
     assert polytile.counters["failures"] == 1
+
+
+@pytest.mark.parametrize(("objects", "searches"), [(100, 0), (2 * backend.MANY_OBJECTS, 1)])
+def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(objects: int, searches: int) -> None:
+    gc.collect()
+    before = gc.get_stats()[2]["collections"]
+    with backend._collector_at_rest():
+        kept = [[number] for number in range(objects)]
+    assert gc.get_stats()[2]["collections"] - before == searches and gc.isenabled() and len(kept) == objects
 
 
 def test_threads_call_while_programs_take_over() -> None:

@@ -15,7 +15,7 @@ from polytile.candidates.handles import NativeHandle
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
-from polytile.runtime.cache import remembered
+from polytile.runtime.cache import current, remembered
 from polytile.version import source_digest
 
 ENTRY = "polytile_kernel"
@@ -32,10 +32,23 @@ class Written:
     def of(recipe: str, write: Callable[[], Sequence[str]]) -> Written:
         """The cache directory remembers it by the recipe and all that turns recipes to sources and objects, as generating a
         source takes milliseconds. `write` generates, and returns digest and keys; what it raises is not remembered."""
-        made_from = [source_digest(), toolchain.find().identity, *compiler.openmp_flags(), recipe]
-        name = f"texts/{digest(json.dumps(made_from), 24)}"
-        source_hash, *keys = remembered(name, lambda: " ".join(write())).split()
+        return Written._read(remembered(Written._name(recipe), lambda: " ".join(write())))
+
+    @staticmethod
+    def _read(text: str) -> Written:
+        source_hash, *keys = text.split()
         return Written(source_hash, tuple(keys))
+
+    @staticmethod
+    def known(recipe: str) -> Written | None:
+        """The same, if the cache directory has it."""
+        found = current().read(Written._name(recipe))
+        return None if found is None else Written._read(found.decode())
+
+    @staticmethod
+    def _name(recipe: str) -> str:
+        made_from = [source_digest(), toolchain.find().identity, *compiler.openmp_flags(), recipe]
+        return f"texts/{digest(json.dumps(made_from), 24)}"
 
 
 class CompiledCandidate(Candidate):
@@ -71,9 +84,18 @@ class CompiledCandidate(Candidate):
     def _hash_of(self, texts: Sequence[str]) -> str:
         """The source hash for these texts of the units."""
 
+    @property
+    def _full_recipe(self) -> str:
+        return f"{type(self).__name__} {self.recipe}"
+
     @cached_property
     def _written(self) -> Written:
-        return Written.of(f"{type(self).__name__} {self.recipe}", self._write)
+        return Written.of(self._full_recipe, self._write)
+
+    def at_hand(self) -> bool:
+        """Whether the cache directory has its objects, so that nothing is to be generated or compiled."""
+        written = Written.known(self._full_recipe)
+        return written is not None and all(compiler.has_key(key) for key in written.keys)
 
     def _write(self) -> Sequence[str]:
         texts = [text() for _, text in self.units]

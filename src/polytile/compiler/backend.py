@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import debug
 from polytile import options as settings
+from polytile.compiler import handed, tiers
 from polytile.compiler import programs as compiler
-from polytile.compiler import tiers
 from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
@@ -45,6 +45,9 @@ from polytile.runtime import background, native
 log = logging.getLogger("polytile")
 
 Boxed = Callable[[list[Any]], Any]
+
+MANY_OBJECTS = 50_000
+"""Objects made while a graph is compiled, from which on the collector's search of all objects is not left to a later call."""
 
 settle_ahead()
 
@@ -200,7 +203,10 @@ def _partition(
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
     """Switches the garbage collector off within the block. A graph and its tracing are hundreds of thousands of objects, all of
-    them alive: while an encoder's training step was compiled, the collector searched them several times, for 0.7 s in all."""
+    them alive: while an encoder's training step was compiled, the collector searched them several times, for 0.7 s in all.
+
+    After MANY_OBJECTS it searches them once, at the end: it would soon do so anyhow, in some later call, which then takes 0.3 to
+    0.6 s longer (a decoder of 3 layers leaves 75 000)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -208,6 +214,8 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+            if gc.get_count()[0] > MANY_OBJECTS:
+                gc.collect()
 
 
 @contextlib.contextmanager
@@ -288,6 +296,9 @@ class _Compiler:
             if loaded is not None:
                 counters.add("graphs_compiled")
                 return self._from_disk(graph, loaded, traced)
+        tiered = waits_for == "never" and not self.hints
+        if tiered:
+            handed.expect(graph)
         guards = guards_of(graph)
         with counters.stage("lowering"):
             if self.kind == "inference":
@@ -297,7 +308,7 @@ class _Compiler:
         if guards_of(graph) != guards:
             slot = slot.refused("its lowering relies on guards that it has added")
         with unset_fake_temporarily():
-            if waits_for == "never" and not self.hints:
+            if tiered:
                 call = self._in_tiers(graph, lowered, traced, slot)
             else:
                 with settings.override(stall=waits_for):
@@ -317,15 +328,19 @@ class _Compiler:
         )
 
     def _in_tiers(self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values, slot: Slot) -> Boxed:
-        """The graph as ATen's operators, until its program is there."""
+        """The graph as ATen's operators, until its program is there: made in another process, or where that cannot be here."""
         program = lowered.program
         record = functools.partial(
             compiler.record, program.name, lowered.operators, SOURCE, program=program, failed=lowered.failures
         )
-        return self._tiered(
-            graph, program.name,
-            lambda: compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True, slot=slot), record,
-        )  # fmt: skip
+
+        def make() -> compiler.CompiledProgram:
+            made = handed.build(lowered, traced, self.ahead, slot)
+            if made is None:
+                return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True, slot=slot)
+            return compiler.finish_program(made, traced, ahead=self.ahead, ready=True)
+
+        return self._tiered(graph, program.name, make, record)
 
     def _tiered(
         self,
@@ -341,7 +356,7 @@ class _Compiler:
             with settings.restored(self.options):
                 try:
                     compiled = make()
-                    compiler.pack_weights(compiled, tiered.arguments())
+                    compiler.pack_weights(compiled, dict(zip(names, tiered.arguments(), strict=False)))
                     return compiled.call
                 except CompilerMissing as error:
                     why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
@@ -352,6 +367,7 @@ class _Compiler:
                 compiler.record(name, library_calls(graph, why)[0], SOURCE, tiered.call, failed=failed)
                 return None
 
+        names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
         tiered = tiers.TieredGraph(self.tiers, name, self.kind, as_traced(graph), build, is_repeatable(graph))
         record(tiered.call)
         tiered.begin()

@@ -229,13 +229,12 @@ def record(
     return compiled
 
 
-def pack_weights(compiled: CompiledProgram, arguments: Sequence[Any]) -> None:
-    """Packs the constant weights among the arguments of a call, so that later calls find the copies."""
-    inputs = compiled.program.inputs if compiled.program is not None else ()
-    given = {one.buffer: argument for one, argument in zip(inputs, arguments, strict=False)}
+def pack_weights(compiled: CompiledProgram, arguments: Mapping[str, Any]) -> None:
+    """Packs the constant weights among the arguments of a call, by the names of the graph's inputs, so that later calls find the
+    copies."""
     for _, call in compiled.calls:
         packed = call.packed_weight
-        weight = given.get(packed.view.buffer) if packed is not None and packed.constant else None
+        weight = arguments.get(packed.view.buffer) if packed is not None and packed.constant else None
         if call.site is not None and isinstance(weight, torch.Tensor):
             call.site.find(weight)
 

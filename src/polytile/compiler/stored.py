@@ -18,7 +18,7 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,17 +174,19 @@ def _tell(what: str, why: Exception) -> None:
 
 def _conditions(graph: torch.fx.GraphModule) -> str:
     """All that the program of a graph depends on besides the graph."""
-    targets = {leaf.device for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val")) if _is_tensor(leaf)}
+    leaves = (leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val")))
+    targets = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return f"{_versions()}\n{conditions(targets)}"
+
+
+def conditions(targets: Iterable[torch.device]) -> str:
+    """All that a program with tensors on these devices depends on besides its graph, within one installation."""
     given = {name: repr(options.get(name)) for name, option in options.BY_NAME.items() if option.keys != options.NOTHING}
     about = [
-        FORMAT, source_digest(), _versions(), sorted((k, v) for k, v in given.items() if k not in PASSING),
+        FORMAT, source_digest(), sorted((k, v) for k, v in given.items() if k not in PASSING),
         sorted(map(_device_conditions, targets)), weights.available(), torch.get_default_dtype(),
     ]  # fmt: skip
     return "\n".join(map(str, about))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _device_conditions(device: torch.device) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
@@ -27,6 +28,7 @@ from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
 from polytile.ir.program import Attention, Buffer, Loop, PackedWeight, Template, View
+from polytile.ir.serialise import Writer
 from polytile.matmul import gemm_kernel, packed_weights
 from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch
@@ -40,8 +42,16 @@ Defined = dict[tuple[str, torch.device], MultiKernel]
 """The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
 
 
+class _Stored:
+    """What has a form as JSON."""
+
+    def document(self) -> dict[str, Any]:
+        """All of it (ir/serialise.py). Raises Unstorable."""
+        return Writer(WORKS).document(self)
+
+
 @dataclass(frozen=True)
-class LoopWork:
+class LoopWork(_Stored):
     """What the MultiKernel of a loop is made from."""
 
     kernel: LoopKernel
@@ -58,7 +68,7 @@ class LoopWork:
 
 
 @dataclass(frozen=True)
-class ProductWork:
+class ProductWork(_Stored):
     """What the MultiKernel of a product is made from; `first` are the loops that store the operands that have prologues."""
 
     kernel: gemm_kernel.GemmKernel
@@ -78,7 +88,7 @@ class ProductWork:
 
 
 @dataclass(frozen=True)
-class AttentionWork:
+class AttentionWork(_Stored):
     """What the MultiKernel of an attention is made from."""
 
     problem: AttentionProblem

@@ -14,6 +14,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.dispatch import collecting, hinted, last_resort, recorded, refiner, refining, selector, trace, trials
+from polytile.dispatch.ahead import compile_elsewhere
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
@@ -227,6 +228,7 @@ class MultiKernel:
                     request = self.request(key, ints, None, pointers)
                     wanted = self._decide(request)
                 with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
+                    compile_elsewhere(self, [request.named(wanted.candidate)])
                     request.named(wanted.candidate).prepare()
                     request.named(wanted.candidate).entry()
                 with self.lock:
@@ -254,6 +256,7 @@ class MultiKernel:
         facts, sizes = Facts(aligned=self.keys.facts_for_code(tuple(ints)).aligned), self.spec.sizes(ints)
         with settings.restored(self.options):
             form = self._by_name[decision.candidate].specialise(facts)
+            compile_elsewhere(self, [form])
             _prepared(form)
             self.learning.load_when_compiled(form)
             if self.fallbacks.serve_everywhere:
@@ -261,6 +264,7 @@ class MultiKernel:
             able = [c for c in self.candidates if self.fallbacks.valid_everywhere(c) and c.name not in self._tree.unfit]
             best = min(able, key=lambda candidate: candidate.cost(sizes), default=None)
             if best is not None:
+                compile_elsewhere(self, [best.specialise(facts)])
                 _prepared(best.specialise(facts))
             return None if best is None else best.specialise(facts)
 
@@ -525,6 +529,7 @@ class MultiKernel:
             store=store.current(),
             budget=self.budget,
             last_chance=self._is_last_chance(key),
+            compile_first=functools.partial(compile_elsewhere, self),
         )
 
     def _is_last_chance(self, key: int) -> bool:

@@ -58,6 +58,9 @@ class Work(Protocol):
         """What it computes, and by what sources."""
         ...
 
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON. Raises Unstorable."""
+
 
 class _Recorded:
     """What is known of one MultiKernel: its work, its file, and the rows that the file had."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class Request:
     tuner: Tuner | None = None
     budget: Budget | None = None
     last_chance: bool = True
+    compile_first: Callable[[Iterable[Candidate]], None] = lambda candidates: None
+    """Has candidates compiled that are about to be tried, where that disturbs calls least (ahead.py)."""
 
     @property
     def regime(self) -> Regime:

@@ -42,6 +42,9 @@ NUMBERS: dict[str, Basic] = {
 }  # fmt: skip
 """sympy's numbers that have a name instead of digits."""
 
+ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (RuntimeError, ValueError, IndexError, TypeError)}
+"""What checks of a program raise."""
+
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -86,6 +89,8 @@ class Writer:
             return ["device", str(value)]
         if kind is OpOverload:
             return ["operator", str(value)]
+        if isinstance(value, type) and value in ERRORS.values():
+            return ["error", value.__name__]
         raise Unstorable(f"{str(value)[:80]!r}, a {kind.__module__}.{kind.__qualname__}, has no form on disk")
 
     def _node(self, root: Node) -> int:
@@ -171,6 +176,8 @@ class Reader:
             return torch.device(rest[0])
         if kind == "operator":
             return operator_named(rest[0])
+        if kind == "error":
+            return ERRORS[rest[0]]
         return self._classes[kind](*map(self.read, rest))
 
     def _read_shared(self, kind: str, *rest: Any) -> Any:

@@ -252,10 +252,22 @@ def is_ending() -> bool:
     return _state.ended
 
 
+_groups = {"own": True}
+"""Whether each compiler has a process group to itself, so that Ctrl-C does not reach it."""
+
+
+def share_group() -> None:
+    """From now on compilers belong to this process's group, with which they end."""
+    _groups["own"] = False
+
+
 def _stop(process: subprocess.Popen[str]) -> None:
     """Ends a compiler driver and the programs that it runs; it removes its own temporary files."""
     with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGTERM)
+        if _groups["own"]:
+            os.killpg(process.pid, signal.SIGTERM)
+        else:
+            process.terminate()
 
 
 _Words = tuple[str, ...]
@@ -310,6 +322,12 @@ def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
     order = Order(name, source, "c", (*toolchain.EXTENSION_FLAGS, *flags), (), tools.command, tools.identity)
     cache = current()
     return cache.holds(f"{cache.stem('kernels', name, order.key, '.so')}.so")
+
+
+def has_key(key: str) -> bool:
+    """Whether the cache holds the object with the key that `key_of_cpp` gave for some text."""
+    cache = current()
+    return cache.holds(f"{cache.stem('kernels', '', key, '.so')}.so")
 
 
 def _request(
@@ -424,7 +442,7 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         text=True,
         errors="replace",
         env=toolchain.environment(),
-        start_new_session=True,
+        start_new_session=_groups["own"],
     )
     state = _state
     state.running.add(process)

@@ -104,6 +104,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements, also those
     taken before Ctrl-C."""
     candidates = request.without_deadly(candidates)
+    request.compile_first(candidates)
     own = budget.Budget(options.get("problem_seconds"), "the problem")
     tightest = budget.tightest(own, request.budget)
     task = _task(request, candidates, tightest)
@@ -140,7 +141,9 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
 
 def check(request: Request, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Entry, float | None]]:
     """Those of `candidates` whose results are right, with their entries and errors; the others are rejected. Nothing is timed."""
-    task = _task(request, request.without_deadly(candidates), budget.tightest(request.budget))
+    candidates = request.without_deadly(candidates)
+    request.compile_first(candidates)
+    task = _task(request, candidates, budget.tightest(request.budget))
     with trials.trial():
         passed, attempts = tune.check(task)
     _keep(request, attempts, remember=True)

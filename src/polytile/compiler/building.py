@@ -1,0 +1,78 @@
+"""The program of the process that generates and compiles in place of another (runtime/builder.py).
+
+Started as a script with the number of its socket. Requests and answers are JSON, one a line:
+
+    {"do": "program", ...}    a lowered graph becomes a program on disk, its first kernels compiled (handed.py)
+    {"do": "kernels", ...}    candidates of one kernel are compiled (dispatch/ahead.py)
+
+The answer is {"value": ..., "counts": {counter: number}}, or {"error": text, "counts"}. It runs no kernel and measures nothing.
+It ends when the socket closes, with the compilers that it runs, and when nothing was asked for IDLE_SECONDS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+IDLE_SECONDS = 60.0
+
+COUNTED = ("compiler_runs",)
+"""Counters whose growth the asking process is told; it counts the rest itself as it loads what was made."""
+
+Makers = dict[str, Callable[[dict[str, Any]], Any]]
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers requests until there are none any more."""
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    makers = _makers()
+    with contextlib.suppress(queue.Empty, ConnectionError):
+        while True:
+            request = requests.get(timeout=IDLE_SECONDS)
+            connection.sendall(json.dumps(_answer(makers, request)).encode() + b"\n")
+
+
+def _listen(connection: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Hands on what is asked. Where nobody is left to ask, ends the process, whatever it is doing."""
+    with contextlib.suppress(ConnectionError), connection.makefile(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            requests.put(json.loads(line))
+    os.killpg(0, signal.SIGTERM)
+
+
+def _makers() -> Makers:
+    """What answers each kind of request. What is compiled here is not measured here."""
+    from polytile.compiler import handed
+    from polytile.runtime import background, compile
+
+    background.background.close()
+    compile.share_group()
+    return {"program": handed.make_program, "kernels": handed.make_kernels}
+
+
+def _answer(makers: Makers, request: dict[str, Any]) -> dict[str, Any]:
+    from polytile.counters import counters
+
+    before = {name: counters[name] for name in COUNTED}
+    answer: dict[str, Any]
+    try:
+        answer = {"value": makers[request["do"]](request)}
+    except Exception as error:  # the asking process does the work itself, and meets the error if it is one
+        answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    return {**answer, "counts": {name: counters[name] - before[name] for name in COUNTED}}
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder: its neighbours' names are not to be imported from there
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)

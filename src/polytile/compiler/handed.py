@@ -1,0 +1,180 @@
+"""Programs that another process makes (runtime/builder.py): a lowered graph goes there as JSON, its program comes back by the
+disk.
+
+Both sides are here: `build` asks, `make_program` does it. What has no form as JSON, such as a tensor that the graph holds, is
+made by the asking process itself; so is what depends on more than the graph and the options, such as another package's wrapper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch.utils._pytree import tree_leaves
+
+from polytile import options
+from polytile.candidates.cpp import CompiledCandidate
+from polytile.compiler.programs import compile_program
+from polytile.compiler.stored import Convolution, Loaded, Slot, conditions
+from polytile.counters import counters
+from polytile.dispatch import MultiKernel
+from polytile.dispatch.define import WORKS
+from polytile.errors import CompileFailed, LoweringError, PolytileError
+from polytile.frontend.graph import Lowered, OperatorReport
+from polytile.ir import program as ir
+from polytile.ir.serialise import Reader, Unstorable, Writer
+from polytile.problem import digest
+from polytile.runtime import builder, compile
+from polytile.runtime.cache import current
+from polytile.runtime.convolution import PackedConvolution
+from polytile.runtime.lease import alone
+from polytile.runtime.neutral import neutral
+from polytile.tuning import budget
+
+log = logging.getLogger("polytile")
+
+CLASSES = (
+    Lowered, OperatorReport, Convolution, ir.Program, ir.Input, ir.Template, ir.Attention, ir.Extern, ir.Assert, ir.Operator,
+    ir.Trace,
+)  # fmt: skip
+
+CPU = (torch.device("cpu"),)
+
+Values = Mapping[sympy.Symbol, int]
+
+QUIET = {"debug": 0, "progress": "off", "metrics": "", "collect": "", "on_failure": "raise"}
+"""Options of the process that makes a program: the asking one says and writes all that is to be said."""
+
+SETTLE_SECONDS = 120.0
+"""How long compilers may take after the program is written, which serves without what they make."""
+
+
+MOST_KERNELS = 64
+
+_kernels: OrderedDict[str, MultiKernel] = OrderedDict()
+"""The kernels whose candidates were asked for last, by what they are made from and the conditions."""
+
+
+class Refused(PolytileError):
+    """A program cannot be made in another process; says why."""
+
+
+def expect(graph: torch.fx.GraphModule) -> None:
+    """Has the other process start, if the program of this graph may be made there."""
+    given = [leaf for node in graph.graph.find_nodes(op="placeholder") for leaf in tree_leaves(node.meta.get("val"))]
+    if builder.wanted() and all(leaf.device in CPU for leaf in given if isinstance(leaf, torch.Tensor)):
+        builder.begin()
+
+
+def build(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot) -> Loaded | None:
+    """The program of a lowered graph, with kernels for the sizes `traced` and `ahead`, made in another process; None where that
+    is not wanted or cannot be, for a reason that the log is told."""
+    if not builder.wanted():
+        return None
+    try:
+        request = _request(lowered, traced, ahead, slot)
+        with alone(slot.cache, slot.name, builder.SECONDS):
+            if not slot.cache.holds(slot.name):
+                builder.ask("program", request)
+    except (Unstorable, Refused, builder.BuilderFailed) as why:
+        log.info("The program %s is made in this process: %s", lowered.program.name, why)
+        return None
+    with neutral(), counters.stage("loading"), budget.program(options.get("program_seconds")):
+        return slot.load(lowered.program.name, traced)
+
+
+def _request(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot) -> dict[str, Any]:
+    """What `make` needs. Raises Unstorable and Refused."""
+    devices = {buffer.device for buffer in lowered.program.buffers.values()}
+    if not slot.name or lowered.failures:
+        raise Refused("it has no place on disk.")
+    if not devices <= set(CPU):
+        raise Refused(f"it has tensors on {', '.join(sorted(map(str, devices)))}.")
+    if slot.cache.in_force is not slot.cache:
+        raise Refused("the cache directory cannot be used.")
+    given = _without_state(lowered), dict(traced), [dict(values) for values in ahead]
+    return {
+        "given": Writer(CLASSES).document(given),
+        "slot": slot.name,
+        "conditions": conditions(CPU),
+    }
+
+
+def _without_state(lowered: Lowered) -> Lowered:
+    """The same with what convolutions are made from in place of those that hold packed weights."""
+    operations = tuple(
+        dataclasses.replace(each, target=Convolution(index, each.target.made_from))
+        if isinstance(each, ir.Extern) and isinstance(each.target, PackedConvolution)
+        else each
+        for index, each in enumerate(lowered.program.operations)
+    )
+    return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, operations=operations))
+
+
+# in the process that makes them ---------------------------------------------------------------------------------------
+
+
+def make_program(request: Mapping[str, Any]) -> None:
+    """Makes the program that a request describes, and leaves it on disk. Raises Refused."""
+    document = request["given"]
+    lowered, traced, ahead = Reader(document, CLASSES).value()
+    if Writer(CLASSES).document((lowered, traced, ahead)) != document:
+        raise Refused("what is read differs from what was written.")
+    with _as_asked(request):
+        slot = Slot(current(), request["slot"])
+        if conditions(CPU) != request["conditions"]:
+            raise Refused("this process works under other conditions.")
+        compile_program(_with_state(lowered), traced, ahead=ahead, ready=True, slot=slot)
+        compile.settle(SETTLE_SECONDS)
+        if not slot.cache.holds(slot.name):
+            raise Refused("it has no form on disk.")
+
+
+def make_kernels(request: Mapping[str, Any]) -> None:
+    """Compiles candidates of one kernel (dispatch/ahead.py)."""
+    with _as_asked(request):
+        multikernel = _multikernel(request["work"], [request["options"], request["threads"]])
+        named = (multikernel.named(name) for name in request["candidates"])
+        asked = [candidate for candidate in named if isinstance(candidate, CompiledCandidate)]
+        for act in (CompiledCandidate.prepare, CompiledCandidate.libraries):
+            for candidate in asked:
+                with contextlib.suppress(CompileFailed, LoweringError):  # whoever loads it meets the error again
+                    act(candidate)
+
+
+def _multikernel(document: Mapping[str, Any], under: Any) -> MultiKernel:
+    key = digest(json.dumps([document, under]))
+    if key not in _kernels:
+        _kernels[key] = Reader(document, WORKS).value().define()
+    _kernels.move_to_end(key)
+    if len(_kernels) > MOST_KERNELS:
+        _kernels.popitem(last=False)
+    return _kernels[key]
+
+
+@contextlib.contextmanager
+def _as_asked(request: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block, options and threads are those of the process that asks. Raises Refused where the cache is not."""
+    torch.set_num_threads(request["threads"])
+    with options.restored({**request["options"], **QUIET}):
+        if str(current().root) != request["root"]:
+            raise Refused("the cache directory is another one.")
+        yield
+
+
+def _with_state(lowered: Lowered) -> Lowered:
+    operations = tuple(
+        dataclasses.replace(each, target=PackedConvolution(*each.target.made_from))
+        if isinstance(each, ir.Extern) and isinstance(each.target, Convolution)
+        else each
+        for each in lowered.program.operations
+    )
+    return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, operations=operations))

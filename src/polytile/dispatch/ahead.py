@@ -1,0 +1,53 @@
+"""Candidates that another process generates and compiles (runtime/builder.py, compiler/handed.py), so that calls have Python's
+lock meanwhile. What it makes is in the cache directory then, and preparing the candidates here only loads it. An error that it
+meets is met here again.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp import CompiledCandidate
+from polytile.dispatch import recorded
+from polytile.ir.serialise import Unstorable
+from polytile.runtime import background, builder
+
+if TYPE_CHECKING:
+    from polytile.dispatch.multikernel import MultiKernel
+
+log = logging.getLogger("polytile")
+
+Document = dict[str, Any]
+
+_documents: weakref.WeakKeyDictionary[MultiKernel, Document | None] = weakref.WeakKeyDictionary()
+"""What each kernel is made from, as JSON; None where it has no such form."""
+
+
+def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate]) -> None:
+    """Has another process compile those of the candidates that are new to the cache directory. Does nothing where nobody makes
+    calls meanwhile, and where that process cannot."""
+    if not (background.is_here() and builder.wanted()):
+        return
+    lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.at_hand()]
+    work = _document(multikernel) if lacking else None
+    if work is None:
+        return
+    try:
+        builder.ask("kernels", {"work": work, "candidates": lacking})
+    except builder.BuilderFailed as why:
+        log.info("Candidates of kernel %r are compiled in this process: %s", multikernel.spec.name, why)
+
+
+def _document(multikernel: MultiKernel) -> Document | None:
+    if multikernel not in _documents:
+        work = recorded.work_of(multikernel)
+        try:
+            _documents[multikernel] = None if work is None else work.document()
+        except Unstorable as why:
+            log.info("Candidates of kernel %r are compiled in this process: %s.", multikernel.spec.name, why)
+            _documents[multikernel] = None
+    return _documents[multikernel]

@@ -1,0 +1,205 @@
+"""Programs and kernels are generated and compiled in another process while calls go on, and here where that cannot be."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polytile
+from polytile.compiler import programs
+from polytile.runtime import background, builder
+from polytile.runtime import compile as compiling
+from tests.waiting import PATIENCE, until
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over(empty_cache: Path) -> Iterator[None]:
+    torch._dynamo.reset()
+    polytile.reset()
+    yield
+    background.drop()
+    assert polytile.wait(timeout=PATIENCE)
+
+
+@pytest.fixture
+def done_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs made, and the kernels compiled, in this process."""
+    found: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if name != "_run_compiler" or args[0].language == "c++":  # the dispatcher's own C is this process's
+                found.append(name)
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    note(programs, "compile_program")
+    note(compiling, "_run_compiler")
+    return found
+
+
+@pytest.fixture
+def other_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Puts a program of one's own in the place of the process that generates and compiles."""
+    builder.stop()
+
+    def put(text: str) -> None:
+        script = tmp_path / "other.py"
+        script.write_text("import socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[1]))\n" + text)
+        monkeypatch.setattr(builder, "SCRIPT", script)
+
+    yield put
+    builder.stop()
+    builder._builder.deaths = 0
+
+
+WEIGHT = torch.nn.Parameter(torch.randn(192, 192, generator=torch.Generator().manual_seed(0)), requires_grad=False)
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(torch.softmax(x @ WEIGHT, -1) * 1.5)
+
+
+def served(function: Callable[..., Any], *rows: int) -> Callable[..., Any]:
+    """The function, compiled, called and settled at each of these numbers of rows."""
+    options = {"stall": "never", "isolation": "never", "builder": "process"}
+    run: Callable[..., Any] = torch.compile(function, backend="polytile", dynamic=True, options=options)
+    for number in rows:
+        x = torch.randn(number, 192)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), function(x))
+            assert polytile.wait(timeout=PATIENCE)
+    return run
+
+
+def tiers_met() -> list[int]:
+    return [int(bool(program.calls)) for program in programs.compiled_programs()]
+
+
+def test_programs_and_kernels_are_made_in_another_process(done_here: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "polytile")
+    run = served(function, 5)
+    assert tiers_met() == [1] and not done_here, caplog.text
+    assert polytile.counters["compiler_runs"] > 0 and polytile.counters["weights_packed"] == 1, "before the program's first call"
+    for rows in (70, 900, 6):
+        x = torch.randn(rows, 192)
+        while polytile.counters["dispatch_misses"] == 0 or background.pending():  # calls go on beside what is learnt
+            torch.testing.assert_close(run(x), function(x))
+    assert "compile_program" not in done_here
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_training_step_is_made_in_another_process(done_here: list[str]) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(192, 48), torch.nn.LayerNorm(48), torch.nn.Dropout(0.0))
+
+    def step(run: Callable[..., Any], x: torch.Tensor) -> list[torch.Tensor]:
+        layer.zero_grad()
+        run(x).pow(2).sum().backward()
+        return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+
+    options = {"stall": "never", "isolation": "never", "builder": "process"}
+    run = torch.compile(layer, backend="polytile", dynamic=True, options=options)
+    for rows in (7, 7, 130):
+        x = torch.randn(rows, 192)
+        torch.testing.assert_close(step(run, x), step(layer, x), rtol=1e-4, atol=1e-4)
+        assert polytile.wait(timeout=PATIENCE)
+    assert tiers_met() == [1, 1] and "compile_program" not in done_here
+
+
+def test_a_graph_that_holds_a_tensor_is_made_here(done_here: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "polytile")
+    served(lambda x: x.exp() * torch.tensor([0.5, 2.0]).repeat(96), 5)
+    assert tiers_met() == [1] and "compile_program" in done_here and "is made in this process" in caplog.text
+
+
+def test_the_work_is_done_here_where_the_process_dies(other_program: Callable[[str], None], done_here: list[str]) -> None:
+    other_program("sys.exit(3)")
+    served(function, 5)
+    assert tiers_met() == [1] and "compile_program" in done_here
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sys.exit('no torch')", "with status 1, saying: no torch"),
+        ("connection.recv(1 << 20)\nconnection.sendall(b'garbage\\n')\ntime.sleep(60)", "no answer"),
+        ("time.sleep(60)", "timed out"),
+        ("connection.recv(99)\nconnection.sendall(b'{\"error\": \"the disk is full\", \"counts\": {}}\\n')", "the disk is full"),
+    ],
+    ids=["dies", "answers garbage", "hangs", "says what is wrong"],
+)
+def test_who_asks_is_told_that_there_is_no_answer(text: str, said: str, other_program: Callable[[str], None]) -> None:
+    other_program(text)
+    with pytest.raises(builder.BuilderFailed, match=said):
+        builder.ask("program", {}, seconds=0.5 if "timed" in said else PATIENCE)
+
+
+def test_a_process_that_dies_again_and_again_is_not_started_any_more(other_program: Callable[[str], None]) -> None:
+    other_program("sys.exit(3)")
+    for _ in range(builder.MOST_DEATHS):
+        with pytest.raises(builder.BuilderFailed, match="status 3"):
+            builder.ask("program", {})
+    with pytest.raises(builder.BuilderFailed, match="has died"):
+        builder.ask("program", {})
+
+
+def test_modules_beside_the_users_script_take_no_others_place(
+    other_program: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not me')")
+    other_program("import json\nconnection.recv(1 << 20)\nconnection.sendall(b'{\"value\": 1, \"counts\": {}}\\n')")
+    monkeypatch.setattr(builder, "SCRIPT", (tmp_path / "other.py").rename(tmp_path.parent / "other.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert builder.ask("program", {}) == 1
+
+
+PROGRAM = """
+import os, signal, torch, polytile
+from polytile.runtime import builder
+run = torch.compile(lambda x: torch.softmax(x.exp(), -1) * 2, backend="polytile", dynamic=True)
+run(torch.randn(50, 64))
+print(builder._builder.process.process.pid, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    "then", [pytest.param("", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ends", "is killed"]
+)
+def test_nothing_is_left_running(then: str, empty_cache: Path) -> None:
+    environment = {**os.environ, "POLYTILE_STALL": "never", "POLYTILE_BUILDER": "process"}
+    command = [sys.executable, "-c", PROGRAM.format(then=then)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert process.returncode == (-signal.SIGKILL if then else 0) and not process.stderr, process.stderr
+    until(lambda: not _runs(int(process.stdout)), "the process that compiles has ended")
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_forked_child_has_a_process_of_its_own(other_program: Callable[[str], None]) -> None:
+    other_program("time.sleep(60)")
+    builder.begin()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(builder._builder.process is not None))
+    assert os.waitpid(child, 0)[1] == 0
+    assert builder._builder.process is not None and builder._builder.process.process.poll() is None
