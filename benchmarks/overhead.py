@@ -1,4 +1,8 @@
-"""Host time of one call: `x + 1` on 8 floats, where the work itself takes nothing. `python -m benchmarks.overhead`."""
+"""Host time of one call: `x + 1` on 8 floats, where the work itself takes nothing. `python -m benchmarks.overhead`.
+
+The second table has the parts of polytile's call, each timed by itself: what the program takes, and what lies around it by way of
+Dynamo and by way of polytile's front door (docs/calls.md).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import polytile
 from benchmarks import record
 from benchmarks.compilers import compiled
 from benchmarks.contestants import Calls, Entrant
 from benchmarks.timing import Comparison, compare
+from polytile.compiler import front_door
+from polytile.compiler.programs import compiled_programs
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
 
@@ -22,9 +29,24 @@ ROWS = {
     "eager": "eager",
     "eager backend": 'torch.compile, backend="eager" (Dynamo\'s guards alone)',
     "inductor": "torch.compile, TorchInductor",
-    "polytile": "torch.compile, polytile",
+    "polytile off": 'polytile.compile, front_door="off"',
+    "polytile": "polytile.compile",
+    "polytile tensors": 'polytile.compile, guards="tensors"',
+    "polytile none": 'polytile.compile, guards="none"',
 }
 GUARDS = "eager backend"
+PARTS = {
+    "program": "the program",
+    "wrapped": "the program, in AOTAutograd's wrapper",
+    "graph": "the program, in what polytile has in place of that wrapper",
+    "disabled": "the same, kept from being traced by torch._dynamo.disable",
+    "code": "the compiled code, which calls the line before the last",
+    "guards": "Dynamo's guards alone",
+    "entry": "the front door: guards, then compiled code",
+    "called": "what polytile.compile returns",
+    "usual": "what torch.compile returns",
+}
+"""The parts of a call; most contain those above."""
 
 
 def add_one(x: Tensor) -> Tensor:
@@ -38,11 +60,45 @@ class Contestant(Calls):
         torch.set_grad_enabled(False)
         name, x = given["row"], torch.arange(8, dtype=torch.float32)
         function: Callable[..., Tensor] = add_one
-        if name != "eager":
+        if name.startswith("polytile"):
+            door = {"front_door": "off"} if name == "polytile off" else None
+            guards = name.partition(" ")[2] if name in ("polytile tensors", "polytile none") else "all"
+            function = polytile.compile(add_one, options=door, guards=guards)
+        elif name != "eager":
             function = compiled(add_one, name.removesuffix(" backend"))
+        if name != "eager":
             function(torch.zeros(11))  # a second size, so that what is timed serves every size rather than the first one seen
         assert torch.equal(function(x), x + 1), f"{name} computed {function(x)} for {x} + 1"
         self.calls = {"call": functools.partial(function, x)}
+
+
+class Parts(Calls):
+    """The parts of a call of what polytile.compile returns."""
+
+    def __init__(self, _: Mapping[str, Any]) -> None:
+        torch.set_grad_enabled(False)
+        x = torch.arange(8, dtype=torch.float32)
+        function = polytile.compile(add_one)
+        for size in (11, 8, 8):
+            function(torch.zeros(size))
+        door = front_door.of(function)
+        assert door is not None and door.entry is not None
+        entry, own = door.entries()[0], door.called_function()
+        assert own is not None
+        disabled = globals()[next(name for name in entry.code.co_names if name.startswith(front_door.COMPILED))]
+        program, graph = compiled_programs()[-1].call, disabled._torchdynamo_orig_callable
+        arguments = (x.shape[0], x)
+        self.calls = {
+            "program": lambda: program([*arguments]),
+            "wrapped": functools.partial(graph.__wrapped__, *arguments),
+            "disabled": functools.partial(disabled, *arguments),
+            "graph": functools.partial(graph, *arguments),
+            "code": functools.partial(front_door.as_function(entry.code, own), x),
+            "guards": functools.partial(entry.guard_manager.root.check, {"x": x}),
+            "entry": functools.partial(door.entry, x),
+            "called": functools.partial(function, x),
+            "usual": functools.partial(door.compiled, x),
+        }
 
 
 def table(found: Comparison) -> Table:
@@ -65,6 +121,19 @@ def table(found: Comparison) -> Table:
     return Table.from_rows("Host time of a call: `x + 1` on 8 floats, one dynamic compile", columns, body, notes)
 
 
+def parts_table(found: Comparison) -> Table:
+    body = [(PARTS[name], t.low, t.median, t.low - found["program"].low, t.spread) for name, t in found.timings.items()]
+    columns: list[Column | str] = [
+        "part",
+        Column("µs a call", micros),
+        Column("median µs", micros),
+        Column("µs above the program", micros),
+        Column("spread", ratio),
+    ]
+    notes = [f"Other processes used {found.others:.2f} cores meanwhile."]
+    return Table.from_rows("Parts of a call of what polytile.compile made of `x + 1`", columns, body, notes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to measure")
@@ -76,9 +145,12 @@ def main() -> None:
         made = {name: stack.enter_context(Entrant("benchmarks.overhead:Contestant", {"row": name})) for name in names}
         calls = {name: one.call("call") for name, one in made.items()}
         found = compare(calls, seconds=arguments.seconds, burst_seconds=5e-3)
+    with Entrant("benchmarks.overhead:Parts", {}) as entrant:
+        parts = compare({name: entrant.call(name) for name in PARTS}, seconds=arguments.seconds, burst_seconds=5e-3)
     show(table(found))
+    show(parts_table(parts))
     if arguments.json:
-        record.write("overhead", found.as_json())
+        record.write("overhead", {"rows": found.as_json(), "parts": parts.as_json()})
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def compile(
     mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
+    guards: str = "all",
 ) -> Function: ...
 
 
@@ -78,6 +79,7 @@ def compile(
     mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
+    guards: str = "all",
 ) -> Callable[[Function], Function]: ...
 
 
@@ -90,6 +92,7 @@ def compile(
     mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
+    guards: str = "all",
 ) -> Any:
     """`torch.compile` with polytile as the backend, and with all sizes symbolic from the first call on.
 
@@ -112,6 +115,13 @@ def compile(
         As in torch.compile. False compiles anew for every shape.
     fullgraph
         As in torch.compile. True raises an error if the function is not one graph.
+    guards
+        What a call is compared with before compiled code runs (docs/calls.md). "all": everything that Dynamo read while it traced
+        the function. "tensors": torch's modes, and the arguments with the items of lists, tuples and dicts among them: tensors by
+        type, dtype, device, rank, strides, requires_grad and relations of sizes; numbers and other values as "all" does. You
+        promise that globals, closures, modules, parameters and other attributes of objects stay as they were at the first call;
+        their elements may change. "none": nothing. You promise also that each call has arguments of the kinds of the first one,
+        under the same modes, and no size of 0 or 1 where that had none. A broken promise gives wrong results without an error.
 
     Returns
     -------
@@ -120,7 +130,7 @@ def compile(
     Raises
     ------
     OptionError
-        An option or mode is unknown, or a value is not one that it takes.
+        An option or mode is unknown, or a value is not one that it takes, `guards` included.
     HintError
         Hints are not sizes; or, at the first call, they name a size that the graph does not have.
     """
@@ -134,6 +144,7 @@ def compile(
         mode=mode,
         dynamic=dynamic,
         fullgraph=fullgraph,
+        guards=guards,
     )
 
 

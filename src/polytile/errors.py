@@ -20,6 +20,11 @@ class HintError(PolytileError, ValueError):
     "s0", "s1", ... in the order of the arguments."""
 
 
+class FrontDoorError(PolytileError):
+    """With the option front_door="check": polytile would have run other compiled code for a call than Dynamo did. Please report
+    it; front_door="off" has every call go through Dynamo."""
+
+
 class SignatureError(PolytileError, ValueError):
     """The signature of a kernel of your own cannot be read, or a function given for the kernel does not fit it. See
     docs/kernels.md."""

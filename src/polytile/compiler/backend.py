@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import debug
 from polytile import options as settings
-from polytile.compiler import handed, tiers
+from polytile.compiler import front_door, handed, tiers
+from polytile.compiler import guards as dynamo_guards
 from polytile.compiler import programs as compiler
+from polytile.compiler.inference import Inference
 from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
@@ -78,12 +81,26 @@ def compile(
     mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
+    guards: str = "all",
 ) -> Any:
     """See `polytile.compile`."""
     given = _given(mode, options, "options= of polytile.compile")
     ahead = hinted.checked(compile_ahead, "compile_ahead")
-    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead)
-    return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    kept = dynamo_guards.filter_of(dynamo_guards.checked(guards))
+    # What other guards would keep apart, a compile with few guards keeps for itself.
+    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead, 0 if kept is None else next(_few_guards))
+    with settings.override(**given):
+        door = settings.get("front_door")
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        filtered: Any = None if kept is None else {"guard_filter_fn": kept}
+        made = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
+        return front_door.install(made, function, backend, dynamic, door)
+
+    return compiled if function is None else compiled(function)
+
+
+_few_guards = itertools.count(1)
 
 
 def _given(mode: str | None, options: Mapping[str, Any] | None, origin: str) -> dict[str, Any]:
@@ -107,6 +124,8 @@ class Backend:
     options: tuple[tuple[str, Any], ...] = ()
     hints: Hints = ()
     compile_ahead: Hints = ()
+    few_guards: int = 0
+    """A number of its own for a compile that leaves guards out."""
     _graphs: list[None] = field(default_factory=list, compare=False, repr=False)
 
     __name__ = "polytile"
@@ -151,18 +170,20 @@ def _compiled(
     keep_whole(graph)
     failed: list[Failure] = []
     together = tiers.Tiers()
+    inference = Inference()
     held = settings.overridden()  # the backward graph may be compiled much later, and in another thread
     with kept_whole(), counters.stage("tracing"):
-        return aot_module_simplified(
+        call = aot_module_simplified(
             graph,
             example_inputs,
             fw_compiler=_Compiler("forward", held, wanted, early, failed, together),
             bw_compiler=_Compiler("backward", held, wanted, early, failed, together),
-            inference_compiler=_Compiler("inference", held, wanted, early, failed, together),
+            inference_compiler=_Compiler("inference", held, wanted, early, failed, together, inference),
             decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
         )
+    return inference.unwrapped(call)
 
 
 def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
@@ -242,7 +263,8 @@ def _handed_on(kind: type[Exception]) -> type[Exception]:
 @dataclass(frozen=True)
 class _Compiler:
     """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. The three have in
-    common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together."""
+    common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together. That of inference
+    graphs tells `inference` what it made."""
 
     kind: str
     options: Mapping[str, Any]
@@ -250,8 +272,11 @@ class _Compiler:
     ahead: Sequence[Values] = ()
     failed: list[Failure] = field(default_factory=list)
     tiers: tiers.Tiers = field(default_factory=tiers.Tiers)
+    inference: Inference = field(default_factory=Inference)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        if self.kind == "inference":
+            return self.inference.made(self._compile(gm))
         if self.kind != "backward":
             return self._compile(gm)
         # Autograd may compile and run it in the midst of a function that Dynamo is looking at; it must not look here.

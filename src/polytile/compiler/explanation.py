@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from polytile.compiler import front_door, tiers
 from polytile.compiler import programs as compiler
-from polytile.compiler import tiers
 from polytile.compiler.backend import Backend
 from polytile.compiler.programs import CompiledProgram
 from polytile.dispatch import MultiKernel
@@ -88,6 +88,7 @@ class Explanation:
     weights    the weights of which packed copies may be kept
     failures   what polytile failed to compile
     pending    jobs that are left to do in the background; `polytile.wait()` returns when there are none
+    calls      how calls find their compiled code, of a function that polytile.compile made (docs/calls.md)
     """
 
     graphs: tuple[str, ...]
@@ -97,9 +98,12 @@ class Explanation:
     weights: tuple[WeightRow, ...] = ()
     failures: tuple[Failure, ...] = ()
     pending: int = 0
+    calls: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
+        lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}"]
+        lines += [f"front door: {self.calls}"] if self.calls else []
+        lines += ["", "operators"]
         width = max((len(row.operator) for row in self.operators), default=0)
         for row in self.operators:
             reason = f": {row.reason}" if row.reason else ""
@@ -141,7 +145,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     ran = _ran(profile)
     names = {p.name for p in compiler.compiled_programs() if p not in before or p in ran}
     tiers.wait_until_built()  # a graph that this call has compiled
-    return report([p for p in compiler.compiled_programs() if p.name in names], noted, len(background.pending()))
+    ran_now = [program for program in compiler.compiled_programs() if program.name in names]
+    door = front_door.of(function)
+    return report(ran_now, noted, len(background.pending()), "" if door is None else str(door))
 
 
 def _ran(profile: cProfile.Profile) -> list[CompiledProgram]:
@@ -184,7 +190,10 @@ def _ran_under(
 
 
 def report(
-    programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Collection[int]] | None = None, pending: int = 0
+    programs: Sequence[CompiledProgram],
+    noted: Mapping[MultiKernel, Collection[int]] | None = None,
+    pending: int = 0,
+    calls: str = "",
 ) -> Explanation:
     """The rows of the given graphs. Their decisions are those made for them, and those that calls of them followed, whose keys
     are in `noted`."""
@@ -198,7 +207,8 @@ def report(
     weights = tuple(row for program in programs for row in _weights(program))
     sources = tuple(program.source for program in programs)
     failed = tuple(failure for program in programs for failure in program.failures)
-    return Explanation(tuple(p.name for p in programs), rows, tuple(map(_row, decisions)), sources, weights, failed, pending)
+    names = tuple(program.name for program in programs)
+    return Explanation(names, rows, tuple(map(_row, decisions)), sources, weights, failed, pending, calls)
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:

@@ -163,6 +163,9 @@ static PyMethodDef module_methods[] = {
     {"configure_weights", configure_weights, METH_VARARGS, NULL},
     {"configure_programs", configure_programs, METH_VARARGS, NULL},
     {"try_programs", try_programs, METH_NOARGS, NULL},
+    {"size_of", (PyCFunction)(void (*)(void))size_of, METH_FASTCALL, NULL},
+    {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL, NULL},
+    {"configure_entries", configure_entries, METH_VARARGS, NULL},
     {"weighs", weighs, METH_NOARGS, NULL},
     {"state_of", state_of, METH_O, NULL},
     {"sample", sample_method, METH_VARARGS, NULL},
@@ -187,7 +190,8 @@ PyMODINIT_FUNC PyInit_polytile_launcher(void)
     PyObject *module = PyModule_Create(&module_definition);
     if (module != NULL
         && (add_type(module, "Dispatcher", &dispatcher_spec) < 0 || add_type(module, "Keeper", &keeper_spec) < 0
-            || add_type(module, "Program", &program_spec) < 0))
+            || add_type(module, "Program", &program_spec) < 0 || add_type(module, "Entry", &entry_spec) < 0
+            || add_type(module, "Graph", &graph_spec) < 0))
         Py_CLEAR(module);
     return module;
 }

@@ -32,7 +32,9 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-_PARTS = "formula.c table.c trial.c fallback.c record.c launcher.c pair.c weights.c program.h arena.c program.c module.c"
+_PARTS = (
+    "formula.c table.c trial.c fallback.c record.c launcher.c pair.c weights.c program.h arena.c program.c entry.c module.c"
+)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in _PARTS.split())
 """Read in this order, one translation unit."""

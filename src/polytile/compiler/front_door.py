@@ -1,0 +1,265 @@
+"""What `polytile.compile` returns: a function that goes around Dynamo's frame evaluation where that changes nothing.
+
+A call of what torch.compile returns switches Dynamo's frame evaluation on, has Python evaluate the function's frame, finds the
+compiled code whose guards hold, runs it, and switches frame evaluation off. The front door asks the same guards, the very objects
+that Dynamo made and keeps, and runs the same code (runtime/entry.c). It makes no guard of its own and leaves none out. So what
+Dynamo would notice it notices: another type, dtype, size, gradient mode, global, closure, attribute or parameter. All else goes
+through torch.compile:
+
+- a call for which no guard holds, or whose arguments do not fit the function;
+- a function with graph breaks: its parts need frame evaluation;
+- a call under a stance, while exporting, tracing or profiling, or from code that Dynamo is evaluating;
+- a module with hooks or a `forward` of its own instance, or whose class has changed;
+- anything after `torch._dynamo.reset()`, or once a guarded object is gone, until it is compiled again.
+
+The option `front_door` has the value "check" to have Dynamo look up each call too, and raise FrontDoorError where it chooses
+other code.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polytile.counters import counters
+from polytile.errors import FrontDoorError
+from polytile.runtime import entry
+from polytile.runtime.entry import DECLINED
+
+BROKEN = ("__resume_at", "torch_dynamo_resume_in")
+"""What names of the functions begin with that go on after a graph break."""
+COMPILED = "__compiled_fn"
+"""What names of compiled graphs begin with, among a function's globals."""
+INSTALLED = (COMPILED, "__import_")
+"""What names begin with that Dynamo adds to them and never changes."""
+
+GENERATORS = 0x20 | 0x80 | 0x200
+"""Flags of code objects of generators and coroutines."""
+
+
+def of(compiled: Any) -> FrontDoor | None:
+    """The front door of what `install` gave; None if it has none."""
+    call = compiled.forward if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled
+    return getattr(call, "polytile_front_door", None)
+
+
+def install(compiled: Any, function: Any, backend: Any, dynamic: bool | None, mode: str) -> Any:
+    """What torch.compile made of `function`, behind a front door where there can be one. `mode` is the option `front_door`."""
+    if mode == "off" or torch._dynamo.config.caching_precompile or torch._dynamo.config.compiled_autograd:
+        return compiled
+    if isinstance(compiled, torch._dynamo.OptimizedModule):
+        if "_forward" not in vars(compiled):  # which lazy modules have until they know their sizes
+            compiled.forward = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check").function()
+        return compiled
+    inner = torch._dynamo.eval_frame.innermost_fn(function)
+    if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:
+        return FrontDoor(compiled, inner, backend, dynamic, mode == "check").function()
+    return compiled
+
+
+class FrontDoor:
+    """The front door of `compiled`, which torch.compile made of a function, or as the forward of a module."""
+
+    def __init__(self, compiled: Callable[..., Any], owner: Any, backend: Any, dynamic: bool | None, checks: bool) -> None:
+        self.compiled, self.backend, self.dynamic, self.checks = compiled, backend, dynamic, checks
+        self._function = owner if isinstance(owner, types.FunctionType) else None
+        self._module = None if self._function is owner else owner
+        self.entry: Any = None
+        self.refusals: tuple[str, ...] = ()
+        """Why compiled code runs through Dynamo alone."""
+        self._graphs = -1
+        """How many graphs had been compiled when the ways were found."""
+
+    def function(self) -> Callable[..., Any]:
+        """The function in place of `compiled`."""
+        enter: Callable[..., Any] = _closed
+        through_dynamo = self._through_dynamo if not self.checks else self._checked
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = enter(*args, **kwargs)
+            return through_dynamo(open_, args, kwargs) if result is DECLINED else result
+
+        def open_(entry: Any) -> None:
+            nonlocal enter
+            enter = entry
+
+        functools.update_wrapper(call, self.compiled)
+        vars(call).update(polytile_front_door=self, _torchdynamo_wrapper_id=id(call))
+        torch._dynamo.eval_frame.skip_code(call.__code__)
+        return call
+
+    def _through_dynamo(self, open_: Callable[[Any], None], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        before = counters["graphs_compiled"]
+        result = self.compiled(*args, **kwargs)
+        graphs = counters["graphs_compiled"]
+        known = self.entry
+        if graphs != before or graphs != self._graphs or (known is not None and (known.stale or known.full)):
+            self._graphs = graphs
+            self.learn()
+            if self.entry is not None and not self.checks:
+                open_(self.entry)
+        return result
+
+    def _checked(self, open_: Callable[[Any], None], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The call, by Dynamo. Raises FrontDoorError where the front door would have run other code."""
+        found = None if self.entry is None else self.entry.find(*args, **kwargs)
+        managers: tuple[weakref.ref[Any], ...] = self.entry.managers if found is not None else ()
+        result = self._through_dynamo(open_, args, kwargs)
+        if found is None:
+            return result
+        used = self.entries()[0].guard_manager  # Dynamo moves it to the front
+        chosen = managers[0]() if found else None
+        if chosen is not used and (found or any(manager() is used for manager in managers)):
+            name = getattr(self.compiled, "__name__", "a function")
+            raise FrontDoorError(
+                f"A call of {name} runs {_text(used)} by Dynamo, and {_text(chosen)} by polytile's front door. The option "
+                "front_door='off' has every call go through Dynamo. Please report this."
+            )
+        return result
+
+    def __str__(self) -> str:
+        known = 0 if self.entry is None else len(self.entry.managers)
+        direct = [f"{known} compiled code(s) run without Dynamo's frames"] if known else []
+        others = [f"{self.refusals.count(why)} through Dynamo, as {why}" for why in dict.fromkeys(self.refusals)]
+        return "; ".join(direct + others) or "nothing is compiled yet"
+
+    # what Dynamo has compiled ----------------------------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Finds the compiled code that Dynamo has for the function, and its guards."""
+        loaded, function = entry.module(), self.called_function()
+        if loaded is None or function is None:
+            self.refusals = ("there is no C launcher" if loaded is None else "a call of the module is not that of nn.Module",)
+            if self.entry is not None:
+                self.entry.replace(_closed, ())
+            return
+        refusals, ways = [], []
+        for found in self.entries():
+            why = _refusal(found, function)
+            if why:
+                refusals.append(why)
+            else:
+                ways.append((self._kept(found.guard_manager), found.guard_manager.root.check, as_function(found.code, function)))
+        self.refusals = tuple(refusals)
+        if self.entry is None:
+            self.entry = loaded.Entry(self._module)
+        self.entry.replace(function, tuple(ways))
+
+    def called_function(self) -> types.FunctionType | None:
+        """The function whose frame Dynamo evaluates."""
+        found = self._function if self._module is None else _forward_of(type(self._module))
+        return found if isinstance(found, types.FunctionType) else None
+
+    def entries(self) -> list[Any]:
+        """Dynamo's cache entries for the function under this backend, in the order in which it asks their guards."""
+        function = self.called_function()
+        if function is None:
+            return []
+        every = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        return [one for one in every if self._is_own(one)]
+
+    def _is_own(self, found: Any) -> bool:
+        backend = found.backend
+        return (
+            found.guard_manager.cache_entry is not None
+            and getattr(backend, "compiler_fn", None) == self.backend
+            and getattr(backend, "dynamic", None) == self.dynamic
+        )
+
+    def _kept(self, manager: Any) -> weakref.ref[Any]:
+        """A reference to a guard manager, with which what the entry has goes too: Dynamo drops it, and must not be asked now."""
+        own = weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            door = own()
+            if door is not None:
+                door._graphs = -1
+                door.entry.replace(_closed, ())
+
+        return weakref.ref(manager, gone)
+
+
+def _forward_of(kind: type) -> Any:
+    """The function that a call of a module of this class comes to by nn.Module's own call; None where it does not."""
+    own = vars(torch.nn.Module)
+    as_ever = all(
+        getattr(kind, name) is own[name] and own[name].__code__.co_filename == torch.nn.modules.module.__file__
+        for name in ("__call__", "_call_impl")
+    )
+    if not as_ever or getattr(kind, "_compiled_call_impl", None) is not None:
+        return None
+    reads_plainly = getattr(kind, "__getattribute__", None) is object.__getattribute__
+    return getattr(kind, "forward", None) if reads_plainly else None
+
+
+def _closed(*args: Any, **kwargs: Any) -> Any:
+    return DECLINED
+
+
+def _refusal(found: Any, function: types.FunctionType) -> str:
+    """Why a cache entry's code runs through Dynamo alone; "" where it need not."""
+    code, original = found.code, function.__code__
+    if any(name.startswith(BROKEN) for name in _names(code)):
+        return "it has graph breaks"
+    if code.co_flags & GENERATORS:
+        return "it is a generator"
+    for part in ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars"):
+        if getattr(code, part) != getattr(original, part):
+            return "Dynamo has given it other parameters"
+    if any(name.startswith(INSTALLED) and name not in function.__globals__ for name in code.co_names):
+        return "it was compiled for a function with other globals"
+    return ""
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Names of the globals and attributes that code uses, and of functions that it makes."""
+    return [*code.co_names, *(part.co_name for part in code.co_consts if isinstance(part, types.CodeType))]
+
+
+def as_function(code: types.CodeType, function: types.FunctionType) -> types.FunctionType:
+    """Compiled code as a function like the one it was compiled of. Its graphs, which torch._dynamo.disable keeps from being
+    traced in Python, need no such thing where the front door calls them; in the function's own globals C keeps them from it."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
+    scope = function.__globals__
+    disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
+    if all(name.startswith(INSTALLED) for name in names):
+        scope = {name: _in_c(scope[name], code) for name in names}
+        scope |= {name: found._torchdynamo_orig_callable for name, found in disabled.items()}
+    else:
+        scope |= {name: entry.module().Graph(found._torchdynamo_orig_callable, found) for name, found in disabled.items()}
+    made = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _in_c(value: Any, code: types.CodeType) -> Any:
+    """`value`; in place of Dynamo's module of helpers one that has what `code` uses of it, in C where C can do it: what profiles
+    would show, as there is no front door under a profiler, and sizes."""
+    if value is not torch._dynamo.utils:
+        return value
+    loaded, helpers = entry.module(), types.ModuleType(value.__name__)
+    ours = {
+        "record_pregraph_bytecode_enter": loaded.do_nothing,
+        "record_pregraph_bytecode_exit": loaded.do_nothing,
+        "call_size": loaded.size_of,
+    }
+    vars(helpers).update({name: ours.get(name, found) for name, found in vars(value).items() if name in code.co_names})
+    return helpers
+
+
+def _is_disabled(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and getattr(value, "_torchdynamo_disable", False)
+
+
+def _text(manager: Any) -> str:
+    parts = None if manager is None else (manager.code_parts or manager.verbose_code_parts)
+    return "nothing" if manager is None else f"the code with guards {parts}"
+
+
+__all__ = ["COMPILED", "FrontDoor", "as_function", "install", "of"]

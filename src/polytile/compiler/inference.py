@@ -1,0 +1,76 @@
+"""The callable of an inference graph without what AOTAutograd's runtime wrapper does for other graphs.
+
+AOTAutograd wraps a graph in functions of Python, 2 to 4 us a call: they put mutations and aliases back in place, and switch the
+gradient mode off meanwhile. A graph that changes no argument and returns no alias needs the last alone, which C does
+(runtime/entry.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd import runtime_wrappers
+
+from polytile.runtime import entry
+
+WRAPPER = "runtime_wrapper"
+"""The function of AOTAutograd that is left out."""
+
+NOTED = (
+    "_dynamo_propagated_dynamic_indices"
+    if hasattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices")
+    else "_dynamo_weak_dynamic_indices"
+)
+"""The attribute by which AOTAutograd notes on a result which of its dimensions may change."""
+
+
+@dataclass
+class Inference:
+    """What one compile made of an inference graph: its callable, and what AOTAutograd knows of the graph."""
+
+    call: Callable[[list[Any]], list[Any]] | None = None
+    metadata: Any = None
+
+    def made(self, call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        context = torch._guards.TracingContext.try_get()
+        self.call, self.metadata = call, context.fw_metadata if context is not None else None
+        return call
+
+    def unwrapped(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+        """`wrapped`, AOTAutograd's callable of the graph, or one in C that gives the same."""
+        if self.metadata is None or not self._is_plain() or not self._is_wrapped_once(wrapped):
+            return wrapped
+        loaded = entry.module()
+        if loaded is None:
+            return wrapped
+        dynamic = tuple(info.dynamic_dims for info in self.metadata.output_info) if self.metadata.dynamic_outputs else ()
+        graph: Callable[..., Any] = loaded.Graph(self.call, wrapped, tuple(d or None for d in dynamic), NOTED)
+        return graph
+
+    def _is_plain(self) -> bool:
+        """Whether the runtime wrapper does nothing but to switch the gradient mode off."""
+        known = self.metadata
+        return (
+            not any(info.mutates_data or info.mutates_metadata for info in known.input_info)
+            and known.num_outputs_aliased == 0
+            and known.num_intermediate_bases == 0
+            and known.grad_enabled_mutation is None
+            and not known.tokens
+            and not torch._C._is_any_autocast_enabled()
+        )
+
+    def _is_wrapped_once(self, wrapped: Any) -> bool:
+        """Whether `wrapped` passes its arguments as they are to the runtime wrapper, and that to the callable."""
+        wrapper = getattr(wrapped, "__wrapped__", None)
+        lists = [cell.cell_contents for cell in wrapped.__closure__ or () if isinstance(cell.cell_contents, list | tuple)]
+        return (
+            not any(lists)
+            and getattr(getattr(wrapper, "__code__", None), "co_name", "") == WRAPPER
+            and getattr(wrapper, "__wrapped__", None) is self.call
+        )
+
+
+__all__ = ["Inference"]

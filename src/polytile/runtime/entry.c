@@ -1,0 +1,682 @@
+/* Part of the launcher: calls of a compiled function without the evaluation of its frame.
+
+   torch.compile finds the compiled code of a call by having Python evaluate the function's frame with Dynamo's hook in place: some
+   10 us go into switching the hook on and off. An Entry needs no frame. It binds the arguments to the function's parameters, asks
+   Dynamo's own guards about them, and runs the code that they guard. Where a guard says no, or anything is in force that
+   torch.compile would look at, it returns `declined`, and the caller goes the usual way.
+
+   A Graph is what polytile's backend gives to Dynamo for an inference graph: it does what AOTAutograd's runtime wrapper does for a
+   graph that changes no argument and returns no alias. An Undisturbed stands for what torch._dynamo.disable made of a Graph. */
+
+enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
+
+/* Set once by configure_entries(). */
+static struct {
+    PyObject *declined;     /* what an Entry returns in place of a result */
+    PyObject *facts;        /* ((dict, key, value), ...): dict[key] is the value while nothing special is in force */
+    PyObject *questions;    /* ((callable, answer), ...) the same */
+    PyObject *groups;       /* the dict of torch's process groups */
+    PyObject *set_hook;     /* (what looks at whether guards hold, or None) -> what did so far */
+    PyObject *absent;       /* names of methods that an instance of Module may not replace */
+    PyObject *hooks;        /* names of a module's dicts of hooks */
+    PyObject *global_hooks; /* dicts of hooks that all modules have in common */
+    PyObject *cache_entry;  /* "cache_entry" */
+    int (*grad_enabled)(void);
+    void (*set_grad_enabled)(int);
+    int32_t (*get_rank)(void *tensor, int64_t *rank);
+    int32_t (*get_sizes)(void *tensor, int64_t **sizes);
+} entering;
+
+typedef struct { /* compiled code with its guards */
+    PyObject *manager; /* weak reference to Dynamo's guard manager */
+    PyObject *check;   /* (locals) -> whether the guards hold */
+    PyObject *run;     /* the code as a function */
+} Way;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function;  /* whose frame it is */
+    PyObject *owner;     /* the module whose forward the function is, or NULL */
+    PyObject *code;      /* of the function, when the ways were found */
+    PyObject *names;     /* of parameters, then *args, then **kwargs */
+    PyObject *free_names; /* of the variables of the closure */
+    PyTypeObject *type;  /* of the owner */
+    unsigned version;    /* of the type; 0: not known */
+    int positional, keyword_only, positional_only, flags;
+    Py_ssize_t count;
+    Way ways[MAX_WAYS];
+    char full;
+    char stale;          /* whether what was found when the ways were has changed since */
+} Entry;
+
+/* ---- what has to be so ---- */
+
+/* Whether ranks agree on whether guards hold before they go on (torch.compiler.set_enable_guard_collectives). Nothing but the
+   function that sets it says so. */
+static int ranks_agree(void)
+{
+    if (PyDict_GET_SIZE(entering.groups) == 0)
+        return 0;
+    PyObject *hook = PyObject_CallOneArg(entering.set_hook, Py_None), *none = NULL;
+    if (hook != NULL && hook != Py_None)
+        none = PyObject_CallOneArg(entering.set_hook, hook);
+    int agree = hook != Py_None;
+    Py_XDECREF(hook);
+    Py_XDECREF(none);
+    PyErr_Clear();
+    return agree;
+}
+
+static int all_hold(void)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entering.facts); i++) {
+        PyObject *fact = PyTuple_GET_ITEM(entering.facts, i);
+        PyObject *wanted = PyTuple_GET_ITEM(fact, 2), *value = PyDict_GetItem(PyTuple_GET_ITEM(fact, 0), PyTuple_GET_ITEM(fact, 1));
+        if (value != wanted && (value == NULL || PyObject_RichCompareBool(value, wanted, Py_EQ) != 1)) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entering.questions); i++) {
+        PyObject *question = PyTuple_GET_ITEM(entering.questions, i);
+        PyObject *answer = PyObject_CallNoArgs(PyTuple_GET_ITEM(question, 0));
+        if (answer == NULL)
+            PyErr_Clear();
+        Py_XDECREF(answer); /* what is compared is immortal or held by the question */
+        if (answer != PyTuple_GET_ITEM(question, 1))
+            return 0;
+    }
+    return !ranks_agree();
+}
+
+static int all_empty(PyObject *dicts)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); i++)
+        if (PyDict_GET_SIZE(PyTuple_GET_ITEM(dicts, i)) != 0)
+            return 0;
+    return 1;
+}
+
+/* Whether a call of the owner comes to a call of its class's forward, with nothing before and after. */
+static int is_called_plainly(Entry *self)
+{
+    if (Py_TYPE(self->owner) != self->type || self->version == 0 || self->type->tp_version_tag != self->version) {
+        self->stale = 1;
+        return 0;
+    }
+    PyObject *dict = PyObject_GenericGetDict(self->owner, NULL);
+    if (dict == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    int plain = all_empty(entering.global_hooks);
+    for (Py_ssize_t i = 0; plain && i < PyTuple_GET_SIZE(entering.hooks); i++) {
+        PyObject *hooks = PyDict_GetItem(dict, PyTuple_GET_ITEM(entering.hooks, i));
+        plain = hooks != NULL && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 0;
+    }
+    for (Py_ssize_t i = 0; plain && i < PyTuple_GET_SIZE(entering.absent); i++) {
+        PyObject *own = PyDict_GetItem(dict, PyTuple_GET_ITEM(entering.absent, i));
+        plain = own == NULL || own == Py_None;
+    }
+    Py_DECREF(dict);
+    return plain;
+}
+
+static int is_as_found(Entry *self)
+{
+    PyFunctionObject *function = (PyFunctionObject *)self->function;
+    PyFunctionObject *run = (PyFunctionObject *)self->ways[0].run;
+    if (function->func_code == self->code && function->func_defaults == run->func_defaults
+        && function->func_kwdefaults == run->func_kwdefaults)
+        return 1;
+    self->stale = 1;
+    return 0;
+}
+
+/* ---- arguments ---- */
+
+/* The value of a parameter that was not given, borrowed; NULL: it has none. */
+static PyObject *default_of(Entry *self, int parameter)
+{
+    PyFunctionObject *function = (PyFunctionObject *)self->function;
+    if (parameter >= self->positional)
+        return function->func_kwdefaults == NULL ? NULL
+                                                 : PyDict_GetItem(function->func_kwdefaults, PyTuple_GET_ITEM(self->names, parameter));
+    Py_ssize_t count = function->func_defaults == NULL ? 0 : PyTuple_GET_SIZE(function->func_defaults);
+    Py_ssize_t at = parameter - (self->positional - count);
+    return at < 0 ? NULL : PyTuple_GET_ITEM(function->func_defaults, at);
+}
+
+/* The number of the parameter of this name; -1: there is none; -2 and an exception on failure. */
+static int parameter_of(Entry *self, PyObject *name)
+{
+    int count = self->positional + self->keyword_only;
+    for (int i = 0; i < count; i++)
+        if (PyTuple_GET_ITEM(self->names, i) == name)
+            return i;
+    for (int i = 0; i < count; i++) {
+        int same = PyObject_RichCompareBool(PyTuple_GET_ITEM(self->names, i), name, Py_EQ);
+        if (same != 0)
+            return same < 0 ? -2 : i;
+    }
+    return -1;
+}
+
+/* The arguments after the positional parameters, as *args. 0, or -1. */
+static int bind_rest(Entry *self, PyObject *locals, PyObject *const *given, Py_ssize_t count)
+{
+    int at = self->positional + self->keyword_only;
+    Py_ssize_t left = count > self->positional ? count - self->positional : 0;
+    if (!(self->flags & CO_VARARGS))
+        return left == 0 ? 0 : -1;
+    PyObject *rest = PyTuple_New(left);
+    if (rest == NULL)
+        return -1;
+    for (Py_ssize_t i = 0; i < left; i++)
+        PyTuple_SET_ITEM(rest, i, Py_NewRef(given[self->positional + i]));
+    int failed = PyDict_SetItem(locals, PyTuple_GET_ITEM(self->names, at), rest);
+    Py_DECREF(rest);
+    return failed;
+}
+
+/* Named arguments, to parameters or to **kwargs. 0, or -1. */
+static int bind_named(Entry *self, PyObject *locals, PyObject *const *values, PyObject *names)
+{
+    PyObject *rest = NULL;
+    int failed = 0, at = self->positional + self->keyword_only + ((self->flags & CO_VARARGS) != 0);
+    if (self->flags & CO_VARKEYWORDS) {
+        rest = PyDict_New();
+        failed = rest == NULL || PyDict_SetItem(locals, PyTuple_GET_ITEM(self->names, at), rest) < 0;
+    }
+    Py_ssize_t count = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int parameter = parameter_of(self, name);
+        if (parameter >= self->positional_only)
+            failed = PyDict_Contains(locals, name) != 0 || PyDict_SetItem(locals, name, values[i]) < 0;
+        else
+            failed = parameter != -1 || rest == NULL || PyDict_SetItem(rest, name, values[i]) < 0;
+    }
+    Py_XDECREF(rest);
+    return failed ? -1 : 0;
+}
+
+/* The function's local variables as a call begins, closure included; NULL: it cannot be called so, or memory is short. */
+static PyObject *bind(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    PyObject *locals = PyDict_New();
+    if (locals == NULL)
+        return NULL;
+    int failed = 0;
+    for (int i = 0; !failed && i < self->positional && i < count; i++)
+        failed = PyDict_SetItem(locals, PyTuple_GET_ITEM(self->names, i), given[i]);
+    failed = failed || bind_rest(self, locals, given, count) < 0 || bind_named(self, locals, given + count, names) < 0;
+    for (int i = count < self->positional ? (int)count : self->positional; !failed && i < self->positional + self->keyword_only; i++) {
+        PyObject *name = PyTuple_GET_ITEM(self->names, i);
+        if (PyDict_GetItem(locals, name) != NULL)
+            continue;
+        PyObject *value = default_of(self, i);
+        failed = value == NULL || PyDict_SetItem(locals, name, value) < 0;
+    }
+    PyObject *closure = ((PyFunctionObject *)self->function)->func_closure;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(self->free_names); i++) {
+        PyObject *value = PyCell_GET(PyTuple_GET_ITEM(closure, i));
+        failed = value != NULL && PyDict_SetItem(locals, PyTuple_GET_ITEM(self->free_names, i), value) < 0;
+    }
+    if (failed)
+        Py_CLEAR(locals);
+    return locals;
+}
+
+/* ---- calls ---- */
+
+/* Whether Dynamo still has the code and its guards hold. An error in a guard is for the usual way to raise. */
+static int guards_hold(Entry *self, PyObject *reference, PyObject *check, PyObject *locals)
+{
+    PyObject *manager = PyObject_CallNoArgs(reference), *answer = NULL;
+    PyObject *kept = manager == NULL || manager == Py_None ? NULL : PyObject_GetAttr(manager, entering.cache_entry);
+    if (kept == NULL || kept == Py_None)
+        self->stale = 1;
+    else
+        answer = PyObject_CallOneArg(check, locals);
+    if (answer == NULL)
+        PyErr_Clear();
+    Py_XDECREF(kept);
+    Py_XDECREF(manager);
+    Py_XDECREF(answer);
+    return answer == Py_True;
+}
+
+/* The first way whose guards hold becomes the first of all: its code as a function, owned; NULL and `why`: there is none. Guards may
+   let other threads run, which may change the ways. */
+static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names, int *why)
+{
+    *why = NOT_ASKED;
+    if (self->count == 0 || !is_as_found(self) || (self->owner != NULL && !is_called_plainly(self)) || !all_hold())
+        return NULL;
+    PyObject *locals = bind(self, given, count, names);
+    if (locals == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    *why = GUARDS_DECLINED;
+    PyObject *found = NULL;
+    for (Py_ssize_t at = 0; found == NULL && at < self->count && !self->stale; at++) {
+        Way way = self->ways[at];
+        Py_INCREF(way.manager);
+        Py_INCREF(way.check);
+        Py_INCREF(way.run);
+        if (guards_hold(self, way.manager, way.check, locals))
+            found = way.run;
+        else
+            Py_DECREF(way.run);
+        Py_DECREF(way.manager);
+        Py_DECREF(way.check);
+        if (found != NULL && at > 0 && at < self->count && self->ways[at].run == found) {
+            Way moved = self->ways[at];
+            memmove(&self->ways[1], &self->ways[0], (size_t)at * sizeof(Way));
+            self->ways[0] = moved;
+        }
+    }
+    Py_DECREF(locals);
+    return found;
+}
+
+/* The arguments with the owner in front; NULL: there are too many. `all` has room for MAX_GIVEN. */
+static PyObject *const *with_owner(Entry *self, PyObject **all, PyObject *const *given, Py_ssize_t *count, PyObject *names)
+{
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    if (self->owner == NULL)
+        return given;
+    if (*count + named + 1 > MAX_GIVEN)
+        return NULL;
+    all[0] = self->owner;
+    memcpy(all + 1, given, (size_t)(*count + named) * sizeof *given);
+    *count += 1;
+    return all;
+}
+
+static PyObject *call_entry(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+{
+    Entry *self = (Entry *)object;
+    PyObject *all[MAX_GIVEN], *run;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    int why;
+    given = with_owner(self, all, given, &count, names);
+    if (given == NULL || (run = find_way(self, given, count, names, &why)) == NULL)
+        return Py_NewRef(entering.declined);
+    PyObject *result = PyObject_Vectorcall(run, given, (size_t)count, names);
+    Py_DECREF(run);
+    return result;
+}
+
+/* find(*args, **kwargs) -> whether the guards of a way hold, which is the first then; None: they were not asked. */
+static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    Entry *self = (Entry *)object;
+    PyObject *all[MAX_GIVEN], *run = NULL;
+    int why = NOT_ASKED;
+    given = with_owner(self, all, given, &count, names);
+    if (given != NULL)
+        run = find_way(self, given, count, names, &why);
+    if (run == NULL && why == NOT_ASKED)
+        Py_RETURN_NONE;
+    Py_XDECREF(run);
+    return PyBool_FromLong(run != NULL);
+}
+
+/* ---- the object ---- */
+
+static void release_ways(Way *ways, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_DECREF(ways[i].manager);
+        Py_DECREF(ways[i].check);
+        Py_DECREF(ways[i].run);
+    }
+}
+
+/* Gives the entry these ways; what it had is released last, since that may run anything. Takes over references. */
+static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
+{
+    Way before[MAX_WAYS];
+    Py_ssize_t before_count = self->count;
+    memcpy(before, self->ways, sizeof before);
+    if (count > 0)
+        memcpy(self->ways, ways, (size_t)count * sizeof *ways);
+    self->count = count;
+    release_ways(before, before_count);
+}
+
+/* Sets what is known of the function and its owner. 0, or -1 with an exception. */
+static int read_function(Entry *self, PyObject *function)
+{
+    PyCodeObject *code = (PyCodeObject *)((PyFunctionObject *)function)->func_code;
+    PyObject *names = PyObject_GetAttrString((PyObject *)code, "co_varnames");
+    PyObject *free_names = PyObject_GetAttrString((PyObject *)code, "co_freevars");
+    if (names == NULL || free_names == NULL) {
+        Py_XDECREF(names);
+        Py_XDECREF(free_names);
+        return -1;
+    }
+    PyObject *before[] = {self->function, self->code, self->names, self->free_names};
+    self->function = Py_NewRef(function);
+    self->code = Py_NewRef((PyObject *)code);
+    self->names = names;
+    self->free_names = free_names;
+    self->positional = code->co_argcount;
+    self->positional_only = code->co_posonlyargcount;
+    self->keyword_only = code->co_kwonlyargcount;
+    self->flags = code->co_flags;
+    self->type = self->owner == NULL ? NULL : Py_TYPE(self->owner);
+    self->version = self->owner == NULL ? 0 : self->type->tp_version_tag;
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++)
+        Py_XDECREF(before[i]);
+    return 0;
+}
+
+/* replace(function, ((manager, check, run), ...)): the ways from now on, in the order in which they are tried. */
+static PyObject *entry_replace(PyObject *object, PyObject *parsed)
+{
+    Entry *self = (Entry *)object;
+    PyObject *function, *given;
+    if (!PyArg_ParseTuple(parsed, "O!O!", &PyFunction_Type, &function, &PyTuple_Type, &given))
+        return NULL;
+    Way ways[MAX_WAYS];
+    Py_ssize_t count = PyTuple_GET_SIZE(given) < MAX_WAYS ? PyTuple_GET_SIZE(given) : MAX_WAYS;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOO!", &ways[i].manager, &ways[i].check, &PyFunction_Type, &ways[i].run))
+            return NULL;
+    set_ways(self, NULL, 0); /* none is there while the function changes */
+    if (read_function(self, function) < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_INCREF(ways[i].manager);
+        Py_INCREF(ways[i].check);
+        Py_INCREF(ways[i].run);
+    }
+    set_ways(self, ways, count);
+    self->full = PyTuple_GET_SIZE(given) > count;
+    self->stale = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *entry_managers(PyObject *object, void *unused)
+{
+    Entry *self = (Entry *)object;
+    PyObject *managers = PyTuple_New(self->count);
+    for (Py_ssize_t i = 0; managers != NULL && i < self->count; i++)
+        PyTuple_SET_ITEM(managers, i, Py_NewRef(self->ways[i].manager));
+    return managers;
+}
+
+/* Entry(owner or None) */
+static PyObject *entry_new(PyTypeObject *type, PyObject *parsed, PyObject *keywords)
+{
+    PyObject *owner;
+    if (!PyArg_ParseTuple(parsed, "O", &owner))
+        return NULL;
+    if (entering.declined == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "Entry: configure_entries() comes first");
+    Entry *self = (Entry *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_entry;
+    self->owner = owner == Py_None ? NULL : Py_NewRef(owner);
+    return (PyObject *)self;
+}
+
+static int entry_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Entry *self = (Entry *)object;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->function);
+    Py_VISIT(self->owner);
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Py_VISIT(self->ways[i].manager);
+        Py_VISIT(self->ways[i].check);
+        Py_VISIT(self->ways[i].run);
+    }
+    return 0;
+}
+
+static int entry_clear(PyObject *object)
+{
+    Entry *self = (Entry *)object;
+    set_ways(self, NULL, 0);
+    Py_CLEAR(self->function);
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static void entry_dealloc(PyObject *object)
+{
+    Entry *self = (Entry *)object;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    entry_clear(object);
+    Py_XDECREF(self->code);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->free_names);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef entry_members[] = {
+    {"full", T_BOOL, offsetof(Entry, full), READONLY, "whether there are more ways than it takes"},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Entry, vectorcall), READONLY, NULL},
+    {"stale", T_BOOL, offsetof(Entry, stale), READONLY, "whether the ways have to be found anew"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef entry_properties[] = {
+    {"managers", entry_managers, NULL, "weak references to the guard managers of the ways, in the order in which they are tried", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef entry_methods[] = {
+    {"replace", entry_replace, METH_VARARGS, NULL},
+    {"find", (PyCFunction)(void (*)(void))entry_find, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot entry_slots[] = {
+    {Py_tp_new, entry_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_traverse, entry_traverse},
+    {Py_tp_clear, entry_clear},
+    {Py_tp_dealloc, entry_dealloc},
+    {Py_tp_members, entry_members},
+    {Py_tp_getset, entry_properties},
+    {Py_tp_methods, entry_methods},
+    {0, NULL},
+};
+
+static PyType_Spec entry_spec = {
+    .name = "polytile_launcher.Entry",
+    .basicsize = sizeof(Entry),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = entry_slots,
+};
+
+/* ---- graphs ---- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *call;    /* (list of arguments) -> list of results */
+    PyObject *usual;   /* the same with AOTAutograd's wrapper, (*arguments); of an Undisturbed what disable() made of `call` */
+    PyObject *dynamic; /* a set of dimensions or None for each result: what AOTAutograd notes on results of changing sizes */
+    PyObject *note;    /* the name under which it does */
+    char called;       /* whether AOTAutograd's wrapper has seen a call: in the first one it looks at what operators alias */
+} Graph;
+
+/* Notes on each result which dimensions may change. 0, or -1 with an exception. */
+static int note_dynamic(Graph *self, PyObject *results)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(self->dynamic);
+    for (Py_ssize_t i = 0; i < count && i < PyList_GET_SIZE(results); i++) {
+        PyObject *dimensions = PyTuple_GET_ITEM(self->dynamic, i);
+        if (dimensions == Py_None)
+            continue;
+        PyObject *noted = PySet_New(dimensions);
+        int failed = noted == NULL || PyObject_SetAttr(PyList_GET_ITEM(results, i), self->note, noted) < 0;
+        Py_XDECREF(noted);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *call_graph(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+{
+    Graph *self = (Graph *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (!self->called || names != NULL) {
+        PyObject *result = PyObject_Vectorcall(self->usual, given, flagged, names);
+        self->called = self->called || result != NULL;
+        return result;
+    }
+    PyObject *list = PyList_New(count);
+    if (list == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(given[i]));
+    int enabled = entering.grad_enabled();
+    if (enabled)
+        entering.set_grad_enabled(0);
+    PyObject *results = PyObject_CallOneArg(self->call, list);
+    if (enabled)
+        entering.set_grad_enabled(1);
+    Py_DECREF(list);
+    if (results != NULL && PyList_CheckExact(results) && note_dynamic(self, results) < 0)
+        Py_CLEAR(results);
+    return results;
+}
+
+static PyObject *call_undisturbed(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+{
+    Graph *self = (Graph *)object;
+    return PyObject_Vectorcall(all_hold() ? self->call : self->usual, given, flagged, names);
+}
+
+/* Graph(call, usual, dynamic, note); Graph(call, usual): an Undisturbed. */
+static PyObject *graph_new(PyTypeObject *type, PyObject *parsed, PyObject *keywords)
+{
+    PyObject *call, *usual, *dynamic = NULL, *note = NULL;
+    if (!PyArg_ParseTuple(parsed, "OO|O!U", &call, &usual, &PyTuple_Type, &dynamic, &note))
+        return NULL;
+    if (entering.declined == NULL || (dynamic != NULL) != (note != NULL))
+        return PyErr_Format(PyExc_RuntimeError, "Graph: configure_entries() comes first, and results are noted under a name");
+    Graph *self = (Graph *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = dynamic == NULL ? call_undisturbed : call_graph;
+    self->call = Py_NewRef(call);
+    self->usual = Py_NewRef(usual);
+    self->dynamic = Py_XNewRef(dynamic);
+    self->note = Py_XNewRef(note);
+    return (PyObject *)self;
+}
+
+static int graph_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Graph *self = (Graph *)object;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->call);
+    Py_VISIT(self->usual);
+    return 0;
+}
+
+static int graph_clear(PyObject *object)
+{
+    Graph *self = (Graph *)object;
+    Py_CLEAR(self->call);
+    Py_CLEAR(self->usual);
+    return 0;
+}
+
+static void graph_dealloc(PyObject *object)
+{
+    Graph *self = (Graph *)object;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    graph_clear(object);
+    Py_XDECREF(self->dynamic);
+    Py_XDECREF(self->note);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef graph_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Graph, vectorcall), READONLY, NULL},
+    {"__wrapped__", T_OBJECT, offsetof(Graph, usual), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot graph_slots[] = {
+    {Py_tp_new, graph_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_traverse, graph_traverse},
+    {Py_tp_clear, graph_clear},
+    {Py_tp_dealloc, graph_dealloc},
+    {Py_tp_members, graph_members},
+    {0, NULL},
+};
+
+static PyType_Spec graph_spec = {
+    .name = "polytile_launcher.Graph",
+    .basicsize = sizeof(Graph),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = graph_slots,
+};
+
+/* size_of(tensor, dimension) -> what tensor.size(dimension) gives */
+static PyObject *size_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "size_of takes a tensor and a dimension");
+    int64_t *sizes = NULL, rank = 0;
+    void *handle = (char *)given[0] + configured.handle_offset;
+    Py_ssize_t dimension = is_plain(given[0]) && PyLong_CheckExact(given[1]) ? PyLong_AsSsize_t(given[1]) : -1;
+    if (dimension >= 0 && entering.get_rank(handle, &rank) == 0 && dimension < rank && entering.get_sizes(handle, &sizes) == 0)
+        return PyLong_FromLongLong(sizes[dimension]);
+    PyErr_Clear();
+    return PyObject_CallMethod(given[0], "size", "O", given[1]);
+}
+
+/* nothing(...) -> None */
+static PyObject *do_nothing(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Py_RETURN_NONE;
+}
+
+/* configure_entries(declined, facts, questions, groups, set_hook, absent, hooks, global hooks, grad_enabled, set_grad_enabled, get_rank,
+   get_sizes): the last four are addresses. */
+static PyObject *configure_entries(PyObject *module, PyObject *parsed)
+{
+    PyObject *declined, *facts, *questions, *groups, *set_hook, *absent, *hooks, *global_hooks;
+    unsigned long long grad_enabled, set_grad_enabled, get_rank, get_sizes;
+    if (!PyArg_ParseTuple(parsed, "OO!O!O!OO!O!O!KKKK", &declined, &PyTuple_Type, &facts, &PyTuple_Type, &questions, &PyDict_Type, &groups,
+                          &set_hook, &PyTuple_Type, &absent, &PyTuple_Type, &hooks, &PyTuple_Type, &global_hooks, &grad_enabled, &set_grad_enabled,
+                          &get_rank, &get_sizes))
+        return NULL;
+    PyObject *name = PyUnicode_InternFromString("cache_entry");
+    if (name == NULL)
+        return NULL;
+    Py_XSETREF(entering.cache_entry, name);
+    Py_XSETREF(entering.facts, Py_NewRef(facts));
+    Py_XSETREF(entering.questions, Py_NewRef(questions));
+    Py_XSETREF(entering.groups, Py_NewRef(groups));
+    Py_XSETREF(entering.set_hook, Py_NewRef(set_hook));
+    Py_XSETREF(entering.absent, Py_NewRef(absent));
+    Py_XSETREF(entering.hooks, Py_NewRef(hooks));
+    Py_XSETREF(entering.global_hooks, Py_NewRef(global_hooks));
+    entering.grad_enabled = (int (*)(void))(uintptr_t)grad_enabled;
+    entering.set_grad_enabled = (void (*)(int))(uintptr_t)set_grad_enabled;
+    entering.get_rank = (int32_t(*)(void *, int64_t *))(uintptr_t)get_rank;
+    entering.get_sizes = (int32_t(*)(void *, int64_t **))(uintptr_t)get_sizes;
+    Py_XSETREF(entering.declined, Py_NewRef(declined));
+    Py_RETURN_NONE;
+}
