@@ -10,6 +10,7 @@ from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.report.cells import Panel, panels
 from polytile.report.contents import Held, Report, Source, report
 from polytile.store.reading import Record
+from polytile.store.records import DISTURBED
 
 DIGEST = "228d962c0c6a657c"
 _count = itertools.count()
@@ -28,6 +29,7 @@ def record(
     spread: float = 0.0,
     registers: int | None = None,
     predicted: float | None = None,
+    disturbed: float = 0.0,
 ) -> Record:
     """Twelve samples that differ by `spread`, relative, from the least to the largest."""
     facts: list[Fact] = [Divisible(name) for name, size in sizes if size % 16 == 0]
@@ -37,6 +39,7 @@ def record(
     measurement = Measurement(
         problem, candidate, Config.of(threads=1), "a" * 16, outcome, samples, 1e-7, 0.5, detail,
         environment=(("torch", torch),), origin=origin, predicted=predicted or seconds, resources=Resources(registers),
+        state=((DISTURBED, disturbed),),
     )  # fmt: skip
     return Record(f"{number:024x}", 1.7e9 + number, measurement)
 

@@ -47,6 +47,11 @@ def test_a_gap_as_wide_as_the_noise_is_in_doubt() -> None:
     assert panel.cells[0].certainty is Certainty.DOUBT
 
 
+def test_a_race_under_load_is_told_from_a_close_one() -> None:
+    (panel,) = panels_of(record("fast", 1e-5, disturbed=0.5), record("slow", 2e-5, disturbed=0.5))
+    assert panel.cells[0].certainty is Certainty.LOAD
+
+
 def test_a_panel_has_all_sizes_of_a_kernel_whether_16_divides_them_or_not() -> None:
     (panel,) = panels_of(*[record(sizes=sizes) for sizes in SIZES])
     assert len(panel.cells) == len(SIZES) and panel.layouts == ("threads=2",)

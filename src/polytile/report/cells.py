@@ -16,7 +16,7 @@ from polytile.problem import Problem, Resources
 from polytile.runtime.device import kind_of
 from polytile.store.reading import Record
 from polytile.store.records import LIVE, Environment
-from polytile.tuning.decide import Score, doubtful, equals, noise_band, pick
+from polytile.tuning.decide import Entrant, Score, doubtful, equals, noise_band, pick
 from polytile.tuning.standings import Standing, standings
 
 Sizes = tuple[tuple[str, int], ...]
@@ -27,6 +27,7 @@ class Certainty(enum.Enum):
 
     CLEAR = "clear"
     TIE = "within noise"
+    LOAD = "measured under load"
     DOUBT = "in doubt"
     ALONE = "the only one that ran"
     NONE = "none ran"
@@ -145,23 +146,24 @@ def _cell(problem: Problem, records: Sequence[Record]) -> Cell:
     band = noise_band(kind_of(problem.device))
     best = pick(scores, band, entrants)
     alike = equals(scores, band, entrants)
-    unsure = best is not None and (scores[best].provisional or doubtful(scores, band, entrants))
     ranked = sorted(range(len(found)), key=lambda place: scores[place].seconds if scores[place].ok else math.inf)
     return Cell(
         problem.sizes,
         tuple(_entry(found[place]) for place in ranked),
         None if best is None else ranked.index(best),
-        _certainty(sum(score.ok for score in scores), len(alike), unsure),
+        Certainty.NONE if best is None else _certainty(scores, len(alike), scores[best].provisional, band, entrants),
         tuple(found[place].measured[-1].candidate for place in alike if place != best),
     )
 
 
-def _certainty(able: int, alike: int, unsure: bool) -> Certainty:
-    if able < 2:
-        return Certainty.ALONE if able else Certainty.NONE
+def _certainty(scores: Sequence[Score], alike: int, loaded: bool, band: float, entrants: Sequence[Entrant]) -> Certainty:
+    if sum(score.ok for score in scores) < 2:
+        return Certainty.ALONE
     if alike > 1:
         return Certainty.TIE
-    return Certainty.DOUBT if unsure else Certainty.CLEAR
+    if loaded:
+        return Certainty.LOAD
+    return Certainty.DOUBT if doubtful(scores, band, entrants) else Certainty.CLEAR
 
 
 def _entry(standing: Standing) -> Entry:

@@ -28,8 +28,8 @@ MEANINGS = (
     ("clear", "No other candidate is within noise of the fastest, and another race would hardly choose differently."),
     ("within noise", "Others count as equal to the fastest: within 2 % on a processor, 1 % on a GPU, or within both times' "
      "standard errors, up to 5 %."),
-    ("in doubt", "A candidate that prediction prefers is slower by about as much as the noise, or the race was run under load: "
-     "another race may choose differently."),
+    ("measured under load", "The process waited for a core for over a tenth of the race. Programs measure such a choice again."),
+    ("in doubt", "A candidate that prediction prefers is slower by about as much as the noise: another race may choose it."),
     ("the only one that ran", "Nothing else has a time at this size, so there is nothing to compare with."),
     ("one for all sizes", "The candidate with a time at every size that has the least geometric mean of × fastest; a dash where "
      "no candidate was measured at every size, or only one size was."),

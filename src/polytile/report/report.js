@@ -1,10 +1,11 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const [CLEAR, , , ALONE, NONE] = data.certainties.keys();
+  const CLEAR = 0, ALONE = data.certainties.length - 2, NONE = ALONE + 1;
   const PAGE = 100;
   const COLOURS = 8;
   const CURVES = 6;
+  const CUT = 16;
 
   /* Elements. All text goes in as text nodes, so nothing in a store can become markup. */
 
@@ -162,7 +163,7 @@
     host.append(frame, el("ul", { class: "legend", "aria-label": "Who is chosen" },
       panel.winners.map(([name, own], i) =>
         el("li", {}, swatch(`c${Math.min(i, COLOURS)}`, null, letterOf(i)), ` ${name} (${own})`)),
-      el("li", {}, swatch("c9", "hatch", ""), " hatched: within noise, or in doubt"),
+      el("li", {}, swatch("c9", "hatch", ""), " hatched: unsure (within noise, in doubt, under load)"),
       el("li", {}, swatch("c9", "dots", ""), " dotted: nothing to compare with")));
     show(order[0][0]);
     return (place) => {
@@ -267,20 +268,21 @@
 
   /* Sorted curves: what each candidate costs over the fastest, or what changed. */
 
-  const curvesPlot = (label, lines, log) => {
+  const curvesPlot = (label, lines) => {
     const width = 640, height = 220, left = 46, bottom = 30, top = 10;
-    const all = lines.flatMap((line) => line.points), high = Math.max(1.1, ...all.map(log)), low = Math.min(1, ...all.map(log));
-    const at = (value) => top + (height - top - bottom) * (1 - Math.log(value / low) / Math.log(high / low));
-    const ticks = [0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000].filter((tick) => tick >= low && tick <= high);
-    const across = (i, n) => left + (width - left - 40) * (n > 1 ? i / (n - 1) : 1);
+    const all = lines.flatMap((line) => line.points), most = Math.max(1.1, ...all), high = Math.min(most, CUT), low = Math.max(Math.min(1, ...all), 1 / CUT);
+    const at = (value) => top + (height - top - bottom) * (1 - Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low));
+    const ticks = [1, 1.5, 2, 3, 5, 10, 16, 0.7, 0.5, 0.2, 0.1].filter((tick) => tick >= low && tick <= high)
+      .reduce((kept, tick) => (kept.every((other) => Math.abs(at(other) - at(tick)) > 13) ? [...kept, tick] : kept), []);
+    const across = (i, n) => left + ((width - left - 40) * i) / (n - 1);
     return svg("svg", { width, height, role: "img", "aria-label": label },
       ticks.map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 40, y1: at(tick), y2: at(tick), "stroke-opacity": 0.5 }),
         svg("text", { x: left - 6, y: at(tick) + 4, "text-anchor": "end" }, `${tick} ×`)]),
       svg("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - 40}` }),
-      svg("text", { x: left, y: height - 8 }, "sizes, each curve sorted by itself: least first"),
+      svg("text", { x: left, y: height - 8 }, `sizes, each curve sorted by itself, least first${most > CUT ? `; cut at ${CUT} ×` : ""}`),
       lines.map((line, i) => {
         const points = line.points.length > 1 ? line.points : [line.points[0], line.points[0]];
-        const d = points.map((value, j) => `${j ? "L" : "M"}${across(points === line.points ? j : j * 9, points === line.points ? points.length : 10).toFixed(1)} ${at(log(value)).toFixed(1)}`);
+        const d = points.map((value, j) => `${j ? "L" : "M"}${across(j, points.length).toFixed(1)} ${at(value).toFixed(1)}`);
         return svg("path", { class: `curve s${i % CURVES}`, d: d.join("") });
       }));
   };
@@ -291,7 +293,7 @@
     if (!panel.curves.length) return; // one size alone
     const lines = panel.curves.slice(0, CURVES);
     host.append(el("h3", {}, "Slowdown over the fastest"),
-      el("div", { class: "scroll" }, curvesPlot("Slowdown over the fastest of the first candidates in the table below", lines, (v) => v)),
+      el("div", { class: "scroll" }, curvesPlot("Slowdown over the fastest of the first candidates in the table below", lines)),
       el("ul", { class: "legend", "aria-label": "Curves" }, lines.map((line, i) => el("li", {}, lineSample(i), ` ${line.name}`))));
     listing(host, "Slowdown of candidates", [
       { head: "candidate", key: (c) => c.name, cell: (c) => c.name },
@@ -337,7 +339,7 @@
     const host = document.getElementById("changes-view"), changes = data.changes;
     if (!changes.length) { host.append(el("p", {}, "No size has a time in both.")); return; }
     const points = changes.map((change) => change[6]).reverse();
-    host.append(el("div", { class: "scroll" }, curvesPlot("Time after over time before, all sizes", [{ points }], (v) => v)),
+    host.append(el("div", { class: "scroll" }, curvesPlot("Time after over time before, all sizes", [{ points }])),
       el("p", { class: "soft" }, "Time after over time before; below 1 × a size became faster."));
     listing(host, "Changes", [
       { head: "kernel", key: (c) => panels[c[0]].name,
