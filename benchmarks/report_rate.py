@@ -1,7 +1,7 @@
 """A report on 20 000 measurements: how long it takes to make, how big it is, and how soon a browser shows and filters it.
 
-`python -m benchmarks.report_rate`. The browser is the system's `chromium`, driven by Playwright. Where one of the two is missing, so
-are its figures. `--show` measures nothing and prints the table of the results that are there, for docs/report.md:
+`python -m benchmarks.report_rate`. The browser is the system's `chromium`, driven by Playwright. Where one is missing, so are its
+figures. `--show` measures nothing and prints the table of the results that are there, for docs/report.md:
 
     python -m benchmarks.report_rate --show | python scripts/update_readme.py - --document docs/report.md --name report_rate
 """

@@ -47,6 +47,12 @@ def test_a_gap_as_wide_as_the_noise_is_in_doubt() -> None:
     assert panel.cells[0].certainty is Certainty.DOUBT
 
 
+def test_a_time_of_zero_is_none() -> None:
+    made = report_of(record("fast", 0.0), record("slow", 1e-5), before=[record("fast", 0.0)])
+    assert made.panels[0].cells[0].best == pytest.approx(1e-5)
+    assert made.comparison is not None and made.comparison.changes == ()
+
+
 def test_a_race_under_load_is_told_from_a_close_one() -> None:
     (panel,) = panels_of(record("fast", 1e-5, disturbed=0.5), record("slow", 2e-5, disturbed=0.5))
     assert panel.cells[0].certainty is Certainty.LOAD

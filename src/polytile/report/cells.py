@@ -53,8 +53,8 @@ class Entry:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of a call; None where it has no time."""
-        return self.score.seconds if self.score.ok else None
+        """Seconds of a call; None where it has no time, or one that a clock was too coarse for."""
+        return self.score.seconds if self.score.ok and self.score.seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Cell:
 
     @property
     def best(self) -> float | None:
-        """Seconds of the fastest candidate; None where none ran."""
-        return self.entries[0].seconds
+        """Seconds of the fastest candidate; None where none has a time."""
+        return next((entry.seconds for entry in self.entries if entry.seconds is not None), None)
 
     @property
     def winner(self) -> Entry | None:

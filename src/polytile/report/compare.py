@@ -86,7 +86,7 @@ def _spots(panels: Sequence[Panel]) -> dict[tuple[object, ...], list[Spot]]:
     found: dict[tuple[object, ...], list[Spot]] = {}
     for number, panel in enumerate(panels):
         for place, cell in enumerate(panel.cells):
-            if cell.winner is not None:
+            if cell.winner is not None and cell.winner.seconds is not None:
                 work = panel.family, panel.digest, panel.dtypes, panel.layouts, cell.sizes
                 found.setdefault(work, []).append((number, place))
     return found

@@ -150,7 +150,8 @@
     const slices = new Map();
     panel.cells.forEach((cell, i) => {
       const name = others.map((k) => `${panel.sizes[k]}=${cell[0][k]}`).join(" ");
-      slices.set(name, [...(slices.get(name) || []), i]);
+      if (!slices.has(name)) slices.set(name, []);
+      slices.get(name).push(i);
     });
     const order = [...slices].sort((a, b) => b[1].length - a[1].length);
     const frame = el("div", { class: "scroll" });
@@ -214,7 +215,7 @@
 
   const grounds = (cell) => {
     const winner = cell.entries[cell.chosen], fastest = cell.entries[0];
-    if (!winner) return "No candidate has a time at this size.";
+    if (!winner || winner.us === null) return "No candidate has a time at this size.";
     const width = known(winner.width, (value) => ` ± ${value.toFixed(1)} %`);
     const runs = `${winner.name} runs: ${micros(winner.us)} µs${winner.width === null ? "" : width}, source ${winner.origin || "not recorded"}. `;
     const why = winner === fastest ? "It is the fastest that was measured" :
@@ -272,7 +273,7 @@
     const width = 640, height = 220, left = 46, bottom = 30, top = 10;
     const all = lines.flatMap((line) => line.points), most = Math.max(1.1, ...all), high = Math.min(most, CUT), low = Math.max(Math.min(1, ...all), 1 / CUT);
     const at = (value) => top + (height - top - bottom) * (1 - Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low));
-    const ticks = [1, 1.5, 2, 3, 5, 10, 16, 0.7, 0.5, 0.2, 0.1].filter((tick) => tick >= low && tick <= high)
+    const ticks = [1, 1.5, 2, 3, 5, 10, 16, 0.7, 0.5, 0.2, 0.1, 1.2, 0.9, 0.8, 1.1].filter((tick) => tick >= low && tick <= high)
       .reduce((kept, tick) => (kept.every((other) => Math.abs(at(other) - at(tick)) > 13) ? [...kept, tick] : kept), []);
     const across = (i, n) => left + ((width - left - 40) * i) / (n - 1);
     return svg("svg", { width, height, role: "img", "aria-label": label },
