@@ -65,6 +65,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.models --json
 	$(RUN) -m benchmarks.stream --warm --json
 	$(RUN) -m benchmarks.store_rate --json
+	$(RUN) -m benchmarks.report_rate --json
 	$(RUN) -m benchmarks.plots
 	$(RUN) -m benchmarks.overview
 

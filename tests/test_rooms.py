@@ -30,7 +30,7 @@ BUILT_ON: dict[str, set[str]] = {
     "tuning": {"candidates", "ir", "runtime", "store"},
     "learn": {"runtime", "store", "tuning"},
     "dispatch": {"attention", "candidates", "ir", "learn", "matmul", "runtime", "schedule", "store", "tuning"},
-    "report": {"runtime", "tuning"},
+    "report": {"runtime", "store", "tuning"},
     "compiler": {"candidates", "dispatch", "frontend", "ir", "matmul", "passes", "report", "runtime", "tuning", "wrapper"},
     "cli": {"candidates", "dispatch", "learn", "matmul", "report", "runtime", "store", "tuning"},
 }

@@ -98,6 +98,10 @@ class StoreError(PolytileError):
     """A store of measurements, or a file of exported measurements, is missing or damaged, or belongs to another program."""
 
 
+class ReportError(PolytileError):
+    """There is nothing to report on, or a report cannot be written where it was asked for. The message names the argument."""
+
+
 class IRError(PolytileError):
     """A program breaks a rule of the IR: a defect of polytile. The verifier names the pass, the operation and the rule."""
 

@@ -61,6 +61,11 @@ class Config:
     def get(self, name: str, default: Scalar | None = None) -> Scalar | None:
         return dict(self.values).get(name, default)
 
+    @cached_property
+    def text(self) -> str:
+        """Canonical text of values and hint: what a store has in its column `config`."""
+        return json.dumps([self.values, self.hint], separators=(",", ":"))
+
     def __str__(self) -> str:
         numbers = " ".join(f"{k}={v}" for k, v in self.values)
         made_for = " for " + sizes_text(self.hint, ",") if self.hint else ""

@@ -49,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("store", "ls"), "Measurements in"),
         (("store", "show", DIGEST), "looped t1"),
         (("store", "check"), "sound"),
+        (("report", "--text"), "looped t1"),
         (("store", "gc"), "can still be used"),
         (("configs", "cuda", "64", "64", "64"), "15 tried"),
     ],

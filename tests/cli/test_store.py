@@ -31,7 +31,7 @@ def store(empty_cache: Path) -> Path:
 def test_every_command_says_in_sentences_what_it_does() -> None:
     commands = [
         *[("store", name) for name in ("ls", "show", "export", "import", "merge", "check", "gc")],
-        ("plan", "show"), ("plan", "diff"), ("why",), ("tune",), ("doctor",),
+        ("plan", "show"), ("plan", "diff"), ("why",), ("tune",), ("doctor",), ("report",),
     ]  # fmt: skip
     for words in commands:
         result = run(*words, "--help")

@@ -160,6 +160,49 @@ def replay_measurements(
         show(table)
 
 
+@app.command("report")
+def write_report(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STORE] | BEFORE AFTER",
+            help="A store (a file, a cache directory, a server), or a file that `store export` wrote. Default: the store in "
+            "force. Of two, the report says what changed.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The file to write, or with --csv the folder. Default: report.html, report."),
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print the report as tables instead of writing HTML.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Write a file of comma-separated values for each table.")] = False,
+    kernel: Annotated[
+        str, typer.Option(help="Report on kernels with this in their name, or whose digest begins with it, alone.")
+    ] = "",
+) -> None:
+    """Write what a store says as one HTML file: what runs at which size, how sure that is, what a fixed choice would cost.
+
+    The file needs no network and nothing beside it. --text and --csv say the same. Nothing is compiled or measured; choices
+    follow the rules of `polytile why` and the options in force.
+    """
+    from polytile.cli import report
+
+    if text and csv:
+        raise typer.BadParameter("--text prints the tables and --csv writes them; leave one of them out.")
+    if text and output is not None:
+        raise typer.BadParameter("--text prints to the terminal; leave out -o, or send the output to a file.")
+    made = report.reported(stores or [], kernel)
+    if text:
+        report.print_tables(made)
+    elif csv:
+        for path in report.write_csv(made, output or Path("report")):
+            typer.echo(f"{path} written.")
+    else:
+        file = output or Path("report.html")
+        report.write_html(made, file, stores or [])
+        typer.echo(f"{file} written: {file.stat().st_size / 1000:.0f} KB. Open it in a browser.")
+
+
 @app.command("configs")
 def show_configs(
     family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],

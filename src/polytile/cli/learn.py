@@ -170,11 +170,12 @@ def _collected() -> Path:
 
 def _examples(measured: Sequence[str] | None) -> Examples:
     """The examples in these files. Raises LearnError where there are none."""
-    from polytile.cli.replay import read
     from polytile.learn.examples import examples
+    from polytile.store.place import place_of
+    from polytile.store.transfer import held
 
     named = list(measured or [str(_collected())])
-    found = examples(record for name in named for record in read(name))
+    found = examples(record for name in named for record in held(place_of(name)).records)
     if not found.found:
         raise LearnError(
             f"{', '.join(named)} has nothing to learn from: {found.alone} problems without two candidates that ran while "

@@ -16,23 +16,8 @@ from polytile.problem import Problem
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
 from polytile.store import transfer
-from polytile.store.place import Server, place_of
-from polytile.store.reading import Record, records
+from polytile.store.place import place_of
 from polytile.tuning.replay import Matrix, Report, matrices
-
-SQLITE = b"SQLite format 3\0"
-
-
-def read(named: str) -> list[Record]:
-    """The measurements of a store or of an exported file, oldest first. Raises StoreError where it is neither."""
-    place = place_of(named)
-    if isinstance(place, Server) or not place.is_file():
-        return records(place)
-    with place.open("rb") as file:
-        if file.read(len(SQLITE)) == SQLITE:
-            return records(place)
-    exported = transfer.parsed(place).records
-    return sorted(exported, key=lambda record: (record.taken_at, record.uid))
 
 
 @dataclass(frozen=True)
@@ -46,7 +31,7 @@ class Replayed:
 
 def run(named: str, kernel: str, shuffle: int | None) -> list[Replayed]:
     """Each kernel that has `kernel` in its name, replayed. Raises StoreError where there is nothing to choose between."""
-    measured = matrices(read(named))
+    measured = matrices(transfer.held(place_of(named)).records)
     known = names_beside(place_of(named))
     names = [names_of(matrix.problems[0], known) for matrix in measured]
     replayed = [

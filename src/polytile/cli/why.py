@@ -21,8 +21,9 @@ from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.runtime.device import kind_of
 from polytile.store.reading import Record
-from polytile.store.records import Identity, summary_of
-from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, place_of, threads_of
+from polytile.store.records import Identity
+from polytile.tuning.decide import noise_band, pick
+from polytile.tuning.standings import Standing, standings
 
 
 @dataclass(frozen=True)
@@ -163,44 +164,24 @@ def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
 
 
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
-    scores = _scores(records)
-    known = _entrants(records)
+    found = standings(records)
     problem = records[0].measurement.problem
-    best = pick(list(scores.values()), noise_band(kind_of(problem.device)), [known[who] for who in scores])
+    scores, entrants = [each.score for each in found.values()], [each.entrant for each in found.values()]
+    best = pick(scores, noise_band(kind_of(problem.device)), entrants)
     sizes = problem.sizes
     if best is None:
-        return Why(sizes, None, "no candidate could run when it was measured", _ranked(scores), differs)
-    return Why(sizes, list(scores)[best][0], provenance, _ranked(scores), differs)
+        return Why(sizes, None, "no candidate could run when it was measured", _ranked(found), differs)
+    return Why(sizes, list(found)[best][0], provenance, _ranked(found), differs)
 
 
 def _miss(records: Sequence[Record], differs: tuple[str, ...]) -> Why:
     sizes = records[0].measurement.problem.sizes
-    return Why(sizes, None, "nothing was measured for this call", _ranked(_scores(records)), differs)
+    return Why(sizes, None, "nothing was measured for this call", _ranked(standings(records)), differs)
 
 
-def _scores(records: Sequence[Record]) -> dict[Identity, Score]:
-    """The score of each candidate's latest source, in the order in which candidates were first measured."""
-    latest = {(r.measurement.candidate, r.measurement.config): r.measurement.source_hash for r in records}
-    current = [r for r in records if latest[r.measurement.candidate, r.measurement.config] == r.measurement.source_hash]
-    return combine(summary_of(record.rows.summary) for record in current)
-
-
-def _entrants(records: Sequence[Record]) -> dict[Identity, Entrant]:
-    """What was known of each candidate before it was last measured."""
-    measured = [(record.measurement, summary_of(record.rows.summary).who) for record in records]
-    return {
-        who: Entrant(
-            math.inf if one.predicted is None else one.predicted,
-            threads_of(one.config),
-            place_of(one.origin, one.problem.family),
-            one.origin == "library",
-        )
-        for one, who in measured
-    }
-
-
-def _ranked(scores: Mapping[Identity, Score]) -> tuple[Ranked, ...]:
-    made = [Ranked(who[0], s.seconds if s.ok else None, "" if s.ok else s.outcome.value) for who, s in scores.items()]
+def _ranked(found: Mapping[Identity, Standing]) -> tuple[Ranked, ...]:
+    scores = [(who[0], standing.score) for who, standing in found.items()]
+    made = [Ranked(name, score.seconds if score.ok else None, "" if score.ok else score.outcome.value) for name, score in scores]
     return tuple(sorted(made, key=lambda ranked: (ranked.seconds is None, ranked.seconds or 0.0)))
 
 

@@ -5,7 +5,9 @@ The Markdown form reads as well in a log as it does rendered in a README, so the
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +109,14 @@ class Table:
         notes = ["", *self.notes] if self.notes else []
         closing = ["", "</details>"] if self.folded else []
         return "\n".join(body + notes + closing) + "\n"
+
+    def csv(self) -> str:
+        """The table as comma-separated values, headings first: numbers as they are (times in seconds), None as nothing."""
+        written = io.StringIO()
+        lines = csv.writer(written, lineterminator="\n")
+        lines.writerow([column.heading.replace("µs", "seconds") for column in self.columns])
+        lines.writerows(self.rows)
+        return written.getvalue()
 
     def rich(self) -> rich_table.Table:
         """The table as rich draws it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -39,6 +40,39 @@ class Identified(Protocol):
 def identity(candidate: Identified) -> Identity:
     """(name, config with its hint, source hash): what must be equal for a measurement to speak about `candidate`."""
     return candidate.name, config_text(candidate.config), candidate.source_hash
+
+
+class Reading(Protocol):
+    """What a candidate's score is made of: whom it speaks about, how it ended, seconds, their relative error, and the moment that
+    they were taken at. A Summary is one, and so is what `reading_of` makes of a whole measurement."""
+
+    @property
+    def who(self) -> Identity: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def noise(self) -> float: ...
+    @property
+    def condition(self) -> str: ...
+    @property
+    def region_excess(self) -> float: ...
+    @property
+    def disturbed(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A Reading as plain values."""
+
+    who: Identity
+    outcome: Outcome
+    seconds: float
+    noise: float
+    condition: str
+    region_excess: float
+    disturbed: float
 
 
 @dataclass(frozen=True)
@@ -118,9 +152,10 @@ def finite_or_text(value: Any) -> Any:
 
 def config_text(config: Config) -> str:
     """The config's values and its hint, as the column `config` has them."""
-    return compact([config.values, config.hint])
+    return config.text
 
 
+@functools.lru_cache(maxsize=4096)
 def config_of(text: str) -> Config:
     """The Config that `config_text` wrote."""
     values, hint = json.loads(text)
@@ -235,6 +270,20 @@ def summary_of(row: tuple[Any, ...]) -> Summary:
     )
 
 
+def reading_of(measurement: Measurement) -> Taken:
+    """What a measurement says of its candidate."""
+    seconds, noise = summarise(measurement.samples)
+    return Taken(
+        (measurement.candidate, config_text(measurement.config), measurement.source_hash),
+        measurement.outcome,
+        seconds,
+        noise,
+        measurement.condition,
+        region_excess(measurement.state),
+        disturbed(measurement.state),
+    )
+
+
 def measurement_of(row: Sequence[Any]) -> Measurement:
     """A row of schema.RECORDS without its first two columns, uid and taken_at, and without those that follow."""
     family, kernel, sizes, dtypes, layouts, device, facts, candidate, config, source_hash, outcome, *rest = row
@@ -260,11 +309,13 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def problem_of(family: str, kernel: str, sizes: str, dtypes: str, layouts: str, device: str) -> Problem:
     """The problem of these columns."""
     return Problem(family, kernel, pairs(sizes), tuple(json.loads(dtypes)), read_all(json.loads(layouts), OF_PROBLEMS), device)
 
 
+@functools.lru_cache(maxsize=4096)
 def pairs(text: str) -> tuple[tuple[str, Any], ...]:
     """Pairs as `compact` wrote them."""
     return tuple((name, value) for name, value in json.loads(text))

@@ -6,6 +6,7 @@ sets, and doing it again changes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -17,8 +18,11 @@ from polytile import files
 from polytile.errors import StoreError
 from polytile.store import jsonl, kernel_tuner, schema
 from polytile.store.database import Unusable
-from polytile.store.place import Place
+from polytile.store.place import Place, Server
 from polytile.store.reading import Record, opened, reading, records
+
+SQLITE = b"SQLite format 3\0"
+"""How a file of SQLite begins."""
 
 BATCH = 1000
 """Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""
@@ -100,6 +104,25 @@ def parsed(source: Path) -> jsonl.Lines:
     if isinstance(values, dict) and isinstance(values.get("results"), list):
         return kernel_tuner.parse(values, str(source))
     return jsonl.parse(content, str(source))
+
+
+def held(place: Place) -> jsonl.Lines:
+    """What a store, or a file that `parsed` reads, holds, oldest first. Raises StoreError where it is neither."""
+    if isinstance(place, Server) or not is_exported(place):
+        return jsonl.Lines(tuple(records(place)))
+    lines = parsed(place)
+    return dataclasses.replace(lines, records=tuple(sorted(lines.records, key=lambda record: (record.taken_at, record.uid))))
+
+
+def is_exported(path: Path) -> bool:
+    """Whether there is a file that is no database. Raises StoreError where it cannot be read."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE)) != SQLITE
+    except OSError as error:
+        raise StoreError(f"the measurements in {path} cannot be read: {error.strerror or error}.") from None
 
 
 def add(added: Iterable[Record], target: Place) -> Transfer:

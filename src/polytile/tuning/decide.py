@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from polytile import options
 from polytile.problem import Config, Outcome
-from polytile.store.records import Identity, Summary
+from polytile.store.records import Identity, Reading
 
 if TYPE_CHECKING:
     from polytile.candidates.candidate import Candidate
@@ -139,6 +139,13 @@ def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant
     return next((i for i in fast if library is None or known[i].library or _beats(judged[i], judged[library], band)), library)
 
 
+def equals(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> tuple[int, ...]:
+    """Indexes of those that count as equal to the fastest, itself included, in the order in which `pick` prefers them."""
+    judged = _judged(scores, entrants)
+    best = _fastest(judged) if judged else None
+    return tuple(index for index, score in judged.items() if best is not None and _as_fast(score, best, band))
+
+
 def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:
     """Whether another measurement may well choose differently: some candidate's distance from the fastest differs from the
     band by less than twice the two's standard error, and it or a later one in `pick`'s order is chosen by that."""
@@ -158,9 +165,13 @@ def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict
     known = entrants or [UNKNOWN] * len(scores)
     able = {index: score for index, score in enumerate(scores) if score is not None and score.ok}
     return {
-        index: replace(able[index], seconds=known[index].judged(able[index].seconds, able[index].excess))
+        index: _with_seconds(able[index], known[index].judged(able[index].seconds, able[index].excess))
         for index in sorted(able, key=lambda index: known[index].order)
     }
+
+
+def _with_seconds(score: Score, seconds: float) -> Score:
+    return score if seconds == score.seconds else replace(score, seconds=seconds)
 
 
 def _beats(score: Score, library: Score, band: float) -> bool:
@@ -179,20 +190,20 @@ def _as_fast(score: Score, best: Score, band: float) -> bool:
     return score.seconds <= best.seconds * (1 + width)
 
 
-def combine(summaries: Iterable[Summary], condition: str = "back-to-back") -> dict[Identity, Score]:
+def combine(readings: Iterable[Reading], condition: str = "back-to-back") -> dict[Identity, Score]:
     """One score for each candidate from all its measurements of one problem, oldest first.
 
     A wrong result, ever, is final. Otherwise the newest measurement says whether it runs, and the time is the lower
     median over all that did, but for those taken under load where others were not.
     """
-    by_candidate: dict[Identity, list[Summary]] = {}
-    for summary in summaries:
-        if summary.condition == condition:
-            by_candidate.setdefault(summary.who, []).append(summary)
+    by_candidate: dict[Identity, list[Reading]] = {}
+    for reading in readings:
+        if reading.condition == condition:
+            by_candidate.setdefault(reading.who, []).append(reading)
     return {who: _score(rows) for who, rows in by_candidate.items()}
 
 
-def _score(rows: Sequence[Summary]) -> Score:
+def _score(rows: Sequence[Reading]) -> Score:
     if any(row.outcome is Outcome.WRONG for row in rows):
         return Score(math.nan, math.inf, Outcome.WRONG)
     able = (row for row in rows if row.outcome is Outcome.OK and math.isfinite(row.seconds))

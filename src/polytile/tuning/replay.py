@@ -20,7 +20,7 @@ from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
-from polytile.store.records import Environment, Identity, summary_of
+from polytile.store.records import Environment, Identity, reading_of
 from polytile.store.summary import summarise
 from polytile.tuning.decide import Score, combine
 from polytile.tuning.measure import Contender
@@ -113,11 +113,11 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
             problems.setdefault(m.problem, []).append(record)
     by_problem = {}
     for problem, rows in problems.items():
-        summaries = [summary_of(record.rows.summary) for record in rows]
+        readings = [reading_of(record.measurement) for record in rows]
         own: dict[Identity, list[Measurement]] = {}
-        for summary, record in zip(summaries, rows, strict=True):
-            own.setdefault(summary.who, []).append(record.measurement)
-        recorded = [_recorded(score, own[who]) for who, score in combine(summaries).items()]
+        for reading, record in zip(readings, rows, strict=True):
+            own.setdefault(reading.who, []).append(record.measurement)
+        recorded = [_recorded(score, own[who]) for who, score in combine(readings).items()]
         if any(candidate.score.ok for candidate in recorded):
             by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
     return by_problem

@@ -1,0 +1,112 @@
+"""`polytile report`: what a store says, as one HTML file, as tables, or as files of comma-separated values."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import typer
+
+from polytile import files
+from polytile.cli.kernels import names_beside, names_of
+from polytile.cli.plain import store_at
+from polytile.errors import ReportError
+from polytile.problem import Problem
+from polytile.report import pages, show
+from polytile.report.contents import Held, Report, Source, report
+from polytile.store.place import Place, Server
+from polytile.store.transfer import held, is_exported
+
+
+def reported(stores: Sequence[str], kernel: str = "") -> Report:
+    """The report on one store, or on what changed between two; where `kernel` is not "", of the kernels that it fits alone.
+
+    Raises StoreError where a store cannot be read, and ReportError where there is nothing to report on.
+    """
+    if len(stores) > 2:
+        raise ReportError(f"a report is on one store, or compares two, and {len(stores)} were named; merge them first.")
+    places = [store_at(store) for store in stores] or [store_at(None)]
+    known: dict[str, list[str]] = {}
+    for place in places:
+        for digits, names in names_beside(place).items():
+            known.setdefault(digits, []).extend(names)
+
+    def fits(problem: Problem) -> bool:
+        return problem.kernel.startswith(kernel) or any(kernel in name for name in names_of(problem, known))
+
+    words = ["polytile", "report", *map(str, places), *(["--kernel", kernel] if kernel else [])]
+    with _no_collector():
+        sources = [_held(place, kernel, fits) for place in places]
+        before = sources[0] if len(sources) > 1 else None
+        return report(sources[-1], before, lambda problem: names_of(problem, known)[0], time.time(), shlex.join(words))
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Within the block nothing looks for garbage: of 20 000 measurements all stay, and looking takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _held(place: Place, kernel: str, fits: Callable[[Problem], bool]) -> Held:
+    lines = held(place)
+    for sentence in (*lines.damaged, lines.partial):
+        if sentence:
+            typer.echo(f"polytile: {sentence}.", err=True)
+    if not lines.records:
+        raise ReportError(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
+    chosen = [record for record in lines.records if fits(record.measurement.problem)]
+    if not chosen:
+        raise ReportError(
+            f"{place} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
+            f"{shlex.quote(str(place))}` lists its kernels."
+        )
+    return Held(Source(str(place), not isinstance(place, Server) and is_exported(place)), chosen)
+
+
+def print_tables(made: Report) -> None:
+    """Every table, as all commands print them."""
+    for _, table in pages.tables(made):
+        show(table)
+
+
+def write_html(made: Report, output: Path, stores: Sequence[str]) -> None:
+    """Puts the page at `output`, whole or not at all. Raises ReportError where it cannot be, or would replace a store."""
+    from polytile.report import html
+
+    places = [store_at(store) for store in stores] or [store_at(None)]
+    if any(not isinstance(place, Server) and output.exists() and output.samefile(place) for place in places):
+        raise ReportError(f"-o {output} is the store itself, which a report must not replace; name another file.")
+    text = html.page(made)
+    try:
+        files.write_text(output, text)
+    except OSError as error:
+        raise _unwritten(output, error) from None
+
+
+def write_csv(made: Report, folder: Path) -> list[Path]:
+    """Puts each table at a file of its own in the folder, which is made if its parent is there. Raises ReportError otherwise."""
+    written = []
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, table in pages.tables(made):
+            written.append(folder / f"{name}.csv")
+            files.write_text(written[-1], table.csv())
+    except OSError as error:
+        raise _unwritten(folder, error) from None
+    return written
+
+
+def _unwritten(output: Path, error: OSError) -> ReportError:
+    if isinstance(error, FileNotFoundError):
+        return ReportError(f"-o {output} cannot be written: there is no folder {output.parent}; make it, or name another.")
+    return ReportError(f"-o {output} cannot be written: {error.strerror or error}.")

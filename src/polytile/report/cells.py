@@ -1,0 +1,184 @@
+"""What a store says of each kernel at each size: the candidates' times, which of them would run, and how sure that is.
+
+A Panel is one kernel on one device in one environment; a Cell is one problem of it. Choices follow tuning/decide.py, as
+`polytile why` does, with the options in force.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from polytile.facts import Divisible, PowerOfTwo
+from polytile.problem import Problem, Resources
+from polytile.runtime.device import kind_of
+from polytile.store.reading import Record
+from polytile.store.records import LIVE, Environment
+from polytile.tuning.decide import Entrant, Score, doubtful, equals, noise_band, pick
+from polytile.tuning.standings import Standing, standings
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+class Certainty(enum.Enum):
+    """How far a cell's choice is to be trusted."""
+
+    CLEAR = "clear"
+    TIE = "within noise"
+    LOAD = "measured under load"
+    DOUBT = "in doubt"
+    ALONE = "the only one that ran"
+    NONE = "none ran"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate at one size: its score, and what its newest measurement says of it. `measured` counts all its measurements,
+    `live` those of them that timed a program's own calls."""
+
+    candidate: str
+    config: str
+    origin: str
+    source: str
+    score: Score
+    predicted: float | None
+    resources: Resources
+    max_error: float | None
+    compile_seconds: float | None
+    detail: str
+    measured: int
+    live: int
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a call; None where it has no time, or one that a clock was too coarse for."""
+        return self.score.seconds if self.score.ok and self.score.seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem: its candidates, fastest first and those without a time last, and the place among them of the one that runs."""
+
+    sizes: Sizes
+    entries: tuple[Entry, ...]
+    chosen: int | None
+    certainty: Certainty
+    rivals: tuple[str, ...]
+    """The others that count as equal to the fastest."""
+
+    @property
+    def best(self) -> float | None:
+        """Seconds of the fastest candidate; None where none has a time."""
+        return next((entry.seconds for entry in self.entries if entry.seconds is not None), None)
+
+    @property
+    def winner(self) -> Entry | None:
+        return None if self.chosen is None else self.entries[self.chosen]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A kernel's cells, by their sizes. `layouts` are the facts about its arguments that sizes do not tell."""
+
+    name: str
+    digest: str
+    family: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    device: str
+    environment: Environment
+    cells: tuple[Cell, ...]
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.cells[0].sizes)
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The sizes of which more than one value was measured."""
+        columns = zip(*(cell.sizes for cell in self.cells), strict=True)
+        return tuple(values[0][0] for values in columns if len(set(values)) > 1)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The names of all candidates, in order of their first cell."""
+        return tuple(dict.fromkeys(entry.candidate for cell in self.cells for entry in cell.entries))
+
+
+def panels(records: Iterable[Record], name: Callable[[Problem], str]) -> tuple[Panel, ...]:
+    """A Panel for each kernel, device and environment in the records, which come oldest first; `name` says what the kernel of a
+    problem is called. By name, then as they were first measured."""
+    problems: dict[tuple[Problem, Environment], list[Record]] = {}
+    for record in records:
+        problems.setdefault((record.measurement.problem, record.measurement.environment), []).append(record)
+    grouped: dict[tuple[object, ...], dict[Problem, list[Record]]] = {}
+    for (problem, environment), rows in problems.items():
+        grouped.setdefault((*work_of(problem), problem.device, environment), {})[problem] = rows
+    made = (_panel(problems, name) for problems in grouped.values())
+    return tuple(sorted((panel for panel in made if panel.cells), key=lambda panel: panel.name))
+
+
+def work_of(problem: Problem) -> tuple[object, ...]:
+    """What the problems of a panel have in common besides device and environment: all but sizes, and what sizes tell."""
+    return problem.family, problem.kernel, problem.dtypes, layouts_of(problem)
+
+
+def layouts_of(problem: Problem) -> tuple[str, ...]:
+    """The facts about a problem's arguments that its sizes do not tell."""
+    sizes = problem.size
+    told = Divisible, PowerOfTwo
+    return tuple(str(fact) for fact in problem.layouts if not (isinstance(fact, told) and fact.name in sizes))
+
+
+def _panel(problems: dict[Problem, list[Record]], name: Callable[[Problem], str]) -> Panel:
+    first, rows = next(iter(problems.items()))
+    made = (_cell(problem, records) for problem, records in problems.items())
+    cells = sorted((cell for cell in made if cell.entries), key=lambda cell: cell.sizes)
+    layouts, environment = layouts_of(first), rows[0].measurement.environment
+    return Panel(name(first), first.kernel, first.family, first.dtypes, layouts, first.device, environment, tuple(cells))
+
+
+def _cell(problem: Problem, records: Sequence[Record]) -> Cell:
+    found = list(standings(records).values())
+    scores, entrants = [each.score for each in found], [each.entrant for each in found]
+    band = noise_band(kind_of(problem.device))
+    best = pick(scores, band, entrants)
+    alike = equals(scores, band, entrants)
+    ranked = sorted(range(len(found)), key=lambda place: scores[place].seconds if scores[place].ok else math.inf)
+    return Cell(
+        problem.sizes,
+        tuple(_entry(found[place]) for place in ranked),
+        None if best is None else ranked.index(best),
+        Certainty.NONE if best is None else _certainty(scores, len(alike), scores[best].provisional, band, entrants),
+        tuple(found[place].measured[-1].candidate for place in alike if place != best),
+    )
+
+
+def _certainty(scores: Sequence[Score], alike: int, loaded: bool, band: float, entrants: Sequence[Entrant]) -> Certainty:
+    if sum(score.ok for score in scores) < 2:
+        return Certainty.ALONE
+    if alike > 1:
+        return Certainty.TIE
+    if loaded:
+        return Certainty.LOAD
+    return Certainty.DOUBT if doubtful(scores, band, entrants) else Certainty.CLEAR
+
+
+def _entry(standing: Standing) -> Entry:
+    newest = standing.measured[-1]
+    return Entry(
+        newest.candidate,
+        str(newest.config),
+        newest.origin,
+        newest.source_hash[:8],
+        standing.score,
+        newest.predicted,
+        newest.resources,
+        newest.max_error,
+        newest.compile_seconds,
+        " ".join(newest.detail.split()),
+        len(standing.measured),
+        sum(any(name == LIVE for name, _ in one.state) for one in standing.measured),
+    )

@@ -1,0 +1,78 @@
+"""Everything that a report says, as data: the printers (pages.py, html.py) add no fact of their own."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polytile.problem import Problem, sizes_text
+from polytile.report.cells import Panel, Sizes, panels
+from polytile.report.compare import Comparison, compare
+from polytile.report.overview import Overview, overview
+from polytile.report.slowdown import Curve, curves
+from polytile.store.reading import Record
+
+DIGITS = 8
+"""Digits of a kernel's digest that stand in its name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where measurements came from, as a command line names it. `exported`: a file of measurements, and no store."""
+
+    name: str
+    exported: bool = False
+
+    def why(self, kernel: str, sizes: Sizes) -> str:
+        """The command that shows a cell's choice again: of a kernel, by its digest, at these sizes."""
+        if self.exported:
+            return f"polytile replay {self._quoted} --kernel {kernel[:DIGITS]} --choices"
+        return f"polytile why {kernel} {sizes_text(sizes, ' ')} --store {self._quoted}"
+
+    def show(self, kernel: str) -> str:
+        """The command that lists a kernel's measurements."""
+        return self.why(kernel, ()) if self.exported else f"polytile store show {kernel} --store {self._quoted}"
+
+    @property
+    def _quoted(self) -> str:
+        return shlex.quote(self.name)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One store; or, with a comparison, `source` after what `before` names. `curves` has those of each panel. `made` is when, in
+    seconds since 1970, `command` how."""
+
+    source: Source
+    overview: Overview
+    panels: tuple[Panel, ...]
+    curves: tuple[tuple[Curve, ...], ...]
+    made: float
+    command: str
+    before: Source | None = None
+    comparison: Comparison | None = None
+
+    def place(self, panel: Panel) -> int:
+        """The number, from 1, of the device and environment in which the panel was measured."""
+        places = [(place.device, place.environment) for place in self.overview.places]
+        return 1 + places.index((panel.device, panel.environment))
+
+
+@dataclass(frozen=True)
+class Held:
+    """The measurements of one source, oldest first."""
+
+    source: Source
+    records: Sequence[Record]
+
+
+def report(held: Held, before: Held | None, name: Callable[[Problem], str], made: float, command: str) -> Report:
+    """The report on these measurements, and on what changed since `before`; `name` says what a problem's kernel is called."""
+    found = panels(held.records, name)
+    seen = overview(held.records, found)
+    everything = tuple(map(curves, found))
+    if before is None:
+        return Report(held.source, seen, found, everything, made, command)
+    comparison = compare(panels(before.records, name), found)
+    return Report(held.source, seen, found, everything, made, command, before.source, comparison)

@@ -1,0 +1,48 @@
+"""A report as one HTML file that needs nothing beside it: no network, no library, no server.
+
+The first page is written here, from the same tables as `--text`; `report.js` draws the rest from the JSON inside the file. The
+file's own policy forbids its browser to load anything, and to run any script but this one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from polytile.report import pages
+from polytile.report.contents import Report
+from polytile.report.payload import Payload
+from polytile.version import __version__
+
+FOLDER = Path(__file__).parent
+
+
+def page(report: Report) -> str:
+    """The whole file."""
+    script, style = (_asset(name) for name in ("report.js", "report.css"))
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("report.html").render(
+        summary=pages.summary(report),
+        tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
+        compared=report.comparison is not None,
+        meanings=pages.MEANINGS,
+        data=Payload(report).text(),
+        script=script,
+        style=style,
+        script_hash=_digest(script),
+        style_hash=_digest(style),
+        version=__version__,
+    )
+
+
+def _asset(name: str) -> str:
+    """A file that goes into an element of its own. Its text stands there as it is: it must not end that element itself."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """How a content security policy names the text of an element."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

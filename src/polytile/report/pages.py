@@ -1,0 +1,260 @@
+"""A report as tables: what `--text` prints and `--csv` writes, and the first page of the HTML."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+
+from polytile.problem import sizes_text
+from polytile.report.cells import Cell, Entry, Panel
+from polytile.report.compare import FASTER, NOISE, SLOWER, Comparison
+from polytile.report.contents import Report
+from polytile.report.slowdown import CHOSEN, single
+from polytile.report.tables import Column, Table, count, error, micros, ratio
+from polytile.store.records import Environment
+
+PLACE = Column("place", count)
+"""The number of a device and environment in the table of places."""
+
+WORST = 10
+"""Rows of the table of the largest slowdowns."""
+
+MEANINGS = (
+    ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median."),
+    ("±", "Two standard errors of that time, in percent: about 95 % of repeated races lie within."),
+    ("chosen", "What a program with this store and these options runs, by the rules of `polytile why`: the fastest, or, of those "
+     "within noise of it, the first by prediction; the library's where nothing beats it."),
+    ("× fastest", "A time over the fastest candidate's at the same size. 1.00 is the best that was measured."),
+    ("clear", "No other candidate is within noise of the fastest, and another race would hardly choose differently."),
+    ("within noise", "Others count as equal to the fastest: within 2 % on a processor, 1 % on a GPU, or within both times' "
+     "standard errors, up to 5 %."),
+    ("measured under load", "The process waited for a core for over a tenth of the race. Programs measure such a choice again."),
+    ("in doubt", "A candidate that prediction prefers is slower by about as much as the noise: another race may choose it."),
+    ("the only one that ran", "Nothing else has a time at this size, so there is nothing to compare with."),
+    ("one for all sizes", "The candidate with a time at every size that has the least geometric mean of × fastest; a dash where "
+     "no candidate was measured at every size, or only one size was."),
+    ("faster, slower", "In a comparison: the time after differs from the time before by more than the noise band or than two "
+     "standard errors of both."),
+)  # fmt: skip
+"""What the numbers mean, by the words that stand over them."""
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def tenths(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def tables(report: Report) -> Iterator[tuple[str, Table]]:
+    """Every table of a report, with the name of its file."""
+    yield "summary", summary(report)
+    yield "devices", devices(report)
+    yield "sources", sources(report)
+    if report.comparison is not None:
+        yield "changes", changes(report, report.comparison)
+    yield "kernels", kernels(report)
+    yield "worst", worst(report)
+    yield "slowdown", slowdowns(report)
+    yield "sizes", sizes(report)
+    yield "candidates", candidates(report)
+    yield "meanings", Table.from_rows("What the numbers mean", ["word", "meaning"], MEANINGS)
+
+
+def summary(report: Report) -> Table:
+    """The report in a few lines."""
+    seen = report.overview
+    cells = sum(number for _, number in seen.certainties)
+    compared = report.comparison
+    rows = [
+        ("kernels", count(len({panel.digest for panel in report.panels}))),
+        ("sizes", f"{count(cells)}: " + ", ".join(f"{count(number)} {word.value}" for word, number in seen.certainties)),
+        ("measurements", f"{count(seen.measurements)}, {count(seen.live)} of them timed a program's own calls"),
+        ("outcomes", ", ".join(f"{count(number)} {word}" for word, number in seen.outcomes)),
+        ("timed samples", f"{seen.timing:.1f} s in all; each is the mean of several calls, so that measuring took longer"),
+        ("compiling", "not recorded" if seen.compiling is None else f"{seen.compiling:.1f} s, each source once"),
+    ]
+    if compared is not None:
+        rows += [("compared", _compared(compared))]
+    rows += [("made", f"{date(report.made)} by {report.command}")]
+    before = f"{report.before.name} → " if report.before is not None else ""
+    return Table.from_rows(f"Report on {before}{report.source.name}", ["subject", "found"], rows)
+
+
+def _compared(found: Comparison) -> str:
+    if found.geomean is None:
+        return "no size has a time in both"
+    counts = ", ".join(f"{count(found.count(verdict))} {verdict}" for verdict in (SLOWER, FASTER, NOISE))
+    return (
+        f"{count(len(found.changes))} sizes in both, time × {found.geomean:.3f} by geometric mean: {counts}; "
+        f"{count(found.only_before)} only before, {count(found.only_after)} only after"
+    )
+
+
+def at(cell: Cell) -> str:
+    """A cell's sizes, as `polytile why` takes them."""
+    return sizes_text(cell.sizes, " ")
+
+
+def date(seconds: float) -> str:
+    """Seconds since 1970 as local date and minute."""
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+FOR_MACHINES = {"caches", "flags", "method"}
+"""Facts that tell people little: shown only where places differ in them."""
+
+
+def facts(own: Environment, others: Iterable[Environment]) -> str:
+    """Facts in words; `others` are those of all places."""
+    values: dict[str, set[str]] = {}
+    for name, value in (fact for each in others for fact in each):
+        values.setdefault(name, set()).add(value)
+    return ", ".join(f"{name} {value}" for name, value in sorted(own) if name not in FOR_MACHINES or len(values[name]) > 1)
+
+
+def environments(report: Report) -> list[str]:
+    """The environment of each place, in words."""
+    everywhere = [place.environment for place in report.overview.places]
+    return [facts(environment, everywhere) for environment in everywhere]
+
+
+def devices(report: Report) -> Table:
+    """Where was measured, with which versions."""
+    numbers = [Column(name, count) for name in ("kernels", "sizes", "measurements")]
+    places = report.overview.places
+    rows = [
+        (number, place.device, facts(place.facts, [each.facts for each in places]), environment, place.kernels, place.problems,
+         place.measurements, date(place.oldest), date(place.newest))
+        for number, (place, environment) in enumerate(zip(places, environments(report), strict=True), 1)
+    ]  # fmt: skip
+    columns: list[Column | str] = [PLACE, "device", "is", "environment", *numbers, "oldest", "newest"]
+    return Table.from_rows("Places: devices and versions", columns, rows)
+
+
+def sources(report: Report) -> Table:
+    """Whose candidates win."""
+    total = sum(each.chosen for each in report.overview.wins)
+    numbers = [Column("candidates tried", count), Column("with a time", count), Column("chosen", count), Column("share", percent)]
+    rows = [(each.origin or "not recorded", each.tried, each.timed, each.chosen, each.chosen / total if total else None)
+            for each in report.overview.wins]  # fmt: skip
+    return Table.from_rows("Sources of candidates, over all sizes", ["source", *numbers], rows)
+
+
+def changes(report: Report, found: Comparison) -> Table:
+    """Each size in both stores, those that became slower first."""
+    rows = []
+    for change in found.changes:
+        panel = report.panels[change.panel]
+        rows.append((
+            panel.name, report.place(panel), at(panel.cells[change.cell]), change.before.candidate, change.before.seconds,
+            change.after.candidate, change.after.seconds, change.ratio, change.band, change.verdict, "; ".join(change.differs),
+        ))  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", PLACE, "sizes", "before", Column("µs before", micros), "after", Column("µs after", micros), Column("×", ratio),
+        Column("noise %", tenths), "verdict", "differs in",
+    ]  # fmt: skip
+    return Table.from_rows("What changed", columns, rows)
+
+
+def kernels(report: Report) -> Table:
+    """A row for each kernel on each device in each environment."""
+    rows = []
+    for panel, found in zip(report.panels, report.curves, strict=True):
+        one = single(found)
+        rows.append((
+            panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts), report.place(panel),
+            " ".join(panel.varying), len(panel.cells), len(panel.candidates),
+            one.candidate if one else None, one.geomean if one else None, one.worst[0] if one else None,
+        ))  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", "digest", "family", "types", "layouts", PLACE, "sizes that vary", Column("sizes", count),
+        Column("candidates", count), "one for all sizes", Column("× fastest", ratio), Column("at worst", ratio),
+    ]  # fmt: skip
+    return Table.from_rows("Kernels", columns, rows)
+
+
+def worst(report: Report) -> Table:
+    """Where the best single candidate of a kernel costs most against choosing for each size."""
+    found = []
+    for panel, own in zip(report.panels, report.curves, strict=True):
+        one = single(own)
+        found += [(slowdown, panel, place, one.candidate) for slowdown, place in one.points if slowdown > 1] if one else []
+    found.sort(key=lambda row: -row[0])
+    rows = [
+        (panel.name, report.place(panel), at(panel.cells[place]), candidate, slowdown, _chosen(panel.cells[place]))
+        for slowdown, panel, place, candidate in found[:WORST]
+    ]
+    columns: list[Column | str] = ["kernel", PLACE, "sizes", "one for all sizes", Column("× fastest", ratio), "chosen there"]
+    return Table.from_rows("Where one candidate for all sizes costs most", columns, rows)
+
+
+def _chosen(cell: Cell) -> str | None:
+    return cell.winner.candidate if cell.winner is not None else None
+
+
+def slowdowns(report: Report) -> Table:
+    """Each candidate's times over the fastest's."""
+    rows = []
+    for panel, found in zip(report.panels, report.curves, strict=True):
+        for curve in found:
+            slowdown, place = curve.worst
+            rows.append((
+                panel.name, report.place(panel), curve.candidate, len(curve.points), curve.of, curve.geomean, curve.p95, slowdown,
+                at(panel.cells[place]) if slowdown > 1 else None,
+            ))  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", PLACE, "candidate", Column("sizes", count), Column("of", count), Column("× fastest", ratio),
+        Column("p95", ratio), Column("worst", ratio), "worst at",
+    ]  # fmt: skip
+    notes = [f"{CHOSEN}: what runs at each size. × fastest is the geometric mean over the sizes at which a candidate has a time."]
+    return Table.from_rows("Slowdown over the fastest", columns, rows, notes)
+
+
+def sizes(report: Report) -> Table:
+    """Each kernel at each size: what runs, how sure that is, and how to see it again."""
+    rows = [_size(report, panel, cell) for panel in report.panels for cell in panel.cells]
+    columns: list[Column | str] = [
+        "kernel", PLACE, "sizes", "chosen", Column("µs", micros), Column("± %", tenths), "source", "certainty", "equal to it",
+        Column("candidates", count), "command",
+    ]  # fmt: skip
+    return Table.from_rows("Sizes", columns, rows)
+
+
+def _size(report: Report, panel: Panel, cell: Cell) -> tuple[object, ...]:
+    winner = cell.winner
+    runs = (winner.candidate, winner.seconds, interval(winner), winner.origin) if winner is not None else (None,) * 4
+    told = cell.certainty.value, ", ".join(cell.rivals), len(cell.entries), report.source.why(panel.digest, cell.sizes)
+    return panel.name, report.place(panel), at(cell), *runs, *told
+
+
+def interval(entry: Entry) -> float | None:
+    """Two standard errors of the time, relative; None where a single sample tells none."""
+    return 2 * entry.score.noise if entry.seconds is not None and entry.score.noise < float("inf") else None
+
+
+def candidates(report: Report) -> Table:
+    """Each candidate at each size."""
+    rows = [
+        (panel.name, report.place(panel), at(cell), *_candidate(cell, place))
+        for panel in report.panels for cell in panel.cells for place in range(len(cell.entries))
+    ]  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", PLACE, "sizes", "candidate", "config", "source", "outcome", Column("µs", micros), Column("± %", tenths),
+        Column("× fastest", ratio), "chosen", Column("predicted µs", micros), Column("measured", count), Column("live", count),
+        Column("error", error), Column("registers", count), Column("spilled bytes", count), Column("shared bytes", count),
+        Column("compile s", ratio), "code", "detail",
+    ]  # fmt: skip
+    return Table.from_rows("Candidates", columns, rows)
+
+
+def _candidate(cell: Cell, place: int) -> tuple[object, ...]:
+    entry = cell.entries[place]
+    slowdown = entry.seconds / cell.best if entry.seconds is not None and cell.best is not None else None
+    taken = entry.resources
+    return (
+        entry.candidate, entry.config, entry.origin, entry.score.outcome.value, entry.seconds, interval(entry), slowdown,
+        "yes" if place == cell.chosen else "", entry.predicted, entry.measured, entry.live, entry.max_error, taken.registers,
+        taken.spilled_bytes, taken.shared_bytes, entry.compile_seconds, entry.source, entry.detail,
+    )  # fmt: skip

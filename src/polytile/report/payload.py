@@ -1,0 +1,138 @@
+"""A report as the JSON inside its HTML: lists instead of objects, and tables of what recurs, so that 20 000 rows fit.
+
+    panel   [name, digest, family, dtypes, layouts, number of its place from 1, names of sizes, cells, curves]
+    cell    [sizes, chosen, place of its certainty, entries, names of its rivals]
+    entry   [identity, µs, ± %, times measured, outcome, predicted µs, error, seconds to compile, registers, spilled bytes,
+             shared bytes, times measured live, message]; what is not known is null, at the end missing
+    curve   [candidate, cells with any time, geometric mean, p95, [slowdown, cell] of the worst, all slowdowns, least first]
+
+`report.js` reads it in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from polytile.problem import Outcome
+from polytile.report.cells import Cell, Certainty, Entry, Panel
+from polytile.report.compare import Change
+from polytile.report.contents import DIGITS, Report
+from polytile.report.pages import environments, interval
+from polytile.report.slowdown import CHOSEN, Curve
+from polytile.runtime import regime
+
+WORST = 5
+"""Cells that a curve names, those of its largest slowdowns."""
+
+DETAIL = 200
+"""Characters of a message that the page shows; `--text` and `--csv` have all of them."""
+
+KERNEL, SIZES = "{kernel}", "{sizes}"
+"""What stands in a command for a kernel's digest and for sizes."""
+
+
+class Index:
+    """Numbers values by when they first come."""
+
+    def __init__(self) -> None:
+        self.places: dict[Hashable, int] = {}
+
+    def __call__(self, value: Hashable) -> int:
+        return self.places.setdefault(value, len(self.places))
+
+    @property
+    def values(self) -> list[Any]:
+        return list(self.places)
+
+
+class Payload:
+    """What a page draws of one report. `values` is the whole of it, as JSON has it."""
+
+    def __init__(self, report: Report) -> None:
+        self._names, self._configs, self._origins, self._who = Index(), Index(), Index(), Index()
+        self._outcomes, self._report = Index(), report
+        self._outcomes(Outcome.OK.value)
+        panels = [self._panel(panel, curves) for panel, curves in zip(report.panels, report.curves, strict=True)]
+        compared = report.comparison
+        sizes = {size for panel in report.panels for cell in panel.cells for _, size in cell.sizes}
+        self.values = {
+            "panels": panels,
+            "changes": [self._change(change) for change in compared.changes] if compared is not None else None,
+            "names": self._names.values,
+            "configs": self._configs.values,
+            "origins": self._origins.values,
+            "who": self._who.values,
+            "places": [[place.device, said] for place, said in zip(report.overview.places, environments(report), strict=True)],
+            "outcomes": self._outcomes.values,
+            "certainties": [certainty.value for certainty in Certainty],
+            "regimes": {size: _regime(size) for size in sorted(sizes)},
+            "why": report.source.why(KERNEL, ((SIZES, 0),)).replace(f"{SIZES}=0", SIZES),
+            "show": report.source.show(KERNEL),
+            "digits": DIGITS if report.source.exported else None,
+        }
+
+    def text(self) -> str:
+        """The JSON, such that no browser takes any of it for the end of the element that it stands in."""
+        written = json.dumps(self.values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return written.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+    def _panel(self, panel: Panel, curves: tuple[Curve, ...]) -> list[Any]:
+        return [
+            panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts),
+            self._report.place(panel), panel.size_names,
+            [self._cell(cell) for cell in panel.cells], [self._curve(curve) for curve in curves],
+        ]  # fmt: skip
+
+    def _cell(self, cell: Cell) -> list[Any]:
+        sizes = [size for _, size in cell.sizes]
+        certainty = list(Certainty).index(cell.certainty)
+        chosen = -1 if cell.chosen is None else cell.chosen
+        return [sizes, chosen, certainty, [self._entry(entry) for entry in cell.entries], list(map(self._names, cell.rivals))]
+
+    def _entry(self, entry: Entry) -> list[Any]:
+        who = self._who((self._names(entry.candidate), self._configs(entry.config), self._origins(entry.origin), entry.source))
+        width = interval(entry)
+        taken = entry.resources
+        values = [
+            who, _micros(entry.seconds), None if width is None else _short(100 * width), entry.measured,
+            self._outcomes(entry.score.outcome.value), _micros(entry.predicted), _short(entry.max_error),
+            _short(entry.compile_seconds), taken.registers, taken.spilled_bytes, taken.shared_bytes, entry.live or None,
+            entry.detail[:DETAIL] or None,
+        ]  # fmt: skip
+        while values[-1] is None:
+            values.pop()
+        return values
+
+    def _curve(self, curve: Curve) -> list[Any]:
+        name = -1 if curve.candidate == CHOSEN else self._names(curve.candidate)
+        worst = [[_short(slowdown), place] for slowdown, place in curve.points[: -1 - WORST : -1]]
+        points = [_short(slowdown) for slowdown, _ in curve.points]
+        return [name, curve.of, _short(curve.geomean), _short(curve.p95), worst, points]
+
+    def _change(self, change: Change) -> list[Any]:
+        band = _short(100 * change.band)
+        return [
+            change.panel, change.cell, self._names(change.before.candidate), _micros(change.before.seconds),
+            self._names(change.after.candidate), _micros(change.after.seconds), _short(change.ratio), band, change.verdict,
+            "; ".join(change.differs),
+        ]  # fmt: skip
+
+
+def _short(value: float | None) -> float | None:
+    """Four digits; None for what JSON has no word for."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+
+
+def _micros(seconds: float | None) -> float | None:
+    return None if seconds is None else _short(seconds * 1e6)
+
+
+def _regime(size: int) -> str:
+    """The sizes that share a regime with this one, in words."""
+    low, high = regime.bounds(regime.bucket(size)) if size >= 0 else (size, size)
+    if low == high:
+        return str(size)
+    return f"{low}..{high}, 16 {'divides' if size % 16 == 0 else 'does not divide'} it"

@@ -1,0 +1,102 @@
+"""`polytile report`: what it writes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import DIGEST, filled, measured, named, run
+
+
+@pytest.fixture
+def store(empty_cache: Path) -> Path:
+    """The store in the cache directory in force, with two kernels."""
+    path = filled(
+        empty_cache / "store.sqlite3",
+        measured(),
+        measured(candidate="persistent t1", seconds=2e-5),
+        measured((("M", 7), ("N", 512))),
+        measured((("K", 3),), kernel="e92d9fa160f0997e"),
+    )
+    named(path, "softmax_228d962c")
+    return path
+
+
+def test_the_page_of_the_store_in_force(store: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    result = run("report", "-o", output)
+    assert result.exit_code == 0 and f"{output} written" in result.output
+    assert "softmax_228d962c" in output.read_text() and f"Report on {store}" in output.read_text()
+    assert [path.name for path in tmp_path.glob("report*")] == ["report.html"]
+
+
+def test_text_and_csv_say_the_same(store: Path, tmp_path: Path) -> None:
+    text = run("report", store, "--text").output
+    assert "polytile why 228d962c0c6a657c M=64 N=512" in text and "What the numbers mean" in text
+    result = run("report", store, "--csv", "-o", tmp_path / "tables")
+    assert result.exit_code == 0 and "candidates.csv written" in result.output
+    assert (tmp_path / "tables" / "candidates.csv").read_text().count("\n") == 5
+    assert f"polytile why {DIGEST} M=64 N=512" in (tmp_path / "tables" / "sizes.csv").read_text()
+
+
+def test_every_command_in_it_runs(store: Path) -> None:
+    commands = [cell.strip() for row in run("report", "--text").output.splitlines() for cell in row.split("|")]
+    for command in [cell for cell in commands if cell.startswith("polytile why")]:
+        result = run(*command.split()[1:])
+        assert result.exit_code == 0 and "measured at these sizes" in result.output, command
+
+
+def test_kernel_leaves_the_others_out(store: Path) -> None:
+    text = run("report", "--text", "--kernel", "softmax").output
+    assert "softmax_228d962c" in text and "loop_e92d9fa1" not in text
+    result = run("report", "--kernel", "nothing")
+    assert result.exit_code == 2 and "--kernel 'nothing'" in result.output
+
+
+def test_two_stores_are_compared(store: Path, tmp_path: Path) -> None:
+    after = filled(tmp_path / "after.sqlite3", measured(seconds=3e-5), measured((("M", 7), ("N", 512))))
+    text = run("report", store, after, "--text").output
+    assert "What changed" in text and "1 slower, 0 faster, 1 within noise; 1 only before, 0 only after" in text
+
+
+def test_an_exported_file_is_reported_and_its_damage_said(store: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "measurements.jsonl"
+    run("store", "export", exported)
+    exported.write_text(exported.read_text() + '{"uid": 1}\n')
+    result = run("report", exported, "--text")
+    assert result.exit_code == 0 and "polytile replay" in result.output and "line 6" in result.output
+
+
+def newer(path: Path) -> Path:
+    filled(path, measured())
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    return path
+
+
+def test_what_cannot_be_is_one_sentence(store: Path, tmp_path: Path) -> None:
+    empty = filled(tmp_path / "empty.sqlite3", measured())
+    with sqlite3.connect(empty) as connection:
+        connection.execute("DELETE FROM measurements")
+    other = tmp_path / "other.sqlite3"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    for words, says in [
+        ((tmp_path / "none.sqlite3",), "there is no measurement store"),
+        ((empty,), "has no measurements; run a compiled program"),
+        ((newer(tmp_path / "newer.sqlite3"),), "has schema 99"),
+        ((other,), "is no measurement store of polytile"),
+        ((store, "-o", tmp_path / "away" / "report.html"), f"there is no folder {tmp_path / 'away'}; make it"),
+        ((store, "-o", tmp_path), "it exists and is not a file"),
+        ((store, "-o", store), "is the store itself"),
+        ((store, "--csv", "-o", tmp_path / "a" / "b"), f"there is no folder {tmp_path / 'a'}"),
+        ((store, "--csv", "-o", empty), "cannot be written"),
+        ((store, store, store), "merge them first"),
+        (("mysql://there",), "neither; write postgresql://"),
+        ((store, "--text", "--csv"), "leave one of them out"),
+    ]:
+        result = run("report", *words)
+        assert result.exit_code == 2 and says in " ".join(result.output.replace("│", " ").split()), (words, result.output)
+    assert "softmax" in run("store", "show").output  # the store is as it was

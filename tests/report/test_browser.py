@@ -1,0 +1,169 @@
+"""A report in a real browser: Debian's `chromium`, driven by Playwright, which downloads none of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytile.problem import Outcome
+from polytile.report.html import page
+from tests.report.helpers import record, report_of
+
+CHROMIUM = shutil.which("chromium")
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pip install polytile[browser]")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path: apt install chromium")
+
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => { for (; node; node = node.parentElement) { const own = rgba(getComputedStyle(node).backgroundColor);
+    if (own[3]) return own; } return [255, 255, 255]; };
+  const bad = [];
+  const check = (node, ink, paper) => { const [a, b] = [light(ink), light(paper)].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) bad.push([node.tagName, node.textContent.slice(0, 40), (a + 0.05) / (b + 0.05)]); };
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !node.getClientRects().length || ['SCRIPT', 'OPTION', 'title', 'NOSCRIPT'].includes(node.tagName)) continue;
+    const style = getComputedStyle(node);
+    if (!(node instanceof SVGElement)) check(node, rgba(style.color), ground(node));
+    else { const shape = node.parentElement.querySelector('rect[class^=c]');
+      const paper = shape ? rgba(getComputedStyle(shape).fill) : ground((node.ownerSVGElement || node).parentElement);
+      check(node, rgba(style.fill), paper); }
+  }
+  return bad;
+}"""
+"""Every visible text whose contrast with what lies behind it is under 4.5, which WCAG AA asks for."""
+
+
+class Page:
+    """A page of a browser, with what it has said on its console, and what it has asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report that compares two stores and has every kind of cell, with ten winners."""
+    rows = []
+    for i, m in enumerate((1, 7, 64, 300)):
+        for j, n in enumerate((64, 512, 4096)):
+            sizes = (("M", m), ("N", n), ("K", 64))
+            rows += [record(f"tile {(i * 3 + j) % 10}", 1e-5 * (1 + i), sizes), record("tile 0", 2e-5 * (1 + i), sizes)]
+    rows += [record("tile 1", 3e-5, (("M", 7), ("N", 64), ("K", 128))), record("a", 1e-5, kernel="b" * 16)]
+    rows += [record("b", 1.01e-5, kernel="b" * 16)]
+    rows += [record("gone", outcome=Outcome.CRASHED, detail="out of luck", kernel="c" * 16)]
+    before = [record("tile 0", 2e-5, (("M", 1), ("N", 64), ("K", 64)))]
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(page(report_of(*rows, before=before)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any, file: Path) -> Iterator[Page]:
+    one = Page(browser.new_page())
+    one.page.goto(file.as_uri())
+    yield one
+    assert one.said == [] and one.asked == [file.as_uri()]
+    one.page.close()
+
+
+def test_a_sizes_winner_grounds_and_source_are_two_clicks_away(opened: Page) -> None:
+    page = opened.page
+    page.get_by_role("button", name="loop_228d962c").first.click()
+    page.get_by_role("button", name="M=7 N=512 K=64: tile 4").click()
+    grounds = page.locator("#grounds").inner_text()
+    assert "tile 4 runs: 20.0 µs" in grounds and "source cpp" in grounds and "clear" in grounds
+    assert "[object" not in page.locator("main").inner_text()
+    assert "polytile why 228d962c0c6a657c M=7 N=512 K=64 --store store.sqlite3" in page.locator("#cell").inner_text()
+
+
+def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
+    page = opened.page
+    page.locator("#kernels-view input").focus()
+    page.keyboard.type("228d")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "loop_228d962c":
+            break
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "kernel"
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('cell')"):
+            break
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    label = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "cell"
+    assert label.partition(":")[0] in page.locator("#cell h3").inner_text()
+
+
+def test_the_filter_leaves_what_has_all_words(opened: Page) -> None:
+    rows = opened.page.locator("#kernels-view tbody tr")
+    assert rows.count() == 3
+    opened.page.get_by_label("Filter kernels").fill("LOOP bbbb")
+    assert rows.count() == 1 and "1 of 3" in opened.page.locator("#kernels-view output").inner_text()
+
+
+def test_headings_sort(opened: Page) -> None:
+    page = opened.page
+    page.locator("#kernels-view").get_by_role("button", name="sizes", exact=True).click()
+    assert page.locator("#kernels-view tbody tr").first.inner_text().startswith("loop_228d962c")
+    assert page.locator("#kernels-view th[aria-sort=descending]").count() == 1
+
+
+def test_an_address_opens_a_cell_of_another_slice_of_the_map(opened: Page) -> None:
+    page = opened.page
+    page.get_by_role("button", name="loop_228d962c").first.click()
+    page.get_by_label("Filter sizes").fill("K=128")
+    page.locator("#kernel-view tbody").get_by_role("button", name="K=128").first.click()
+    assert page.get_by_label("Map at").input_value() == "K=128" and page.locator(".cell.open").count() == 1
+
+
+def test_what_did_not_run_says_so(opened: Page) -> None:
+    opened.page.get_by_role("button", name="loop_cccccccc").click()
+    assert "No candidate has a time" in opened.page.locator("#grounds").inner_text()
+    assert "out of luck" in opened.page.locator("#cell").inner_text()
+
+
+def test_changes_lead_to_their_cells(opened: Page) -> None:
+    opened.page.locator("#changes-view tbody button").first.click()
+    assert "M=1 N=64 K=64" in opened.page.locator("#cell h3").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_as_wcag_aa_asks(opened: Page, scheme: str) -> None:
+    opened.page.get_by_label("Colours").select_option(scheme)
+    opened.page.get_by_role("button", name="loop_228d962c").first.click()
+    opened.page.get_by_role("button", name="M=7 N=512 K=64: tile 4").click()
+    assert opened.page.evaluate(CONTRAST) == []
+
+
+def test_it_prints_without_what_only_a_screen_needs(opened: Page) -> None:
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator("nav").is_visible() and not opened.page.locator("input").first.is_visible()
+    assert opened.page.locator("#summary table").first.is_visible()
