@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,6 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from scripts import setup_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +40,10 @@ def without(*names: str, **others: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, as a build leaves files among the sources, by a process that finds no program on its PATH."""
+    if importlib.util.find_spec("pip") is None or importlib.util.find_spec("setuptools") is None:
+        pytest.skip("needs pip and setuptools, which are not installed")
+    if setup_env.release(importlib.metadata.version("setuptools")) < (77, 0, 3):
+        pytest.skip("needs setuptools 77.0.3 or newer, as pyproject.toml says")
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
