@@ -15,7 +15,11 @@ from scripts.record_examples import EXAMPLES, FOLDER
 
 SCRIPTS = sorted({run.script for runs in EXAMPLES.values() for run in runs})
 CONTAINER = "container/app"
-PROGRAMS = [name for name in EXAMPLES if name != CONTAINER]
+OTHERWISE = ("serving", "training", "quantised")
+"""What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour."""
+PROGRAMS = [
+    pytest.param(name, marks=pytest.mark.slow) if name in OTHERWISE else name for name in EXAMPLES if name != CONTAINER
+]
 BRIEFLY = {"POLYTILE_TUNE": "off", "POLYTILE_ISOLATION": "never"}
 """Options that save the time of measurements, which change neither what a program prints nor its results."""
 
