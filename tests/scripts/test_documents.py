@@ -16,7 +16,10 @@ from polytile import options
 from scripts import errors_page, update_readme
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
+DOCUMENTS = [
+    *ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"),
+    *(path for folder in ("docs", "examples", ".github") for path in (ROOT / folder).rglob("*.md")),
+]  # fmt: skip
 by_document = pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -41,7 +44,8 @@ def test_links_within_a_page_lead_to_headings(document: Path) -> None:
 @by_document
 def test_source_files_named_are_there(document: Path) -> None:
     """By their whole path or the end of it, as in `passes/split_axes.py`."""
-    files = [path.as_posix() for folder in ("src", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")]
+    folders = ("src", "benchmarks", "examples", "scripts", "tests")
+    files = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
     named = re.findall(r"`([\w/]+\.(?:py|c|h))`", document.read_text())
     assert not [name for name in named if name != "kernels.py" and not any(f.endswith(f"/{name}") for f in files)]
 
