@@ -79,10 +79,10 @@ def test_what_is_no_attention_says_why(reason: str, function: Any, arguments: An
         torch.testing.assert_close(result, expected)
 
 
-def test_repeated_heads_are_read_where_they_are_once() -> None:
-    arguments = next(spelling for spelling in SPELLINGS if spelling.name == "transformers' sdpa").arguments()
-    function = next(spelling.function for spelling in SPELLINGS if spelling.name == "transformers' sdpa")
-    (node,) = attentions(traced(function, arguments)[1])
+@pytest.mark.parametrize("name", ["transformers' sdpa", "transformers' eager, groups"])
+def test_repeated_heads_are_read_where_they_are_once(name: str) -> None:
+    (spelling,) = (spelling for spelling in SPELLINGS if spelling.name == name)
+    (node,) = attentions(traced(spelling.function, spelling.arguments())[1])
     assert [given.meta["val"].shape[1] for given in node.args[:3]] == [4, 2, 2]
 
 
