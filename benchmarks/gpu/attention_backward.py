@@ -24,6 +24,7 @@ from benchmarks.gpu.attention_kernels import CUDA, DTYPES, in_turns
 from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.attention import candidates
+from polytile.runtime import launcher
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
 
@@ -64,10 +65,10 @@ def measured(cell: Cell, names: Callable[[str], bool], seconds: float) -> dict[s
         if not (candidate.valid(whole) and names(candidate.name)):
             continue
         try:
-            call = candidate.specialise(known).entry().call
+            calls = repeated(candidate.specialise(known).entry(), args)
             for gradient in operands(problem, args).gradients:
                 gradient.fill_(float("nan"))
-            call(*args)
+            calls(1)
             torch.cuda.synchronize()
         except Exception as error:
             row["failed"][candidate.name] = str(error).splitlines()[0][:300]
@@ -77,7 +78,7 @@ def measured(cell: Cell, names: Callable[[str], bool], seconds: float) -> dict[s
                 float((mine.double() - other).norm() / other.norm())
                 for mine, other in zip(operands(problem, args).gradients, right, strict=True)
             ]
-        runs[candidate.name] = repeated(call, args)
+        runs[candidate.name] = calls
         row["predicted_us"][candidate.name] = candidate.cost(whole) * 1e6
     return {"cell": cell, "us": in_turns(runs, seconds), **row}
 
@@ -97,8 +98,8 @@ def facts_of(problem: AttentionProblem, size: dict[str, int]) -> Facts:
     return Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
 
 
-def repeated(call: Callable[..., Any], args: list[Any]) -> Callable[[int], Any]:
-    return lambda count: [call(*args) for _ in range(count)]
+def repeated(entry: Any, args: list[Any]) -> Callable[[int], float]:
+    return lambda count: launcher.time_burst(entry, args, count)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ def heads(batch: int, rows: int, count: int = 2) -> Tensor:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -33,10 +33,10 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def test_lengths() -> None:
+def test_lengths_and_groups_of_heads() -> None:
     call = compiled(causal)
-    for batch, rows, keys in ((2, 24, 24), (3, 33, 17), (2, 1, 20), (2, 0, 5)):
-        check_gradients(causal, call, heads(batch, rows), heads(batch, keys), heads(batch, keys))
+    for batch, rows, keys in ((3, 33, 17), (2, 24, 20), (2, 1, 20), (2, 0, 5)):
+        check_gradients(causal, call, heads(batch, rows, 4), heads(batch, keys), heads(batch, keys))
 
 
 def test_rows_that_see_no_key() -> None:
@@ -57,7 +57,9 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Tensor, ...
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize(
+    "name", ["a bias that learns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "nanoGPT"))]
+)
 def test_spellings_of_models(name: str) -> None:
     function, given = SPELLINGS[name]
     call = compiled(function)
@@ -75,7 +77,7 @@ def test_dropout_draws_eagers_numbers() -> None:
 
     call = compiled(dropped)
     for length in (24, 33):
-        check_gradients(seeded(dropped), seeded(call), heads(2, length), heads(2, 20), heads(2, 20))
+        check_gradients(seeded(dropped), seeded(call), heads(2, length, 4), heads(2, 20, 4), heads(2, 20, 4))
     assert any("dropout" in operator.operator for program in compiled_programs() for operator in program.operators)
 
 
@@ -83,6 +85,6 @@ def test_generated_kernels_serve_the_derivative() -> None:
     """Under Triton's interpreter, by prediction alone."""
     call = compiled(causal, interpret=True, sources="triton", tune="off")
     for batch, rows in ((1, 20), (2, 17)):
-        check_gradients(causal, call, heads(batch, rows), heads(batch, rows), heads(batch, rows))
+        check_gradients(causal, call, heads(batch, rows, 4), heads(batch, rows), heads(batch, rows))
     (kernel,) = [kernel for kernel in multikernels() if kernel.spec.family == "attention_backward"]
     assert {decision.candidate.split()[0] for decision in kernel.decisions} == {"backward"}

@@ -69,6 +69,7 @@ PROBLEMS: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "columns apart": (AttentionProblem(F32, 0.3, dense=(False, True, False)), {"q_stride_d": 2, "q_stride_m": 16,
                       "q_stride_h": 144, "v_stride_d": 13, "v_stride_n": 1}),
     "log-sum-exp": (AttentionProblem(F32, 0.3, Causal.TOP_LEFT, lse=True), {}),
+    "log-sum-exp of a mask": (AttentionProblem(F32, 0.3, bias=Bias(torch.bool, "bmn"), lse=True), {}),
 }  # fmt: skip
 
 

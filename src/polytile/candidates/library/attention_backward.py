@@ -93,7 +93,7 @@ class CudnnBackward(_Backward, CudnnLibrary):
 
     def gradients(self, given: Operands) -> Gradients:
         out, saved, grad = given.left
-        return aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_cudnn_attention_backward(
             grad, given.q, given.k, given.v, out, _hidden(saved).unsqueeze(3), *_no_state(grad), self.aligned(given),
             None, None, given.q.shape[2], given.k.shape[2], 0.0, self.problem.causal is not Causal.NO, scale=self.problem.scale,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class CpuFlashBackward(_Backward, CpuFlashLibrary):
         bias = self.added(given)
         bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None
         out, saved, grad = given.left
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, given.q, given.k, given.v, out, saved, 0.0, self.problem.causal is not Causal.NO, attn_mask=bias,
             scale=self.problem.scale,
         )  # fmt: skip

@@ -207,4 +207,4 @@ def _looks_up(func: Any, args: Sequence[Any]) -> bool:
 
 def _module(module: torch.fx.GraphModule, node: Any) -> Callable[..., Any]:
     """The function that a node of a graph stands for."""
-    return module.get_submodule(str(node.target)) if isinstance(node, torch.fx.Node) else node  # type: ignore[no-any-return]
+    return module.get_submodule(str(node.target)) if isinstance(node, torch.fx.Node) else node
