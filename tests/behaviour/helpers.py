@@ -126,9 +126,9 @@ def check(function: Callable[..., Any], run: Callable[..., Any], *args: Any, sla
 
 def check_gradients(function: Callable[..., Tensor], run: Callable[..., Tensor], *args: Any) -> None:
     """Result and gradients, for one random cotangent, of the compiled `run` against eager and float64."""
-    wide = tree_map(
-        lambda t: t.requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t, widened(args)
-    )
+    wide = widened(args)
+    for leaf, given in zip(tensors(wide), tensors(args), strict=True):
+        leaf.requires_grad_(given.requires_grad)
     eager, mine = copied(args), copied(args)
     results = []
     for call, inputs in ((function, wide), (function, eager), (run, mine)):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from polytile.attention.arguments import EXTENTS, make_args, operands, reference
-from polytile.attention.problem import AXES, AttentionProblem, Bias, Causal
+from polytile.attention.arguments import make_args, operands, reference, settings
+from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, Bias, Causal
 from polytile.candidates.library import attention as library
 from polytile.candidates.library.attention import (
     CudnnLibrary,
@@ -19,6 +20,13 @@ from polytile.candidates.library.attention import (
     library_candidates,
     once,
 )
+from polytile.candidates.library.attention_backward import (
+    CudnnBackward,
+    EfficientBackward,
+    FlashBackward,
+    backward_candidates,
+)
+from polytile.ir.attention import attend
 
 CPU = torch.device("cpu")
 SIZES = {"B": 2, "Hq": 4, "Hkv": 4, "Mq": 9, "Mkv": 13, "D": 8, "Dv": 8}
@@ -61,6 +69,7 @@ PROBLEMS: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "columns apart": (AttentionProblem(F32, 0.3, dense=(False, True, False)), {"q_stride_d": 2, "q_stride_m": 16,
                       "q_stride_h": 144, "v_stride_d": 13, "v_stride_n": 1}),
     "log-sum-exp": (AttentionProblem(F32, 0.3, Causal.TOP_LEFT, lse=True), {}),
+    "log-sum-exp of a mask": (AttentionProblem(F32, 0.3, bias=Bias(torch.bool, "bmn"), lse=True), {}),
 }  # fmt: skip
 
 
@@ -131,6 +140,43 @@ def test_calls_of_a_gpus_kernels_fit_their_operators(kind: Any, name: str, monke
     with FakeTensorMode():
         out, lse = made.run(operands(problem, _fake_args(problem, at)))
     assert out.shape == (2, at["Hq"], 13, 64) and lse is not None and lse.shape == (2, at["Hq"], 13)
+
+
+BACKWARD = ("plain", "default scale", "bfloat16", "causal", "square causal", "bias of heads", "bias of keys", "mask", "groups")
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_derivatives_of_a_cpu_agree_with_autograd(name: str) -> None:
+    problem, sizes = PROBLEMS[name]
+    backward, at = replace(problem, backward=True), full(sizes)
+    candidates = [each for each in backward_candidates(backward, CPU) if each.valid({**backward.dense_strides(at), **at})]
+    alone = name in ("groups", "default scale")
+    assert [candidate.name for candidate in candidates] == (["math"] if alone else ["flash", "math"])
+    args = make_args(backward, at)
+    given = operands(backward, args)
+    leaves = [each.double().requires_grad_() for each in (given.q, given.k, given.v)]
+    bias = given.bias.double() if given.bias is not None and given.bias.dtype != torch.bool else given.bias
+    out, _ = attend(*leaves, bias, **settings(backward), precision=torch.float64)
+    right = torch.autograd.grad(out, leaves, given.left[2].double())
+    for run in (reference(backward), *(candidate.entry().call for candidate in candidates)):
+        run(*args)
+        for mine, wanted in zip(given.gradients, right, strict=True):
+            torch.testing.assert_close(mine.double(), wanted, **{k: 3 * v for k, v in TOLERANCE[problem.dtype].items()})
+
+
+@pytest.mark.parametrize("kind", [FlashBackward, EfficientBackward, CudnnBackward])
+@pytest.mark.parametrize("name", ["bfloat16", "bias of keys", "square causal", "groups"])
+def test_calls_of_a_gpus_derivatives_fit_their_operators(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, sizes = PROBLEMS[name]
+    problem = AttentionProblem(BF16, 0.3, problem.causal, problem.bias, backward=True)
+    at = full({**sizes, "D": 64, "Dv": 64, "Mq": 13})
+    if problem.bias is not None and kind is FlashBackward:
+        pytest.skip("it takes no mask")
+    monkeypatch.setattr(library, "once", lambda bias: bias)
+    with FakeTensorMode():
+        given = operands(problem, _fake_args(problem, at))
+        found = kind(problem, torch.device("cuda")).gradients(given)
+    assert [each.shape for each in found] == [each.shape for each in given.gradients]
 
 
 def _fake_args(problem: AttentionProblem, sizes: Mapping[str, int]) -> list[Any]:

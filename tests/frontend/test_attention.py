@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.aot_autograd import aot_function, aot_module_simplified, make_boxed_func
 from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.attention.operator import ATTENTION
@@ -17,7 +17,10 @@ from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.lower.attention import OPERATORS
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.taken_apart import noting
+from polytile.ir.program import Loop, Program, Template
+from polytile.passes.pipeline import optimize
 from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling
+from tests.frontend.lowering import lower_graph
 
 PRODUCTS = {torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default}
 
@@ -79,10 +82,10 @@ def test_what_is_no_attention_says_why(reason: str, function: Any, arguments: An
         torch.testing.assert_close(result, expected)
 
 
-def test_repeated_heads_are_read_where_they_are_once() -> None:
-    arguments = next(spelling for spelling in SPELLINGS if spelling.name == "transformers' sdpa").arguments()
-    function = next(spelling.function for spelling in SPELLINGS if spelling.name == "transformers' sdpa")
-    (node,) = attentions(traced(function, arguments)[1])
+@pytest.mark.parametrize("name", ["transformers' sdpa", "transformers' eager, groups"])
+def test_repeated_heads_are_read_where_they_are_once(name: str) -> None:
+    (spelling,) = (spelling for spelling in SPELLINGS if spelling.name == name)
+    (node,) = attentions(traced(spelling.function, spelling.arguments())[1])
     assert [given.meta["val"].shape[1] for given in node.args[:3]] == [4, 2, 2]
 
 
@@ -106,3 +109,20 @@ def test_attention_with_a_gradient_stays_the_librarys() -> None:
     assert ATTENTION not in seen
     assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in seen
     assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default in seen
+
+
+def test_in_training_the_gradients_of_softmax_mask_and_scale_are_one_loop_between_products() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((q @ k.transpose(-1, -2) * 0.25).masked_fill(~kept, -float("inf")), -1) @ v
+
+    programs: list[Program] = []
+
+    def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
+        programs.append(optimize(lower_graph(module))[0])
+        return make_boxed_func(module)
+
+    q, k, v = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (7, 6, 6))
+    run = aot_function(function, compiled, compiled, decompositions=decompositions(), dynamic=True)
+    run(q, k, v, torch.rand(7, 6) < 0.8).sum().backward()
+    kinds = [type(operation) for operation in programs[1].operations]
+    assert kinds.count(Template) == 4 and kinds.count(Loop) == 1 and len(kinds) == 5

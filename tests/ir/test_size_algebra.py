@@ -76,3 +76,9 @@ def test_a_flat_position_in_such_an_image_is_taken_apart() -> None:
     assert sizes.simplify(FloorDiv(flat, sizes.expand(rows * columns)), SMALLER) == channel
     assert sizes.simplify(Mod(flat, columns), SMALLER) == Q
     assert sizes.simplify(Mod(FloorDiv(flat, columns), rows), SMALLER) == P
+
+
+def test_sizes_are_equal_where_a_quotient_is_exact() -> None:
+    """Heads of a batch that is as long as there are heads: PyTorch gives both one symbol, and keeps s²//s."""
+    assert sizes.equal(S * FloorDiv(S**2, S), S**2) and sizes.equal(FloorDiv(S * T, S), T)
+    assert not sizes.equal(S * FloorDiv(T, S), T)

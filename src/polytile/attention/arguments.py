@@ -10,19 +10,16 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.attention.problem import AXES, AttentionProblem, symbol
-from polytile.ir.attention import attend
+from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, symbol
+from polytile.ir.attention import attend, attend_backward
 from polytile.runtime import noise
 from polytile.schedule.canonical import precision_of
-
-EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
-           "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq")}  # fmt: skip
-"""The sizes of each tensor."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a call as strided views of four dimensions; `lse` of three."""
+    """The tensors of a call as strided views of four dimensions; `lse` and `saved` of three. Those from `saved` on are of the
+    derivative."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -30,6 +27,23 @@ class Operands:
     out: torch.Tensor
     bias: torch.Tensor | None = None
     lse: torch.Tensor | None = None
+    saved: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
+    dq: torch.Tensor | None = None
+    dk: torch.Tensor | None = None
+    dv: torch.Tensor | None = None
+
+    @property
+    def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where those of q, k and v go."""
+        assert self.dq is not None and self.dk is not None and self.dv is not None
+        return self.dq, self.dk, self.dv
+
+    @property
+    def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a derivative reads besides q, k, v and bias: out, its lse and its gradient."""
+        assert self.saved is not None and self.grad is not None
+        return self.out, self.saved, self.grad
 
 
 def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
@@ -70,6 +84,11 @@ def reference(problem: AttentionProblem) -> Callable[..., None]:
     def run(*args: Any) -> None:
         given = operands(problem, args)
         precision = precision_of(problem.tensors, args)
+        if problem.backward:
+            found = attend_backward(given.q, given.k, given.v, *given.left, given.bias, **settings(problem), precision=precision)
+            for gradient, value in zip(given.gradients, found, strict=True):
+                gradient.copy_(value)
+            return
         out, lse = attend(given.q, given.k, given.v, given.bias, **settings(problem), precision=precision)
         given.out.copy_(out)
         if given.lse is not None:
@@ -91,7 +110,8 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
 
 
 def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
-    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are row-major ones."""
+    """Random flat arguments for the given sizes, on `target` or the CPU; of a derivative `out` and `saved` are what the attention
+    gives. Strides that `size` lacks are row-major ones."""
     full = {**problem.dense_strides(size), **size}
     tensors = []
     for tensor in problem.tensors:
@@ -103,7 +123,12 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
         else:
             count = sizes[0] * sizes[1] * sizes[2]
         tensors.append(_random(count, tensor.dtype, target))
-    return [*tensors, *[full[name] for name in problem.size_names]]
+    args = [*tensors, *[full[name] for name in problem.size_names]]
+    if problem.backward:
+        given = operands(problem, args)
+        for place, value in zip(given.left, attend(given.q, given.k, given.v, given.bias, **settings(problem)), strict=False):
+            place.copy_(value)
+    return args
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

@@ -22,9 +22,9 @@ class AttentionSite:
 
 def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[AttentionProblem, AttentionSite]:
     """The problem that `attention` is, and how to call its kernel here."""
-    q, k, v, out = attention.q, attention.k, attention.v, attention.out
-    strided = [q, k, v, *([attention.bias] if attention.bias is not None else []), out]
-    passed = [*strided, *([attention.lse] if attention.lse is not None else [])]
+    q, k, v, backward = attention.q, attention.k, attention.v, attention.gradients is not None
+    passed = attention.views
+    strided = [view for view in passed if backward or view is not attention.lse]
     on_gpu = buffers[q.buffer].device.type == "cuda"
     problem = AttentionProblem(
         dtype=q.dtype,
@@ -32,9 +32,10 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         causal=Causal(attention.causal),
         bias=_bias(attention.bias, attention.fill) if attention.bias is not None else None,
         empty_is_0=attention.empty_is_0,
-        lse=attention.lse is not None,
+        lse=attention.lse is not None and not backward,
         dense=(q.strides[3] == 1, k.strides[3] == 1, v.strides[3] == 1),
         tf32=on_gpu and q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
+        backward=backward,
     )
     sizes = (q.sizes[0], q.sizes[1], k.sizes[1], q.sizes[2], k.sizes[2], q.sizes[3], v.sizes[3])
     strides = (stride for view in strided for stride in view.strides)

@@ -29,8 +29,14 @@ DECIDING = {
 }  # fmt: skip
 """Integers on which the choice depends, and what matters of them. Of strides it matters whether 16 divides them."""
 
-AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd"}
+AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd", "dq": "bhmd",
+        "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
 """The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so that no strides are passed for it."""
+EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
+           "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
+           "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "dq": ("B", "Hq", "Mq", "D"),
+           "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv")}  # fmt: skip
+"""The sizes of each tensor."""
 
 
 class Causal(enum.Enum):
@@ -61,8 +67,9 @@ class AttentionProblem:
     """What is the same for all attentions that share kernels.
 
     Its tensors are q, k, v, `bias` where there is one, then out, then `lse` where it is wanted: log Σ_n exp(score), natural,
-    float32. Its integers are SIZES, then the strides of each tensor but lse, "q_stride_b" and so on as in AXES. Any size may
-    be 0, and any stride of what is read.
+    float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the attention left it), grad (the gradient of
+    out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES, then the strides of each tensor but lse,
+    "q_stride_b" and so on as in AXES. Any size may be 0, and any stride of what is read.
 
     dtype       of q, k, v and out
     scale       factor of the products; None: D ** -0.5
@@ -79,8 +86,11 @@ class AttentionProblem:
     lse: bool = False
     dense: tuple[bool, bool, bool] = (True, True, True)
     tf32: bool = False
+    backward: bool = False
 
-    family = "attention"
+    @property
+    def family(self) -> str:
+        return "attention_backward" if self.backward else "attention"
 
     @cached_property
     def tensors(self) -> tuple[TensorArg, ...]:
@@ -88,6 +98,10 @@ class AttentionProblem:
         bias = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
+        if self.backward:
+            kept = (("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype))
+            written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv"))
+            return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *written)
         return (*read, *bias, TensorArg("out", self.dtype, "out"), *lse)
 
     @cached_property
@@ -106,7 +120,7 @@ class AttentionProblem:
         """Everything that decides what is computed."""
         bias = f"{type_name(self.bias.dtype)} {self.bias}" if self.bias is not None else ""
         marks = f"{self.causal.value} | {bias} | {self.empty_is_0} | {self.lse} | {self.dense} | {self.tf32}"
-        return f"attention {type_name(self.dtype)} {self.scale!r} {marks}"
+        return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}"
 
     @cached_property
     def digest(self) -> str:
@@ -114,20 +128,14 @@ class AttentionProblem:
 
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of row-major tensors, 0 along the axes along which a bias does not vary."""
-        extents = {
-            "q": (size["B"], size["Hq"], size["Mq"], size["D"]),
-            "k": (size["B"], size["Hkv"], size["Mkv"], size["D"]),
-            "v": (size["B"], size["Hkv"], size["Mkv"], size["Dv"]),
-            "bias": (size["B"], size["Hq"], size["Mq"], size["Mkv"]),
-            "out": (size["B"], size["Hq"], size["Mq"], size["Dv"]),
-        }
         strides: dict[str, int] = {}
         for tensor in self.tensors:
             if tensor.name not in AXES:
                 continue
             varies = self.bias.varies if tensor.name == "bias" and self.bias is not None else AXES[tensor.name]
             step = 1
-            for axis, extent in reversed(list(zip(AXES[tensor.name], extents[tensor.name], strict=True))):
+            extents = [size[name] for name in EXTENTS[tensor.name]]
+            for axis, extent in reversed(list(zip(AXES[tensor.name], extents, strict=True))):
                 strides[f"{tensor.name}_stride_{axis}"] = step if axis in varies else 0
                 step *= max(1, extent) if axis in varies else 1
         return strides

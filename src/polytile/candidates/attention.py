@@ -11,6 +11,7 @@ from polytile.attention.problem import AttentionProblem
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates
 from polytile.candidates.library.attention import library_candidates
+from polytile.candidates.library.attention_backward import backward_candidates
 from polytile.candidates.stored_attention import StoredAttention
 from polytile.errors import CompilerMissing, LoweringError
 from polytile.runtime.target import Target
@@ -27,13 +28,14 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """In the order of `sources`; the library's where none of these has any. `stored` keeps scores in memory, by kernels of all
     sources. `threads`: the numbers of threads that generated kernels of a CPU are tried with."""
-    factories: dict[str, Callable[[], Sequence[Candidate]]] = {"library": lambda: library_candidates(problem, target)}
+    library = backward_candidates if problem.backward else library_candidates
+    factories: dict[str, Callable[[], Sequence[Candidate]]] = {"library": lambda: library(problem, target)}
     if Target.of(target).native:
-        factories["cpp"] = lambda: _of_cpp(problem, threads) if problem.family == "attention" else ()
+        factories["cpp"] = lambda: () if problem.backward else _of_cpp(problem, threads)
     else:
         factories["triton"] = lambda: _of_triton(problem, target)
     wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
-    return (*(wanted or library_candidates(problem, target)), *([stored] if stored is not None else []))
+    return (*(wanted or library(problem, target)), *([stored] if stored is not None else []))
 
 
 def _of_cpp(problem: AttentionProblem, threads: Sequence[int]) -> Sequence[Candidate]:
@@ -48,7 +50,7 @@ def _of_cpp(problem: AttentionProblem, threads: Sequence[int]) -> Sequence[Candi
 def _of_triton(problem: AttentionProblem, target: torch.device) -> Sequence[Candidate]:
     from polytile.candidates import triton_attention
 
-    name = f"attention_{problem.digest[:8]}"
+    name = f"{problem.family}_{problem.digest[:8]}"
     try:
         return triton_attention.attention_candidates(problem, name, target)
     except LoweringError as error:

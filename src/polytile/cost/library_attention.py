@@ -21,6 +21,8 @@ PLAN_SECONDS = 0.08
 """Seconds that cuDNN takes to build the plan for sizes that it has not met: 48 to 110 ms on an H200."""
 PASSES = 8
 """How often scores in memory are written and read: products, mask, maximum, exponentials, sums, quotients."""
+BACKWARD = 2.5
+"""How many times as long the derivative takes: five products of blocks where the attention has two."""
 CPU_RATE, CPU_BYTES, CPU_CALL = 30e9, 12e9, 10e-6
 """Multiply-adds of a core in a second, bytes in a second, seconds of a call."""
 
@@ -59,6 +61,7 @@ def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], devi
     seconds = max(2 * products / (tensor * device.sms * device.clock * SHARES[kind] * used), moved / device.bandwidth)
     if kind == "math":
         seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / device.bandwidth + 6 * device.launch_seconds
+    seconds *= BACKWARD if problem.backward else 1.0
     return 2 * device.launch_seconds + copied + seconds + (PLAN_SECONDS if kind == "cudnn" else 0.0)
 
 
@@ -68,4 +71,4 @@ def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], thre
     seconds = max(products / (CPU_RATE * threads), moved / (CPU_BYTES * min(threads, 4)))
     if kind == "math":
         seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / (CPU_BYTES * min(threads, 4))
-    return seconds + CPU_CALL
+    return (BACKWARD if problem.backward else 1.0) * seconds + CPU_CALL

@@ -61,6 +61,8 @@ def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], dev
 
 def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
     """Seconds: `launch`, then the largest of `steps` (computing), `memory` and `cache` (moving keys), then `combine`."""
+    if problem.backward:
+        return _backward_terms(problem, config, size, device)
     own, row, itemsize = programs(problem, config, size, device), row_of(config), problem.dtype.itemsize
     heads, head = size["D"] + size["Dv"], head_block(size)
     share, latency = _step(row, head, itemsize)
@@ -75,6 +77,27 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
         "combine": _combine(problem, config, size, device) if split else 0.0,
+    }
+
+
+def _backward_terms(
+    problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts
+) -> dict[str, float]:
+    """The same of the derivative: seven products of blocks where the attention has two, in two launches that each read what the
+    other does. Its blocks have not been measured; UNKNOWN's share stands for all."""
+    m, n, _, _ = row_of(config)
+    itemsize, heads = problem.dtype.itemsize, size["D"] + size["Dv"]
+    seen = 0.5 if problem.causal is not Causal.NO and size["Mq"] > 1 else 1.0
+    blocks = size["B"] * size["Hq"] * -(-size["Mq"] // m) * -(-size["Mkv"] // n) * seen
+    busy = 7.0 * m * n * head_block(size) * 2 / (_rate(problem, device) * UNKNOWN[0])
+    programs = size["B"] * size["Hkv"] * -(-size["Mkv"] // n)
+    moved = size["B"] * (3 * size["Hq"] * size["Mq"] + 3 * size["Hkv"] * size["Mkv"]) * heads * itemsize
+    return {
+        "launch": 2 * (device.launch_seconds + BEGIN),
+        "steps": blocks * busy / max(1, min(programs, device.sms)),
+        "memory": 2 * (moved + bias_bytes(problem, size)) / device.bandwidth,
+        "cache": 0.0,
+        "combine": 0.0,
     }
 
 

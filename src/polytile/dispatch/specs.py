@@ -101,13 +101,13 @@ def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str,
 def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> KernelSpec:
     """What an attention's MultiKernel knows of it. Of its integers those of attention.problem.DECIDING make a regime."""
     return KernelSpec(
-        name=f"attention_{problem.digest[:8]}",
+        name=f"{problem.family}_{problem.digest[:8]}",
         family=problem.family,
         kernel=problem.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in problem.tensors),
         size_names=problem.size_names,
         size_codes=tuple(DECIDING.get(name, regime.IGNORE) for name in problem.size_names),
-        reduction=("Mkv",),
+        reduction=("Mq", "Mkv") if problem.backward else ("Mkv",),
         source_ops=origins,
         reference=attention_arguments.reference(problem),
         make_args=lambda size: attention_arguments.make_args(problem, size),

@@ -59,6 +59,31 @@ def attend(
     return shares @ v.to(dtype), torch.logsumexp(scores, -1)
 
 
+def attend_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
+    bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
+    precision: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that sees no key, whose lse is
+    -inf, has none."""
+    dtype = precision or compute_dtype(q.dtype)
+    scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
+    heads = k.shape[1]
+    group = q.shape[1] // max(1, heads)
+    q, k, v, out, grad = (each.to(dtype) for each in (q, k, v, out, grad))
+    if group != 1:
+        k, v = (each.repeat_interleave(group, 1) for each in (k, v))
+    scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY)
+    shares = torch.exp(scores - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
+    changes = shares * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
+    if bias is not None and bias.dtype == torch.bool:  # a score that is replaced does not depend on q and k
+        changes = torch.where(bias, changes, 0.0)
+    dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad
+    if group != 1:
+        dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
+    return changes @ k, dk, dv
+
+
 def settings_of(attention: Attention) -> dict[str, Any]:
     """The keyword arguments of `attend` that do what `attention` does."""
     return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0")}

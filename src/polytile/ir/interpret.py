@@ -14,7 +14,7 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import sizes
-from polytile.ir.attention import attend, settings_of
+from polytile.ir.attention import attend, attend_backward, settings_of
 from polytile.ir.evaluate import flat_view, run_loop
 from polytile.ir.program import (
     SCALED_ALONG_K,
@@ -84,10 +84,16 @@ def run_attention(
     """Attention in `precision` (None: the type in which the operands are computed); writes into `buffers`."""
     q, k, v = (view_tensor(view, buffers, size_values) for view in (attention.q, attention.k, attention.v))
     bias = view_tensor(attention.bias, buffers, size_values) if attention.bias is not None else None
-    out, lse = attend(q, k, v, bias, **settings_of(attention), precision=precision)
-    for view, value in ((attention.out, out), (attention.lse, lse)):
-        if view is not None:
-            view_tensor(view, buffers, size_values).copy_(value)
+    settings = {**settings_of(attention), "precision": precision}
+    if attention.gradients is not None:
+        assert attention.lse is not None
+        saved = (attention.out, attention.lse, attention.gradients.grad)
+        out, lse, grad = (view_tensor(view, buffers, size_values) for view in saved)
+        results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, bias, **settings)
+    else:
+        results = attend(q, k, v, bias, **settings)
+    for view, value in zip(attention.written, results, strict=False):
+        view_tensor(view, buffers, size_values).copy_(value)
 
 
 def scaled_product(

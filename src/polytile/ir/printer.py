@@ -158,13 +158,14 @@ def operation_text(op: Operation) -> str:
 
 
 def _attention_text(op: Attention) -> str:
-    written = ", ".join(view_text(view) for view in (op.out, op.lse) if view is not None)
+    written = ", ".join(map(view_text, op.written))
     mask = f" causal {op.causal}" if op.causal else ""
     if op.bias is not None:
         mask += f" mask {view_text(op.bias)} else {op.fill}" if op.bias.dtype == torch.bool else f" bias {view_text(op.bias)}"
     mask += "" if op.empty_is_0 else " (no key: NaN)"
-    read = ", ".join(view_text(view) for view in (op.q, op.k, op.v))
-    return f"attention {op.name}: {written} = attend({read}) scale {op.scale}{mask}  # {', '.join(op.origins)}"
+    read = ", ".join(view_text(view) for view in op.read if view is not op.bias)
+    call = "attend" if op.gradients is None else "attend_backward"
+    return f"attention {op.name}: {written} = {call}({read}) scale {op.scale}{mask}  # {', '.join(op.origins)}"
 
 
 def _input_text(item: Input) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -323,6 +323,17 @@ class Template:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """What makes an Attention its own derivative: views of `grad`, the gradient of `out`, which is read like `out` and `lse`, and
+    of what is written, the gradients of q, k and v."""
+
+    grad: View
+    dq: View
+    dk: View
+    dv: View
+
+
+@dataclass(frozen=True)
 class Attention:
     """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
     None is d ** -0.5.
@@ -331,7 +342,7 @@ class Attention:
     `bias` is (batch, heads, m, n), with strides of 0 where it does not vary. A floating one is added to the score; where one of
     booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
     scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
-    float32.
+    float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
     """
 
     name: str
@@ -346,22 +357,36 @@ class Attention:
     empty_is_0: bool = True
     lse: View | None = None
     origins: tuple[str, ...] = ()
+    gradients: Gradients | None = None
+
+    @property
+    def read(self) -> tuple[View, ...]:
+        own = (self.q, self.k, self.v, self.bias, *([] if self.gradients is None else [self.out, self.lse, self.gradients.grad]))
+        return tuple(view for view in own if view is not None)
+
+    @property
+    def written(self) -> tuple[View, ...]:
+        given = self.gradients
+        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv)
+        return tuple(view for view in own if view is not None)
 
     @property
     def views(self) -> tuple[View, ...]:
         """What it reads, then what it writes."""
-        return tuple(view for view in (self.q, self.k, self.v, self.bias, self.out, self.lse) if view is not None)
+        return (*self.read, *self.written)
 
     def reads(self) -> set[str]:
-        return {view.buffer for view in (self.q, self.k, self.v, self.bias) if view is not None}
+        return {view.buffer for view in self.read}
 
     def writes(self) -> set[str]:
-        return {view.buffer for view in (self.out, self.lse) if view is not None}
+        return {view.buffer for view in self.written}
 
     def map_views(self, rule: Callable[[View], View]) -> Attention:
         """The same with `rule` applied to all its views."""
         new: dict[str, Any] = {name: rule(getattr(self, name)) for name in ("q", "k", "v", "out")}
         new |= {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
+        if self.gradients is not None:
+            new["gradients"] = Gradients(*[rule(getattr(self.gradients, each.name)) for each in fields(Gradients)])
         return replace(self, **new)
 
 

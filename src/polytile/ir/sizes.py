@@ -154,8 +154,15 @@ def _nonnegative_term(term: sympy.Expr) -> bool:
 
 @functools.lru_cache(maxsize=100_000)
 def equal(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether a = b for every value of the symbols, by expansion."""
-    return a == b or expand(a - b) == 0
+    """Whether a = b for every value of the symbols, by expansion; of quotients by those that are exact, as s²//s is."""
+    if a == b or expand(a - b) == 0:
+        return True
+    return has_division(a - b) and expand((a - b).replace(FloorDiv, _quotient)) == 0
+
+
+def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    exact = divide(a, b)
+    return FloorDiv(a, b) if exact is None else exact
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -198,6 +198,10 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     ]  # fmt: skip
     if operation.bias is not None:
         pairs += zip(("bias batch", "bias heads", "bias m", "bias n"), operation.bias.sizes, (batch, heads, m, n), strict=True)
+    if operation.gradients is not None:
+        given, own = operation.gradients, (operation.out, operation.q, operation.k, operation.v)
+        for gradient, of in zip((given.grad, given.dq, given.dk, given.dv), own, strict=True):
+            pairs += zip((f"gradient's {d}" for d in "bhmd"), gradient.sizes, of.sizes, strict=True)
     for name, one, other in pairs:
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from polytile.attention.problem import AXES, SIZES, AttentionProblem
+from polytile.attention.problem import AXES, EXTENTS, SIZES, AttentionProblem
 from polytile.attention.triton.schedules import generate
 from polytile.codegen.triton import interpret
 from polytile.ir.attention import EMPTY, masked
@@ -23,13 +23,10 @@ def config(variant: str, **more: int) -> Config:
 
 
 def tensors(problem: AttentionProblem, size: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Random q, k, v and bias, out and lse full of NaN."""
-    extents = {
-        "q": "B Hq Mq D", "k": "B Hkv Mkv D", "v": "B Hkv Mkv Dv", "bias": "B Hq Mq Mkv", "out": "B Hq Mq Dv", "lse": "B Hq Mq",
-    }  # fmt: skip
+    """Random tensors, full of NaN where they are written. A derivative's `out` and `saved` are what attention gives."""
     made = {}
     for tensor in problem.tensors:
-        shape = [size[name] for name in extents[tensor.name].split()]
+        shape = [size[name] for name in EXTENTS[tensor.name]]
         if tensor.name == "bias":
             assert problem.bias is not None
             shape = [n if axis in problem.bias.varies else 1 for n, axis in zip(shape, AXES["bias"], strict=True)]
@@ -39,6 +36,9 @@ def tensors(problem: AttentionProblem, size: Mapping[str, int]) -> dict[str, tor
             made[tensor.name] = torch.rand(shape) < 0.6
         else:
             made[tensor.name] = torch.randn(shape).to(tensor.dtype)
+    if problem.backward:
+        for name, value in zip(("out", "saved"), expected(problem, made, size), strict=True):
+            made[name] = value.to(made[name].dtype)
     return made
 
 
@@ -72,13 +72,19 @@ def expected(
     problem: AttentionProblem, made: Mapping[str, torch.Tensor], size: Mapping[str, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse in float64."""
+    return attended(problem, *(made[name].double() for name in "qkv"), made.get("bias"), size)
+
+
+def attended(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
+    size: Mapping[str, int],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     group = size["Hq"] // max(1, size["Hkv"])
-    q, k, v = (made[name].double() for name in "qkv")
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q @ k.transpose(2, 3) * (size["D"] ** -0.5 if problem.scale is None else problem.scale)
     if problem.bias is not None:
         added = problem.empty_is_0 and problem.bias.fill == EMPTY
-        scores = masked(scores, made["bias"], fill=problem.bias.fill, added=added)
+        scores = masked(scores, bias, fill=problem.bias.fill, added=added)
     scores = masked(scores, None, problem.causal.value)
     weights = torch.softmax(scores, -1)
     if problem.empty_is_0 or not size["Mkv"]:

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from polytile.attention.problem import AttentionProblem
-from polytile.attention.triton.configs import head_block, label, row_of, shared_bytes, space, valid
+from polytile.attention.triton.configs import (
+    backward_shared_bytes,
+    head_block,
+    label,
+    row_of,
+    shared_bytes,
+    space,
+    valid,
+)
 from polytile.attention.triton.schedules import generate
 from polytile.cost import triton_attention as prior
 from polytile.matmul.triton.unit import Chip
@@ -41,6 +49,20 @@ def test_every_attention_has_few_configs_and_at_least_one(dtype: torch.dtype, wi
         for config in usable:
             assert shared_bytes(row_of(config), head_block(at), dtype.itemsize) <= H200.shared_per_block
     assert not any(valid(problem, config, size(D=widest + 1)) for config in configs)
+
+
+@pytest.mark.parametrize(("dtype", "widest"), [(BF16, 256), (F32, 128)])
+def test_every_derivative_has_a_config_that_fits(dtype: torch.dtype, widest: int) -> None:
+    problem = AttentionProblem(dtype, None, backward=True)
+    configs = space(problem, H200)
+    assert len({label(config) for config in configs}) == len(configs)
+    for queries, keys, head in itertools.product((1, 17, 300), (1, 5000), (1, 64, 80, widest)):
+        at = size(Mq=queries, Mkv=keys, D=head)
+        usable = [config for config in configs if valid(problem, config, at)]
+        assert usable and all(prior.cost(problem, config, at, H200) > 0 for config in usable)
+        for config in usable:
+            assert backward_shared_bytes(row_of(config), head_block(at), dtype.itemsize) <= H200.shared_per_block
+    assert not any(valid(problem, config, size(D=widest + 1, Mq=300)) for config in configs)
 
 
 def test_keys_are_split_where_few_programs_would_run() -> None:

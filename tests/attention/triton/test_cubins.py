@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 H100 = device.named("H100")
 SIZE = {"B": 1, "Hq": 8, "Hkv": 2, "Mq": 3, "Mkv": 999, "D": 64, "Dv": 64}
-NAMES = ("flash packed 16x128 s3 w4", "split 16x128 s3 w4 1 waves")
+NAMES = ("flash packed 16x128 s3 w4", "split 16x128 s3 w4 1 waves", "backward 64x64 s2 w4")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,10 +32,12 @@ def workers_end() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_launch_compiles_without_spills(name: str, empty_cache: Path) -> None:
-    problem = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=True)
+    backward = name.startswith("backward")
+    problem, size = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=not backward, backward=backward), SIZE
+    size = size | {"Mq": 999} if backward else size
     (config,) = [config for config in space(problem, H100) if label(config) == name]
-    assert valid(problem, config, SIZE)
-    divisible = frozenset(name for name, value in problem.dense_strides(SIZE).items() if value % 16 == 0)
+    assert valid(problem, config, size)
+    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
     facts = Facts(divisible, frozenset("qkv"), exact=tuple((name, SIZE[name]) for name in ("Hq", "Hkv", "D", "Dv")))
     launches = generate(problem, config, facts, Chip(H100.sms, overlaps=True)).launches
     jobs = [job_of(launch, H100.target) for launch in launches]

@@ -2,6 +2,7 @@
 
     flash   m × n blocks of rows by keys; `packed`: the rows of all heads of q that share a head of k
     split   the same, always packed, with the keys shared by as many programs as `waves` rounds of the multiprocessors take
+    backward   the derivative, m × n blocks in both of its launches
 
 The lists hold what came within 5 % of the best in some cell on an H200, and what small or few rows need.
 """
@@ -39,6 +40,13 @@ SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
     4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),)},
 }  # fmt: skip
 """Blocks of split keys: bytes of an element → head size → rows."""
+BACKWARD: dict[int, dict[int, tuple[Row, ...]]] = {
+    2: {64: ((64, 64, 2, 4), (128, 64, 2, 8), (64, 128, 2, 8), (16, 64, 2, 4)),
+        128: ((64, 64, 2, 8), (64, 64, 1, 4), (32, 64, 2, 4), (16, 64, 2, 4)),
+        256: ((64, 32, 1, 8), (32, 32, 1, 4), (16, 32, 1, 4))},
+    4: {64: ((64, 32, 1, 8), (32, 32, 2, 4), (16, 32, 1, 4)), 128: ((32, 32, 1, 8), (16, 32, 1, 4))},
+}  # fmt: skip
+"""Blocks of the derivative, likewise. They are what fits, and have not been measured."""
 WAVES = (1, 2, 4)
 FEW_ROWS = 256
 """Rows of a head of k, those of all its heads of q together, up to which its keys are split."""
@@ -54,7 +62,15 @@ def shared_bytes(row: Row, head: int, itemsize: int) -> int:
     return (m + 2 * stages * n) * head * itemsize
 
 
+def backward_shared_bytes(row: Row, head: int, itemsize: int) -> int:
+    """The same of a program of the derivative: two blocks that stay, two under way, weights and their gradient."""
+    m, n, stages, _ = row
+    return (2 * (max(m, n) + stages * max(m, n)) * head + 2 * m * n) * itemsize
+
+
 def _rows(variant: str, itemsize: int) -> dict[int, tuple[Row, ...]]:
+    if variant == "backward":
+        return BACKWARD[itemsize]
     return SHARES[itemsize] if variant == "split" else HALF if itemsize == 2 else SINGLE
 
 
@@ -71,8 +87,17 @@ def _space(itemsize: int, shared: int) -> tuple[Config, ...]:
     return tuple(found)
 
 
+@cache
+def _backward_space(itemsize: int, shared: int) -> tuple[Config, ...]:
+    listed = ((head, row) for head, rows in BACKWARD[itemsize].items() for row in rows)
+    fitting = dict.fromkeys(row for head, row in listed if backward_shared_bytes(row, head, itemsize) <= shared)
+    return tuple(Config.of(variant="backward", m=m, n=n, stages=stages, warps=warps) for m, n, stages, warps in fitting)
+
+
 def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
-    """Every config in canonical order, for heads of all sizes: plain blocks, packed ones, split keys."""
+    """Every config in canonical order, for heads of all sizes: plain blocks, packed ones, split keys; or the derivative's."""
+    if problem.backward:
+        return _backward_space(problem.dtype.itemsize, device.shared_per_block)
     return _space(problem.dtype.itemsize, device.shared_per_block)
 
 
@@ -92,6 +117,8 @@ def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) ->
     row, variant = row_of(config), str(config["variant"])
     if row not in _rows(variant, itemsize).get(head, ()):
         return False
+    if variant == "backward":
+        return min(queries, size["Mkv"], size["D"], size["Dv"]) > 0 and _fits(row[0], queries, itemsize)
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
     if variant == "split":
@@ -111,7 +138,8 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 
 @cache
 def label(config: Config) -> str:
-    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves"."""
+    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
+    "backward 64x64 s2 w4"."""
     packed = " packed" if config.get("packed") and config["variant"] == "flash" else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.triton.backward import backward
 from polytile.attention.triton.flash import flash
 from polytile.attention.triton.split import split
 from polytile.codegen.triton.kernel import TritonKernel
@@ -12,7 +13,9 @@ from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
-SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKernel]] = {"flash": flash, "split": split}
+SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKernel]] = {
+    "flash": flash, "split": split, "backward": backward,
+}  # fmt: skip
 
 
 def generate(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:

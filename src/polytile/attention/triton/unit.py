@@ -142,7 +142,7 @@ class Unit:
 
     def along_head(self, name: str, position: str) -> str:
         """How far elements at `position` along a head of a tensor are from its start."""
-        dense = name == "out" or self.problem.dense["qkv".index(name)]
+        dense = name not in ("q", "k", "v") or self.problem.dense["qkv".index(name)]
         return position if dense else f"{position} * {self.number(f'{name}_stride_d')}"
 
     def head_mask(self, size: str, position: str) -> list[str]:

@@ -120,9 +120,7 @@ class FusedLibrary(AttentionLibrary):
         `zeros` there."""
         if given.bias is None or (self.problem.empty_is_0 and zeros):
             return out
-        bias = once(given.bias)
-        empty = bias.any(-1, keepdim=True).logical_not_() if bias.dtype == torch.bool else bias.amax(-1, keepdim=True) == EMPTY
-        return out.masked_fill_(empty, 0.0 if self.problem.empty_is_0 else float("nan"))
+        return out.masked_fill_(rows_without_a_key(given.bias), 0.0 if self.problem.empty_is_0 else float("nan"))
 
 
 class FlashLibrary(FusedLibrary):
@@ -205,7 +203,15 @@ class CpuFlashLibrary(FusedLibrary):
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             given.q, given.k, given.v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
         )
+        if self.problem.lse and given.bias is not None:  # it gives 0 for a row that sees no key
+            lse = lse.masked_fill(rows_without_a_key(given.bias).squeeze(-1), EMPTY)
         return self.completed(out, given, zeros=True), lse
+
+
+def rows_without_a_key(bias: torch.Tensor) -> torch.Tensor:
+    """Where a bias hides all keys, (B, Hq, Mq, 1) or what broadcasts to it."""
+    bias = once(bias)
+    return bias.any(-1, keepdim=True).logical_not_() if bias.dtype == torch.bool else bias.amax(-1, keepdim=True) == EMPTY
 
 
 def once(bias: torch.Tensor) -> torch.Tensor:

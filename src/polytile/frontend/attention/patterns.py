@@ -122,7 +122,8 @@ class _Rewriting:
         right = self.last.args[1]
         assert isinstance(right, torch.fx.Node)
         q, k, v = self._heads(scores.left), self._heads(scores.right), self._heads(right)
-        k = self._insert(PERMUTE, k, [0, 1, 3, 2])
+        turned = k.target == PERMUTE and k.args[1] == [0, 1, 3, 2]
+        k = source(k) if turned else self._insert(PERMUTE, k, [0, 1, 3, 2])
         q, k, scale = self._narrowed(q, k, v, scores.scale)
         for divides, factor in scores.factors:
             q = self._insert(aten.div.Tensor if divides else aten.mul.Tensor, q, factor)

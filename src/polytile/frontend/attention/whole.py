@@ -14,6 +14,7 @@ import torch.fx
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from polytile.frontend.attention.flex import write_out
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.ir.attention import EMPTY
 
@@ -22,13 +23,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def keep_whole(graph: torch.fx.GraphModule) -> None:
-    """Has Dynamo's graph, and the graphs inside it, call `attention`."""
+    """Has Dynamo's graph, and the graphs inside it, call `attention`, and write out flex_attention."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]
             for node in calls:
                 node.target = attention
-            if calls:
+            if write_out(module) or calls:
                 module.recompile()
 
 

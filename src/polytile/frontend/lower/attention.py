@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,12 +13,14 @@ from polytile.errors import LoweringError
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Tensor, stored
+from polytile.frontend.lower.value import Tensor, computed, stored
 from polytile.frontend.lower.views import has_static_zero
-from polytile.ir import sizes
+from polytile.ir import expr, sizes
 from polytile.ir.attention import EMPTY
-from polytile.ir.program import Attention, View, whole
+from polytile.ir.expr import Node
+from polytile.ir.program import Attention, Gradients, View, whole
 from polytile.ir.sizes import Size
+from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -26,6 +30,8 @@ OPERATORS = (
     ATTENTION, aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default, aten._scaled_dot_product_cudnn_attention_backward.default,
 )  # fmt: skip
 """Whatever reads q, k and v as they lie in memory."""
 
@@ -44,9 +50,7 @@ def emit(
         raise LoweringError("attention of nothing is left to the library.")
     q_view, k_view, v_view = agreed(*operands)
     batch, heads, rows, _ = q_view.sizes
-    mask = builder.stored(bias) if bias is not None else None
-    if mask is not None:
-        mask = replace(mask, sizes=(batch, heads, rows, k_view.sizes[2]))
+    mask = expanded(builder.stored(bias), (batch, heads, rows, k_view.sizes[2])) if bias is not None else None
     strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
     out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
     lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
@@ -73,6 +77,13 @@ def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
     )
 
 
+def expanded(view: View, wanted: tuple[Size, ...]) -> View:
+    """A bias of up to as many dimensions, some of them of size 1, in all the sizes `wanted`, which guards hold the others to."""
+    missing = len(wanted) - len(view.sizes)
+    own, steps = (sizes.ONE,) * missing + view.sizes, (sizes.ZERO,) * missing + view.strides
+    return replace(view, sizes=wanted, strides=tuple(sizes.ZERO if n == 1 else step for n, step in zip(own, steps, strict=True)))
+
+
 def _common(*same: Size) -> Size:
     return next((n for n in same if n.is_Integer), same[0])
 
@@ -90,7 +101,17 @@ def flash_for_cpu(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    return _results(builder, q, k, v, attn_mask, dropout_p, is_causal, scale, 2)
+    """Of a row that sees no key its log-sum-exp is 0, with which its derivative counts."""
+    out, lse = _results(builder, q, k, v, attn_mask, dropout_p, is_causal, scale, 2)
+    if lse is None:
+        return out, None
+    kept = lse
+    return out, computed(lse.sizes, lse.dtype, lse.device, lambda point: _without_infinity(kept.at(point)))
+
+
+def _without_infinity(lse: Node) -> Node:
+    empty = expr.op("eq", torch.bool, lse, expr.const(EMPTY, torch.float32))
+    return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), lse)
 
 
 @lowers(aten._scaled_dot_product_flash_attention.default)
@@ -148,3 +169,97 @@ def _used(builder: Builder) -> set[int]:
     assert builder.node is not None
     picked = {user.args[1] for user in builder.node.users if user.target is operator.getitem and user.users}
     return {k for k in picked if isinstance(k, int)}
+
+
+# derivatives -----------------------------------------------------------------------------------------------------------
+
+
+def emit_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: View,
+    dropout: float, causal: str, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v. `lse`: (batch, heads, m)."""
+    if Target.of(q.device).native:
+        raise LoweringError("the gradient of attention on a CPU is left to the library, whose kernel is the only one there.")
+    if dropout != 0:
+        raise LoweringError("the gradient of attention with dropout is left to the library, whose random numbers it draws again.")
+    given = (q, k, v, out, grad)
+    if q.dtype not in DTYPES or any(tensor.dtype != q.dtype for tensor in given) or lse.dtype != torch.float32:
+        kinds = ", ".join(str(tensor.dtype) for tensor in given)
+        raise LoweringError(f"the gradient of attention of {kinds} is left to the library.")
+    if scale is not None and not isinstance(scale, float | int):
+        raise LoweringError("the gradient of attention with a scale that is known only in a call is left to the library.")
+    strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
+    if any(steps[3] != 1 for steps in strides):
+        raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
+    operands = [builder.stored(tensor) for tensor in (q, k, v)]
+    if any(has_static_zero(view.sizes) for view in operands):
+        raise LoweringError("the gradient of attention of nothing is left to the library.")
+    q_view, k_view, v_view = agreed(*operands)
+    batch, heads, rows, _ = q_view.sizes
+    mask = expanded(builder.stored(bias), (batch, heads, rows, k_view.sizes[2])) if bias is not None else None
+    like_out = (batch, heads, rows, v_view.sizes[3])
+    saved, change = (replace(_with_dense_rows(builder, tensor), sizes=like_out) for tensor in (out, grad))
+    made = [
+        builder.new_buffer(view.sizes, q.dtype, q.device, steps)
+        for view, steps in zip((q_view, k_view, v_view), strides, strict=True)
+    ]
+    gradients = Gradients(change, *[whole(buffer) for buffer in made])
+    builder.emit(
+        Attention(
+            builder.name("attention_backward"), q_view, k_view, v_view, saved, None if scale is None else float(scale), causal,
+            mask, lse=replace(lse, sizes=(batch, heads, rows)), origins=(builder.origin,), gradients=gradients,
+        )
+    )  # fmt: skip
+    dq, dk, dv = (stored(whole(buffer), q.device) for buffer in made)
+    return dq, dk, dv
+
+
+def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
+    view = builder.stored(tensor)
+    return view if view.strides[-1] == 1 else builder.stored(builder.contiguous(tensor))
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_for_cpu_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dropout_p: float, is_causal: bool,
+    *, attn_mask: Tensor | None = None, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    causal = "top left" if is_causal else ""
+    return emit_backward(builder, grad, q, k, v, attn_mask, out, builder.stored(lse), dropout_p, causal, scale)
+
+
+@lowers(aten._scaled_dot_product_flash_attention_backward.default)
+def flash_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cum_seq_q: Any, cum_seq_k: Any,
+    max_q: Any, max_k: Any, dropout_p: float, is_causal: bool, philox_seed: Any, philox_offset: Any, *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Its causal mask counts from the bottom right."""
+    causal = "bottom right" if is_causal else ""
+    return emit_backward(builder, grad, q, k, v, None, out, builder.stored(lse), dropout_p, causal, scale)
+
+
+@lowers(aten._scaled_dot_product_efficient_attention_backward.default)
+def efficient_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, out: Tensor, lse: Tensor,
+    philox_seed: Any, philox_offset: Any, dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The log-sum-exp of a head has more rows than q."""
+    if grad_input_mask[3]:
+        raise LoweringError("the gradient of attention's bias is left to the library.")
+    causal = "top left" if is_causal else ""
+    return (*emit_backward(builder, grad, q, k, v, attn_bias, out, builder.stored(lse), dropout_p, causal, scale), None)
+
+
+@lowers(aten._scaled_dot_product_cudnn_attention_backward.default)
+def cudnn_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, philox_seed: Any,
+    philox_offset: Any, attn_bias: Tensor | None, cum_seq_q: Any, cum_seq_k: Any, max_q: Any, max_k: Any, dropout_p: float,
+    is_causal: bool, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The log-sum-exp has a dimension of size 1 behind the rows."""
+    view = builder.stored(lse)
+    view = replace(view, sizes=view.sizes[:3], strides=view.strides[:3])
+    return emit_backward(builder, grad, q, k, v, attn_bias, out, view, dropout_p, "top left" if is_causal else "", scale)

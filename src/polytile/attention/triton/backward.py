@@ -1,0 +1,129 @@
+"""The derivative of attention: two launches, without atomic sums, so that equal calls give equal bits.
+
+    launch 0   program (head of q, block of rows):   delta = Σ_d grad·out, to scratch
+                   for each block of keys that they see:    p = exp(s - lse);  ds = p·(grad·vᵀ - delta);  dq += ds·k
+    launch 1   program (head of k, block of keys):
+                   for each head of q that shares it, for each block of rows that see them:
+                       p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
+
+A row that sees no key has an lse of -inf and no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from polytile.attention.problem import AttentionProblem, Causal, symbol
+from polytile.attention.triton.flash import order
+from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
+from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.codegen.triton.text import value_type
+from polytile.codegen.triton.tile import blocks
+from polytile.ir import sizes
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+
+def backward(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """Both launches, and the scratch memory for delta, one number a row."""
+    first = Unit(problem, config, facts, chip)
+    launches = _of_queries(first), _of_keys(Unit(problem, config, facts, chip))
+    return TritonKernel(launches, (Scratch(torch.float32, first.heads * first.row_count),))
+
+
+def _of_queries(unit: Unit) -> Launch:
+    line = unit.out.line
+    order(unit)
+    _rows(unit)
+    unit.queries("out", "Dv", "out_block")
+    line("delta = tl.sum(grad_block.to(tl.float32) * out_block.to(tl.float32), 1)")
+    line(f"tl.store({unit.scratch(0, torch.float32)} + {_row(unit)}, delta, mask=inside)")
+    unit.keys_at()
+    unit.hoist()
+    line("acc_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)")
+    for part in unit.parts(unit.bounds()):
+        with unit.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
+            line("j = tl.multiple_of(j, BLOCK_N)")
+            line(f"k_block = {unit.key_block('k', 'D', part.masked)}")
+            line(f"v_block = {unit.key_block('v', 'Dv', part.masked)}")
+            _changes(unit, part.masked)
+            line(f"acc_q = {unit.dot('ds', 'k_block', 'acc_q')}")
+    _store(unit, "dq", "D", f"acc_q * {unit.scale!r}", "p1", "p2", "inside[:, None]")
+    return unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE))
+
+
+def _of_keys(unit: Unit) -> Launch:
+    line, out = unit.out.line, unit.out
+    keys, heads, rows = unit.number("Mkv"), unit.number("Hkv"), unit.number("Mq")
+    tiles = blocks(symbol("Mkv"), unit.constants["BLOCK_N"])
+    line(f"tiles = {unit.index(tiles)}")
+    line(f"j = {unit.wide('tl.program_id(0) % tiles')} * BLOCK_N")
+    line("number = tl.program_id(0) // tiles")
+    line(f"p0 = {unit.wide(f'number // {heads}')}")
+    line(f"kv = {unit.wide(f'number % {heads}')}")
+    unit.keys_at()
+    line(f"k_block = {unit.key_block('k', 'D', masked=True)}")
+    line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
+    line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
+    line("acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)")
+    line(f"lowest = {_first_row(unit)}")
+    with out.indented(f"for member in range({unit.group}):"), out.indented(f"for i in range(lowest, {rows}, BLOCK_M):"):
+        line("block = tl.full([], 0, tl.int32) + i // BLOCK_M")  # a tensor, under the interpreter too
+        unit.place("block", f"(number // {heads}) * {unit.number('Hq')} + (number % {heads}) * {unit.group} + member")
+        _rows(unit)
+        line(f"delta = tl.load({unit.scratch(0, torch.float32)} + {_row(unit)})")
+        _changes(unit, masked=True, once=True)
+        line(f"acc_v = {unit.dot(f'tl.trans(p.to({value_type(unit.problem.dtype)}))', 'grad_block', 'acc_v')}")
+        line(f"acc_k = {unit.dot('tl.trans(ds)', 'q_block', 'acc_k')}")
+    places, mask = f"(j + {unit.wide('tl.arange(0, BLOCK_N)')})[:, None]", f"(j + tl.arange(0, BLOCK_N) < {keys})[:, None]"
+    _store(unit, "dk", "D", f"acc_k * {unit.scale!r}", "kv", places, mask)
+    _store(unit, "dv", "Dv", "acc_v", "kv", places, mask)
+    return unit.launch((tiles * symbol("B") * symbol("Hkv"), sizes.ONE, sizes.ONE))
+
+
+def _first_row(unit: Unit) -> str:
+    """The start of the first block of rows that see keys from j on."""
+    match unit.problem.causal:
+        case Causal.NO:
+            return "0"
+        case Causal.TOP_LEFT:
+            return "j // BLOCK_M * BLOCK_M"
+        case Causal.BOTTOM_RIGHT:
+            return f"tl.maximum(j + {unit.number('Mq')} - {unit.number('Mkv')}, 0) // BLOCK_M * BLOCK_M"
+
+
+def _rows(unit: Unit) -> None:
+    """Lines that load a block's rows of q and of the gradient, and the logarithms of their sums in units of log 2."""
+    unit.queries("q", "D", "q_block")
+    unit.queries("grad", "Dv", "grad_block")
+    strides = [unit.number(f"saved_stride_{axis}") for axis in "bhm"]
+    unit.out.line(f"saved_at = saved + p0.to(tl.int64) * {strides[0]} + p1.to(tl.int64) * {strides[1]} + row * {strides[2]}")
+    unit.out.line("log = tl.load(saved_at)")
+    unit.out.line(f'log = tl.where(log == float("-inf"), 0.0, log) * {LOG2E}')
+
+
+def _row(unit: Unit) -> str:
+    """The rows' numbers among those of all heads."""
+    return f"(p0.to(tl.int64) * {unit.number('Hq')} + p1) * {unit.number('Mq')} + row"
+
+
+def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
+    """Lines for the weights `p` of a block of rows and keys, and the gradient `ds` of its products. `once`: rows that overhang
+    repeat none, as what they add is not dropped by a store."""
+    line = unit.out.line
+    line(f"s = {unit.dot('q_block', 'k_block.T')}")
+    unit.out.extend(unit.score_lines(masked))
+    line(f"p = tl.exp2(s * {unit.unit!r} - log[:, None])")
+    if once:
+        line("p = tl.where(inside[:, None], p, 0.0)")
+    line(f"ds = (p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])).to({value_type(unit.problem.dtype)})")
+
+
+def _store(unit: Unit, name: str, size: str, value: str, head: str, places: str, mask: str) -> None:
+    """Lines that store a block's rows of a gradient."""
+    along = f"tl.arange(0, {'BLOCK_D' if size == 'D' else 'BLOCK_DV'})[None, :]"
+    stride = unit.number(f"{name}_stride_{'m' if name == 'dq' else 'n'}")
+    masks = " & ".join([mask, *unit.head_mask(size, along)])
+    unit.out.line(f"{name}_at = {unit.base(name, head)} + {places} * {stride} + {along}")
+    unit.out.line(f"tl.store({name}_at, ({value}).to({name}.dtype.element_ty), mask={masks})")

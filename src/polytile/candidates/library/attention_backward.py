@@ -1,0 +1,135 @@
+"""The library's kernels for the derivative of attention as candidates, each called by its own operator.
+
+Their operators take what the forward ones of the same kind leave. Any attention's result and log-sum-exp do, as they are the same
+numbers: only their shapes differ, which `run` mends. Without dropout the state of the random numbers is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from polytile.attention.arguments import Operands, operands, settings
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.candidates.library.attention import (
+    AttentionLibrary,
+    CpuFlashLibrary,
+    CudnnLibrary,
+    EfficientLibrary,
+    FlashLibrary,
+)
+from polytile.ir.attention import attend_backward
+
+aten = torch.ops.aten
+
+Gradients = Sequence[torch.Tensor]
+EFFICIENT_ROWS = 32
+"""The memory-efficient kernels have room for a multiple of so many rows in the log-sum-exp of each head."""
+
+
+class _Backward(AttentionLibrary):
+    """One of the library's kernels. Subclasses call it and return the gradients of q, k and v."""
+
+    def gradients(self, given: Operands) -> Gradients:
+        raise NotImplementedError
+
+    def _call(self, *args: Any) -> None:
+        given = operands(self.problem, args)
+        for place, value in zip(given.gradients, self.gradients(given), strict=True):
+            place.copy_(value)
+
+
+class MathBackward(_Backward):
+    """Scores in memory, in the type in which they are computed."""
+
+    name = "math"
+
+    def gradients(self, given: Operands) -> Gradients:
+        return attend_backward(given.q, given.k, given.v, *given.left, given.bias, **settings(self.problem))
+
+
+class FlashBackward(_Backward, FlashLibrary):
+    """FlashAttention's. Its sums over blocks of keys are in a fixed order where torch wants deterministic algorithms."""
+
+    def gradients(self, given: Operands) -> Gradients:
+        length, over = given.q.shape[3], -given.q.shape[3] % 8
+        out, saved, grad = given.left
+        q, k, v, out, grad = (pad(each, (0, over)) if over else each for each in (given.q, given.k, given.v, out, grad))
+        scale = length**-0.5 if self.problem.scale is None else self.problem.scale
+        found = aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, _hidden(saved), None, None, q.shape[2], k.shape[2], 0.0,
+            self.problem.causal is not Causal.NO, *_no_state(q), scale=scale,
+        )  # fmt: skip
+        return [each.narrow(3, 0, length) for each in found[:3]]
+
+
+class EfficientBackward(_Backward, EfficientLibrary):
+    """The memory-efficient ones, whose causal mask counts from the top left. Heads of q that share one of k read a copy of it."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
+        return square and super().valid(sizes)
+
+    def gradients(self, given: Operands) -> Gradients:
+        heads = given.k.shape[1]
+        group = given.q.shape[1] // heads
+        out, saved, grad = given.left
+        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
+        saved = pad(_hidden(saved), (0, -saved.shape[2] % EFFICIENT_ROWS), value=float("inf"))
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+            grad, given.q, k, v, self.aligned(given), out, saved, *_no_state(grad), 0.0, [True, True, True, False],
+            self.problem.causal is not Causal.NO, scale=self.problem.scale,
+        )  # fmt: skip
+        if group > 1:
+            dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
+        return dq, dk, dv
+
+
+class CudnnBackward(_Backward, CudnnLibrary):
+    """cuDNN's."""
+
+    def gradients(self, given: Operands) -> Gradients:
+        out, saved, grad = given.left
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            grad, given.q, given.k, given.v, out, _hidden(saved).unsqueeze(3), *_no_state(grad), self.aligned(given),
+            None, None, given.q.shape[2], given.k.shape[2], 0.0, self.problem.causal is not Causal.NO, scale=self.problem.scale,
+        )  # fmt: skip
+
+
+class CpuFlashBackward(_Backward, CpuFlashLibrary):
+    """ATen's for CPUs, whose mask is of q's type."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return sizes["Hq"] == sizes["Hkv"] and super().valid(sizes)
+
+    def gradients(self, given: Operands) -> Gradients:
+        bias = self.added(given)
+        bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None
+        out, saved, grad = given.left
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, given.q, given.k, given.v, out, saved, 0.0, self.problem.causal is not Causal.NO, attn_mask=bias,
+            scale=self.problem.scale,
+        )  # fmt: skip
+
+
+def _hidden(saved: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp as kernels want it, row-major: infinite in rows that see no key, whose weights are 0 then."""
+    return torch.where(saved == -float("inf"), float("inf"), saved).contiguous()
+
+
+def _no_state(near: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seed and offset of random numbers that are not drawn."""
+    return torch.empty((), dtype=torch.int64, device=near.device), torch.empty((), dtype=torch.int64, device=near.device)
+
+
+def backward_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
+    """The library's kernels that there are for a device, in canonical order."""
+    maths = MathBackward(problem, target)
+    if target.type != "cuda":
+        return CpuFlashBackward(problem, target), maths
+    flash, efficient = FlashBackward(problem, target), EfficientBackward(problem, target)
+    cudnn = () if torch.version.hip is not None else (CudnnBackward(problem, target),)
+    return (flash, efficient, *cudnn, maths)
