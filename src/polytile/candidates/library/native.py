@@ -153,8 +153,7 @@ class NativeProduct(MatmulLibrary):
             return
         out = torch.empty_strided((batch, m, n), (m * n, n, 1), dtype=kernel.product_storage, device=a.device)
         self._product_call(a, b, out, *matter)
-        assert self.unfused is not None
-        self.unfused(out, *args[2:count], *args[count + len(SIZES) :])
+        self._finish(out, args)
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *ints: int) -> None:
         """ATen's product into scratch memory."""
