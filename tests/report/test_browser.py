@@ -94,6 +94,7 @@ def test_a_sizes_winner_grounds_and_source_are_two_clicks_away(opened: Page) -> 
     page = opened.page
     page.get_by_role("button", name="loop_228d962c").first.click()
     page.get_by_role("button", name="M=7 N=512 K=64: tile 4").click()
+    sync_api.expect(page.locator("#cell")).to_be_focused()
     grounds = page.locator("#grounds").inner_text()
     assert "tile 4 runs: 20.0 µs" in grounds and "source cpp" in grounds and "clear" in grounds
     assert "[object" not in page.locator("main").inner_text()
@@ -109,7 +110,7 @@ def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
         if page.evaluate("document.activeElement.textContent") == "loop_228d962c":
             break
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "kernel"
+    sync_api.expect(page.locator("#kernel")).to_be_focused()
     for _ in range(20):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.classList.contains('cell')"):
@@ -118,7 +119,7 @@ def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
     page.keyboard.press("ArrowRight")
     label = page.evaluate("document.activeElement.getAttribute('aria-label')")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "cell"
+    sync_api.expect(page.locator("#cell")).to_be_focused()
     assert label.partition(":")[0] in page.locator("#cell h3").inner_text()
 
 
@@ -141,7 +142,8 @@ def test_an_address_opens_a_cell_of_another_slice_of_the_map(opened: Page) -> No
     page.get_by_role("button", name="loop_228d962c").first.click()
     page.get_by_label("Filter sizes").fill("K=128")
     page.locator("#kernel-view tbody").get_by_role("button", name="K=128").first.click()
-    assert page.get_by_label("Map at").input_value() == "K=128" and page.locator(".cell.open").count() == 1
+    sync_api.expect(page.get_by_label("Map at")).to_have_value("K=128")
+    sync_api.expect(page.locator(".cell.open")).to_have_count(1)
 
 
 def test_what_did_not_run_says_so(opened: Page) -> None:
@@ -160,6 +162,7 @@ def test_every_text_stands_out_as_wcag_aa_asks(opened: Page, scheme: str) -> Non
     opened.page.get_by_label("Colours").select_option(scheme)
     opened.page.get_by_role("button", name="loop_228d962c").first.click()
     opened.page.get_by_role("button", name="M=7 N=512 K=64: tile 4").click()
+    sync_api.expect(opened.page.locator("#cell")).to_be_focused()
     assert opened.page.evaluate(CONTRAST) == []
 
 
