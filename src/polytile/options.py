@@ -146,8 +146,8 @@ TABLE: tuple[Option, ...] = (
         "where that changes nothing (docs/calls.md). off: always as torch.compile does. check: as torch.compile does, and "
         "FrontDoorError is raised where polytile would have run other code.", choices=("on", "off", "check"), keys=NOTHING),
     Option("race_eager", bool, True,
-        "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all that "
-        "surrounds it (docs/calls.md).", keys=NOTHING),
+        "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all "
+        "that surrounds it (docs/calls.md).", keys=NOTHING),
     Option("threads", int, 0, "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().", least=0),
     Option("packed_weights_mib", int, 4096,
         "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made (docs/cpu-products.md).",
