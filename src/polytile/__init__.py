@@ -31,6 +31,7 @@ from polytile.errors import PolytileError
 from polytile.version import __version__
 
 if TYPE_CHECKING:
+    from polytile.candidates.sources import Source
     from polytile.compiler.explanation import Explanation
     from polytile.compiler.profiling import Profile
     from polytile.dispatch.handwritten import Kernel
@@ -45,6 +46,7 @@ __all__ = [
     "kernel",
     "options",
     "profile",
+    "register_source",
     "reset",
     "save_plan",
     "wait",
@@ -246,6 +248,26 @@ def reset() -> None:
     from polytile.compiler import programs as compiler
 
     compiler.reset()
+
+
+def register_source(source: Source) -> None:
+    """Adds a source of candidates for products and attention, after polytile's own.
+
+    Programs that are compiled from now on ask it. The option `sources` then takes its name. docs/extending.md has an example.
+
+    Parameters
+    ----------
+    source
+        An instance of a subclass of `polytile.candidates.sources.Source`. One of the same class again takes its place.
+
+    Raises
+    ------
+    SourceError
+        For anything else, and for a name that another source has, or that is no word.
+    """
+    from polytile.candidates import sources
+
+    sources.register(source)
 
 
 def forget_weights() -> None:

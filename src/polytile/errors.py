@@ -34,6 +34,10 @@ class ConfigTableError(PolytileError, ValueError):
     """A table of configs is missing or malformed, or a device family is unknown. See docs/configs.md."""
 
 
+class SourceError(PolytileError, ValueError):
+    """A package registers something that is no source of candidates, or under a name that is taken. See docs/extending.md."""
+
+
 class CompilerMissing(PolytileError):
     """No C++ compiler was found. Install g++ or clang++, or name one with the option `cxx`. Programs run as ATen calls
     without one."""

@@ -11,10 +11,11 @@ import contextlib
 import contextvars
 import difflib
 import functools
+import importlib.metadata
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Option:
     default   a value of that type
     doc       what it does, in a sentence or two; stands in docs/options.md
     choices   the values allowed, or, if `listed`, the words allowed in a comma-separated list. Empty means any
+    group     the entry-point group of packages that bring choices: each entry is named as its choice is
     least     the smallest number allowed
     path      whether the value names a file or directory. A relative path counts from the process's directory when the option
               is given; in the environment, when it is first read
@@ -51,6 +53,7 @@ class Option:
     doc: str
     choices: tuple[Any, ...] = ()
     listed: bool = False
+    group: str = ""
     least: float | None = None
     path: bool = False
     keys: str = KERNELS
@@ -169,8 +172,9 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("sources", str, "",
         "Sources of candidates for products and attention, comma-separated; empty means all. Among candidates that are equally "
-        "fast, one from the source named first is chosen; if no source is named, the best predicted.",
-        choices=("triton", "library", "cpp", "cublaslt"), listed=True, keys=PROGRAMS),
+        "fast, one from the source named first is chosen; if no source is named, the best predicted. Packages may register "
+        "others (docs/extending.md).",
+        choices=("triton", "library", "cpp", "cublaslt"), listed=True, group="polytile.sources", keys=PROGRAMS),
 )  # fmt: skip
 
 
@@ -241,13 +245,20 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
     named = parts(value) if option.listed else (value,)
     none_named = option.listed and value == option.default == ""
     if option.choices and not none_named and not (named and set(named) <= set(option.choices)):
-        many = " one or more" if option.listed else ""
-        raise OptionError(
-            f"option {option.name!r} ({origin}) is {value!r}; choose{many} from {', '.join(map(str, option.choices))}."
-        )
+        choices = (*option.choices, *(name for name in _brought(option.group) if name not in option.choices))
+        if not (named and set(named) <= set(choices)):
+            many = " one or more" if option.listed else ""
+            raise OptionError(
+                f"option {option.name!r} ({origin}) is {value!r}; choose{many} from {', '.join(map(str, choices))}."
+            )
     if option.least is not None and not value >= option.least:  # so NaN is refused too
         raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; it takes {option.least:g} or more.")
     return _absolute(value) if option.path else value
+
+
+def _brought(group: str) -> tuple[str, ...]:
+    """The choices that installed packages bring."""
+    return tuple(entry.name for entry in importlib.metadata.entry_points(group=group)) if group else ()
 
 
 def _absolute(named: str) -> str:
@@ -361,6 +372,18 @@ def register(*options: Option) -> None:
         if option.keys not in (KERNELS, PROGRAMS, NOTHING):
             raise OptionError(f"option {option.name!r} has keys={option.keys!r}; choose from {KERNELS}, {PROGRAMS}, {NOTHING}.")
     BY_NAME.update((option.name, option) for option in options)
+
+
+def allow(name: str, choice: str) -> None:
+    """Adds a choice to an option of polytile's: a package has registered what it stands for."""
+    if choice not in BY_NAME[name].choices:
+        BY_NAME[name] = replace(BY_NAME[name], choices=(*BY_NAME[name].choices, choice))
+
+
+def disallow(name: str, choice: str) -> None:
+    """Takes back a choice that `allow` has added; polytile's own stay."""
+    own = next((option.choices for option in TABLE if option.name == name), ())
+    BY_NAME[name] = replace(BY_NAME[name], choices=tuple(c for c in BY_NAME[name].choices if c != choice or c in own))
 
 
 def unregister(*names: str) -> None:

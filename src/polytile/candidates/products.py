@@ -1,49 +1,28 @@
-"""Candidates for a matmul: generated and library kernels, with the epilogue fused into them or run after them; and the
-reference that they are checked against."""
+"""All candidates for a matmul, from every source that takes part, and the reference that they are checked against."""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from polytile.candidates import cpp_matmul as matmul
+from polytile.candidates import own_sources, sources
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import ENTRY, CppCandidate
-from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.inner_kernel import InnerKernel
-from polytile.candidates.library import row_scales, split_k
-from polytile.candidates.library.matmul import DualMatmulLibrary, ScaledLibrary
-from polytile.candidates.library.native import AtenProduct
-from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.materialised_operands import MaterialisedOperands
-from polytile.candidates.product_terms import work_terms
-from polytile.errors import DeviceError, LoweringError
+from polytile.candidates.sources import ProductRequest
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
 from polytile.ir.program import compute_dtype
-from polytile.matmul import cpp as gemm
-from polytile.matmul import packed_weights, prologue
-from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
-from polytile.matmul.cpp import epilogue as cpp_epilogue
+from polytile.matmul import prologue
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
-from polytile.problem import Config, digest
-from polytile.runtime import toolchain
 from polytile.schedule import canonical
 from polytile.schedule.canonical import LoopKernel, TensorArg
 
-log = logging.getLogger("polytile.candidates")
-
-SOURCES = ("triton", "library", "cpp", "cublaslt")
-"""All sources of candidates, in canonical order."""
-
 PRODUCT = "product"
 """The name of the stored product in an epilogue that runs as a kernel of its own."""
-
 
 
 def candidates(
@@ -51,17 +30,12 @@ def candidates(
     name: str,
     threads: Sequence[int],
     unfused: InnerKernel | None,
-    sources: Sequence[str],
+    names: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates on a CPU, in the order of `sources`: the library's product, on which `unfused` runs the epilogue, and a
-    generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
-    library's."""
-    factories: dict[str, Callable[[], Sequence[Candidate]]] = {
-        "library": lambda: [AtenProduct(kernel, unfused)],
-        "cpp": lambda: _generated(kernel, name, threads),
-    }
-    wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
-    return tuple(wanted) or (AtenProduct(kernel, unfused),)
+    """The candidates on a CPU, from the sources of these names, in their order; the library's where none of these sources has
+    any."""
+    asked = ProductRequest(kernel, name, torch.device("cpu"), True, unfused, threads)
+    return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY)
 
 
 def gpu_candidates(
@@ -69,131 +43,15 @@ def gpu_candidates(
     name: str,
     target: torch.device,
     unfused: InnerKernel | None,
-    sources: Sequence[str],
+    names: Sequence[str],
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
-    """The candidates on a GPU, or under Triton's interpreter if `target` is a CPU, in the order of `sources`: Triton's; the
-    library's, plain, on padded operands and split along K; cuBLASLt's proposals. A product without a Triton form has only the
-    library's. For a product with prologues, `materialised` stands for every candidate that takes its operands from memory. It
-    takes part whatever the sources, as the library's does for dual and for scaled products."""
-    of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
-    only: Candidate | None = materialised
-    if only is None and (kernel.second is not None or kernel.scales is not None):
-        only = (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
-    factories: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
-    if only is not None:
-        alone = [only]
-        factories["library"] = lambda: alone
-    else:
-        factories["library"] = lambda: _of_library(kernel, target, unfused)
-        factories["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
-    left_out = "library" not in sources and (only is not None or not of_triton)
-    in_order = (*sources, "library") if left_out else sources
-    return tuple(candidate for source in in_order if source in factories for candidate in factories[source]())
-
-
-def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[Candidate]:
-    from polytile.candidates.triton_matmul import gemm_candidates
-
-    try:
-        return gemm_candidates(kernel, name, target)
-    except LoweringError as error:
-        log.info("%s runs as a library call: %s", name, error)
-        return ()
-
-
-def _of_library(kernel: GemmKernel, target: torch.device, unfused: InnerKernel | None) -> Sequence[Candidate]:
-    whole: list[Candidate] = [AtenProduct(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
-    return [*whole, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target)]
-
-
-def _of_cublaslt(
-    kernel: GemmKernel, name: str, target: torch.device, unfused: InnerKernel | None
-) -> Sequence[Candidate]:
-    if target.type != "cuda" or torch.version.hip is not None:
-        return ()
-    from polytile.candidates.library import cublaslt
-
-    try:
-        return cublaslt.candidates(kernel, unfused, target)
-    except DeviceError as error:
-        log.warning("%s has no candidates of cuBLASLt: %s", name, error)
-        return ()
-
-
-@functools.cache
-def _machine() -> Machine:
-    return Machine.detected()
-
-
-def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
-    """A C++ kernel for each config and number of threads. For a short K the epilogue is compiled into the matmul; for a long one
-    the matmul calls it through a pointer (cpp_matmul.py)."""
-    tool = toolchain.find()
-    spec = kernel.spec
-    lanes = packed_weights.lanes_of(spec)
-    made_from = digest(f"{tool.identity} {kernel.digest}")
-    inlined = functools.cache(
-        lambda config: gemm.generate(
-            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, panels_at=len(kernel.tensors) - 1 if kernel.packed else 0
-        )
-    )
-    core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
-    finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
-    generated: list[Candidate] = []
-    for count in threads:
-        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
-            recipe = f"{made_from} {config}"
-            numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
-            label = f"{config} t{count}"
-            valid, cost = _judges(spec, config, count)
-            terms = functools.partial(_terms, kernel, config, count)
-            if kernel.epilogue is None:
-                generated.append(
-                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe, terms)
-                )
-                continue
-            short, long = _by_depth(valid)
-            generated.append(
-                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe, terms)
-            )
-            generated.append(
-                MatmulCandidate(
-                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe, terms
-                )
-            )
-    return generated
-
-
-def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:
-    return cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
-
-
-Valid = Callable[[Mapping[str, int]], bool]
-
-
-def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
-    """`valid` restricted to K up to INLINE_UP_TO, and to K beyond it."""
-    return (
-        lambda size: size["K"] <= matmul.INLINE_UP_TO and valid(size),
-        lambda size: size["K"] > matmul.INLINE_UP_TO and valid(size),
-    )
-
-
-def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
-    """Whether a config can run at given sizes (threads need enough work to share), and the seconds it is predicted to take."""
-    machine = _machine()
-
-    def valid(size: Mapping[str, int]) -> bool:
-        points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
-        return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
-
-    return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
-
-
-def _terms(kernel: GemmKernel, config: GemmConfig, threads: int, size: Mapping[str, int]) -> dict[str, float]:
-    """What a generated kernel's predicted seconds are made of."""
-    return {**work_terms(kernel, size), **gemm.terms(kernel.spec, config, size, threads, _machine())}
+    """The candidates on a GPU, or under Triton's interpreter if `target` is a CPU, from the sources of these names, in their
+    order. The library's take part besides where no source has any that run at all sizes, and for dual products, scaled products
+    and products with prologues (`materialised`) in any case."""
+    asked = ProductRequest(kernel, name, target, False, unfused, materialised=materialised)
+    always = own_sources.alone(asked) is not None
+    return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY, always)
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:

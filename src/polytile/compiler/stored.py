@@ -28,6 +28,7 @@ import torch.fx
 from torch.utils._pytree import tree_leaves
 
 from polytile import options
+from polytile.candidates import sources
 from polytile.dispatch import MultiKernel, recorded
 from polytile.dispatch.conditions import PASSING, conditions_on_disk
 from polytile.dispatch.define import WORKS
@@ -184,7 +185,7 @@ def conditions(targets: Iterable[torch.device]) -> str:
     given = {name: repr(options.get(name)) for name, option in options.BY_NAME.items() if option.keys != options.NOTHING}
     about = [
         FORMAT, source_digest(), sorted((k, v) for k, v in given.items() if k not in PASSING),
-        sorted(map(_device_conditions, targets)), weights.available(), torch.get_default_dtype(),
+        sorted(map(_device_conditions, targets)), weights.available(), torch.get_default_dtype(), sources.brought(),
     ]  # fmt: skip
     return "\n".join(map(str, about))
 

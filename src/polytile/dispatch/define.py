@@ -20,6 +20,7 @@ from polytile.attention.stored import stored as stored_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
+from polytile.candidates import sources as registry_of_sources
 from polytile.candidates import unfused
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.stored_attention import Step, StoredAttention
@@ -150,14 +151,14 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 def define_template(template: Template, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
     """The MultiKernel of a matmul with its epilogue, one of `made` if it is there, the views to pass and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
-    sources = settings.parts(settings.get("sources")) or templates.SOURCES
+    sources = registry_of_sources.chosen()
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = packed_weights.with_packed_weight(kernel, site, template, buffers)
     target, made = buffers[template.a.buffer].device, {} if made is None else made
     place = f"{kernel.family} {kernel.text}", target
     if place not in made:
         first = tuple(_loop_work(loop, buffers) if loop is not None else None for loop in template.prologues)
-        made[place] = ProductWork(kernel, template.origins, target, tuple(sources), first).define()
+        made[place] = ProductWork(kernel, template.origins, target, sources, first).define()
     return made[place], site.buffers, site.sizes
 
 
@@ -189,8 +190,8 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: 
     problem, site = attention_call.canonicalize(attention, buffers)
     target, made = buffers[attention.q.buffer].device, {} if made is None else made
     if (problem.text, target) not in made:
-        sources = settings.parts(settings.get("sources")) or templates.SOURCES
-        made[problem.text, target] = AttentionWork(problem, attention.origins, target, tuple(sources)).define(made)
+        sources = registry_of_sources.chosen()
+        made[problem.text, target] = AttentionWork(problem, attention.origins, target, sources).define(made)
     return made[problem.text, target], site.buffers, site.sizes
 
 

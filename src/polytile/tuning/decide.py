@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polytile import options
+from polytile.candidates.sources import source_of
 from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Reading
 
@@ -73,17 +74,13 @@ class Entrant:
 
 UNKNOWN = Entrant()
 
-PART_OF = {"sdpa": "library", "unfused": "library", "padding": "library", "split_k": "library"}
-"""Origins of candidates that come from a source of another name."""
-
-
 def place_of(origin: str, family: str) -> int:
     """The place of a product's candidate of this origin by the option `sources`; 0 if that names none, and in other families,
     which have no sources."""
     sources = options.parts(options.get("sources"))
     if not sources or family in ("loop", "user"):
         return 0
-    source = PART_OF.get(origin, origin)
+    source = source_of(origin)
     return sources.index(source) if source in sources else len(sources)
 
 

@@ -1,0 +1,126 @@
+"""polytile's own sources of candidates, in canonical order: generated Triton, the library, generated C++, cuBLASLt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from polytile.candidates import cpp_products, sources
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
+from polytile.candidates.library import row_scales, split_k
+from polytile.candidates.library.attention import library_candidates
+from polytile.candidates.library.attention_backward import backward_candidates
+from polytile.candidates.library.matmul import DualMatmulLibrary, ScaledLibrary
+from polytile.candidates.library.native import AtenProduct
+from polytile.candidates.library.padding import PaddedLibrary
+from polytile.candidates.sources import AttentionRequest, ProductRequest, Source
+from polytile.errors import CompilerMissing, DeviceError, LoweringError
+
+log = logging.getLogger("polytile.candidates")
+
+
+def alone(asked: ProductRequest) -> Candidate | None:
+    """The library's only candidate for a product that no library function computes at once: a dual one, one with scales, one
+    whose operands are computed first. None for all others."""
+    if asked.materialised is not None:
+        return asked.materialised
+    kernel = asked.kernel
+    if asked.native or (kernel.second is None and kernel.scales is None):
+        return None
+    return (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, asked.unfused, asked.target)
+
+
+class _Triton(Source):
+    """Generated Triton kernels for GPUs. Epilogues and prologues are part of the kernel."""
+
+    name = "triton"
+    everywhere = True
+
+    def products(self, asked: ProductRequest) -> Sequence[Candidate]:
+        if asked.native:
+            return ()
+        from polytile.candidates.triton_matmul import gemm_candidates
+
+        try:
+            return gemm_candidates(asked.kernel, asked.name, asked.target)
+        except LoweringError as error:
+            log.info("%s runs as a library call: %s", asked.name, error)
+            return ()
+
+    def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
+        if asked.native:
+            return ()
+        from polytile.candidates import triton_attention
+
+        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
+        try:
+            return triton_attention.attention_candidates(asked.problem, name, asked.target)
+        except LoweringError as error:
+            log.info("%s runs as a library call: %s", name, error)
+            return ()
+
+
+class _Library(Source):
+    """ATen's operators: cuBLAS on GPUs, MKL and oneDNN on processors. Plain, on padded operands, and split along K."""
+
+    name = "library"
+    origins = ("sdpa", "unfused", "padding", "split_k")
+    everywhere = True
+
+    def products(self, asked: ProductRequest) -> Sequence[Candidate]:
+        kernel, unfused, target = asked.kernel, asked.unfused, asked.target
+        if asked.native:
+            return (AtenProduct(kernel, unfused),)
+        if (only := alone(asked)) is not None:
+            return (only,)
+        plain = AtenProduct(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)
+        return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
+
+    def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
+        return (backward_candidates if asked.problem.backward else library_candidates)(asked.problem, asked.target)
+
+
+class _Cpp(Source):
+    """Generated C++ kernels for processors."""
+
+    name = "cpp"
+    everywhere = True
+
+    def products(self, asked: ProductRequest) -> Sequence[Candidate]:
+        return cpp_products.product_candidates(asked.kernel, asked.name, asked.threads) if asked.native else ()
+
+    def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
+        if not asked.native or asked.problem.backward:
+            return ()
+        name = f"attention_{asked.problem.digest[:8]}"
+        try:
+            return cpp_attentions(asked.problem, name, asked.threads)
+        except CompilerMissing as error:
+            log.info("%s runs as a library call: %s", name, error)
+            return ()
+
+
+class _CublasLt(Source):
+    """The proposals of cuBLASLt's heuristic."""
+
+    name = "cublaslt"
+
+    def products(self, asked: ProductRequest) -> Sequence[Candidate]:
+        if asked.native or asked.target.type != "cuda" or torch.version.hip is not None or alone(asked) is not None:
+            return ()
+        from polytile.candidates.library import cublaslt
+
+        try:
+            return cublaslt.candidates(asked.kernel, asked.unfused, asked.target)
+        except DeviceError as error:
+            log.warning("%s has no candidates of cuBLASLt: %s", asked.name, error)
+            return ()
+
+
+LIBRARY = _Library()
+
+for _source in (_Triton(), LIBRARY, _Cpp(), _CublasLt()):
+    sources.register(_source)
