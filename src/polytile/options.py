@@ -75,6 +75,12 @@ TABLE: tuple[Option, ...] = (
         "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file in "
         "`cache_dir`.", path=True),
     Option("cxx", str, "", "C++ compiler. Empty means $CXX, then g++, then clang++."),
+    Option("cutlass", str, "",
+        "Directory of CUTLASS's headers. Empty means those of the package nvidia-cutlass, which `polytile[cutlass]` installs. "
+        "Without headers there are no candidates of CUTLASS.", path=True),
+    Option("cutlass_configs", int, 8,
+        "Number of CUTLASS's configs that take part at any one size: those that are predicted to be fastest.", least=1),
+    Option("nvcc", str, "", "nvcc that compiles CUTLASS's kernels. Empty means NVRTC, which takes half the time.", path=True),
     Option("compile_workers", int, 0,
         "Number of compilers that run at the same time. 0 means one for each core, fewer if memory is short.",
         least=0, keys=NOTHING),
@@ -174,7 +180,7 @@ TABLE: tuple[Option, ...] = (
         "Sources of candidates for products and attention, comma-separated; empty means all. Among candidates that are equally "
         "fast, one from the source named first is chosen; if no source is named, the best predicted. Packages may register "
         "others (docs/extending.md).",
-        choices=("triton", "library", "cpp", "cublaslt"), listed=True, group="polytile.sources", keys=PROGRAMS),
+        choices=("triton", "library", "cpp", "cublaslt", "cutlass"), listed=True, group="polytile.sources", keys=PROGRAMS),
 )  # fmt: skip
 
 

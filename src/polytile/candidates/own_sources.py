@@ -1,4 +1,4 @@
-"""polytile's own sources of candidates, in canonical order: generated Triton, the library, generated C++, cuBLASLt."""
+"""polytile's own sources of candidates, in canonical order: generated Triton, the library, generated C++, cuBLASLt, CUTLASS."""
 
 from __future__ import annotations
 
@@ -120,7 +120,24 @@ class _CublasLt(Source):
             return ()
 
 
+class _Cutlass(Source):
+    """Products of CUTLASS's collectives on Hopper, compiled at run time. Without headers and a compiler it has no candidates."""
+
+    name = "cutlass"
+
+    def products(self, asked: ProductRequest) -> Sequence[Candidate]:
+        if asked.native or asked.target.type != "cuda" or torch.version.hip is not None:
+            return ()
+        from polytile.candidates import cutlass
+
+        try:
+            return cutlass.product_candidates(asked.kernel, asked.name, asked.target)
+        except CompilerMissing as error:
+            log.info("%s has no candidates of CUTLASS: %s", asked.name, error)
+            return ()
+
+
 LIBRARY = _Library()
 
-for _source in (_Triton(), LIBRARY, _Cpp(), _CublasLt()):
+for _source in (_Triton(), LIBRARY, _Cpp(), _CublasLt(), _Cutlass()):
     sources.register(_source)

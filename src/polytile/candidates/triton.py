@@ -71,6 +71,20 @@ class Work:
         """All that generated text depends on, but for config and facts."""
         return digest(f"triton {self.device.target} {self.device.sms} {self.index is None} {self.kernel.text}")
 
+    def order(self, one: Launch) -> cubins.Order:
+        """What a worker process is asked for."""
+        return cubins.Order(self.name, WORKER, job_of(one, self.device.target), triton_version())
+
+    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
+        """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel
+        reads."""
+        own = parameter(argument, tensors, symbols)
+        return [own, *[(launch.NOTHING, 0)] * 4] if argument.kind is Kind.DESCRIPTOR else [own]
+
+    def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
+        """Bytes of device memory that each block wants besides, each passed in a parameter after all others."""
+        return facts.global_scratch, facts.profile_scratch
+
 
 class TritonCandidate(Candidate):
     """One config of a kernel. `valid`, `cost` and `terms`, which says what `cost` is made of, are functions of the concrete
@@ -206,7 +220,7 @@ class Specialised(Candidate):
             return
         with self._lock:
             if self._promises is None:
-                self._promises = tuple(cubins.request(self._order(launch)) for launch in self.kernel.launches)
+                self._promises = tuple(cubins.request(self.base.work.order(launch)) for launch in self.kernel.launches)
 
     def ready(self) -> bool:
         """Whether the kernel is compiled; starts nothing."""
@@ -232,10 +246,6 @@ class Specialised(Candidate):
             if self._entry is None:
                 self._entry = self._interpreted() if self.base.work.index is None else self._loaded()
             return self._entry
-
-    def _order(self, launch: Launch) -> cubins.Order:
-        work = self.base.work
-        return cubins.Order(work.name, WORKER, job_of(launch, work.device.target), triton_version())
 
     def _interpreted(self) -> PythonEntry:
         from polytile.codegen.triton import interpret
@@ -282,8 +292,8 @@ class Specialised(Candidate):
         for one, promise in zip(self.kernel.launches, self._promises, strict=True):
             cubin = promise.result()
             facts = cubin.facts
-            parameters = [each for argument in one.arguments for each in _parameters(argument, tensors, places)]
-            for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
+            parameters = [each for argument in one.arguments for each in work.parameters(argument, tensors, places)]
+            for each in work.memory(facts):
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
                     scratch.append(launch.Scratch(_bytes(torch.uint8, each * sympy.prod(one.grid), positions)))
@@ -314,19 +324,19 @@ def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol
     return encode(sympy.sympify(size) * dtype.itemsize, positions)
 
 
-def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-    """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel reads."""
+def parameter(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> tuple[int, int]:
+    """What a launch passes for an argument: (kind, index)."""
     match argument.kind:
         case Kind.TENSOR:
-            return [(launch.TENSOR, tensors[argument.name])]
+            return launch.TENSOR, tensors[argument.name]
         case Kind.SYMBOL:
-            return [(launch.INT64 if argument.type == "i64" else launch.INT32, symbols[argument.name])]
+            return launch.INT64 if argument.type == "i64" else launch.INT32, symbols[argument.name]
         case Kind.SCRATCH:
-            return [(launch.SCRATCH, argument.index)]
+            return launch.SCRATCH, argument.index
         case Kind.ERROR:
-            return [(launch.ERROR_WORD, 0)]
+            return launch.ERROR_WORD, 0
         case Kind.DESCRIPTOR:
-            return [(launch.DESCRIPTOR, argument.index), *[(launch.NOTHING, 0)] * 4]
+            return launch.DESCRIPTOR, argument.index
 
 
 def _descriptor(

@@ -159,6 +159,20 @@ def accelerator() -> Finding:
     return Finding("GPU", "ok", "none; kernels are for the processor")
 
 
+def cutlass() -> Finding:
+    """What CUTLASS's kernels are compiled from, and by what. They are optional."""
+    from polytile.errors import CompilerMissing
+    from polytile.runtime.cuda import cutlass as toolkit
+
+    try:
+        tools = toolkit.find()
+    except CompilerMissing as trouble:
+        asked = bool(options.get("cutlass") or options.get("nvcc"))
+        return Finding("CUTLASS", "fair" if asked else "ok", "none; its kernels take no part", str(trouble))
+    cuda = " and ".join(map(str, tools.cuda))
+    return Finding("CUTLASS", "ok", f"{tools.identity} ({tools.compiler}); headers in {tools.cutlass}, CUDA's in {cuda}")
+
+
 def cache() -> Finding:
     """Where polytile keeps things, how much is there, and whether it is the place that was asked for."""
     from polytile.runtime import cache as service
@@ -240,6 +254,7 @@ EXAMINATIONS: tuple[Callable[[], Finding], ...] = (
     processor,
     compiler,
     accelerator,
+    cutlass,
     cache,
     store,
     settings,

@@ -69,6 +69,7 @@ def test_descriptors_are_made_for_each_call_and_passed_by_value(stub: Stub) -> N
     calls = stub.calls()
     assert list(calls[0].map[:14]) == [y.data_ptr(), 64, 300, 64 * 8 * 2, 64, 128, 1, 1, 9, 2, 0, 3, 2, 0]
     assert [tuple(call.map[1:3]) for call in calls] == [(64, 300), (8, 1), (1, 5)]
+    assert calls[1].map[3] == 16, "how far the rows of a single one are apart does not matter"
     assert calls[0].values[0] == X.data_ptr() and calls[0].values[6] & 0xFFFFFFFF == 64
 
 

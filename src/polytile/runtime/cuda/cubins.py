@@ -28,6 +28,10 @@ FORMAT = 1
 """Part of every key; raise it when equal jobs should be compiled anew."""
 
 
+REJECTED = ".rejected"
+"""Suffix of the file with a compiler's messages, where it refused the kernel for its text: it is not asked again."""
+
+
 class KernelRejected(CompileFailed):
     """The compiler did not accept a generated GPU kernel; `source` is the file, kept for reading."""
 
@@ -116,6 +120,9 @@ def request(order: Order) -> Promise:
             return known
         promise = _state.promises[(cache.root, key)] = Promise()
     stem = order.stem(cache)
+    if cache.holds(f"{stem}{REJECTED}") and (messages := cache.read(f"{stem}{REJECTED}")) is not None:
+        promise.set_exception(KernelRejected(order.name, messages.decode(), cache.root / (stem + order.suffix)))
+        return promise
     found = _read(cache, stem, order)
     if found is not None:
         promise.set_result(found)
@@ -156,7 +163,10 @@ def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:
 def _kept(cache: Cache, stem: str, order: Order, answer: Mapping[str, Any], source: Path, waited: float) -> Cubin:
     """The worker's answer as a Cubin, in the cache from now on. Raises KernelRejected."""
     if "error" in answer:
-        raise KernelRejected(order.name, str(answer.get("trace") or answer["error"]), source)
+        messages = str(answer.get("trace") or answer["error"])
+        if answer.get("rejected"):  # by a compiler that would say the same again
+            cache.write(f"{stem}{REJECTED}", messages.encode())
+        raise KernelRejected(order.name, messages, source)
     binary = base64.b64decode(answer["binary"])
     known = {name: answer[name] for name in Facts.__dataclass_fields__ if name in answer}
     facts = Facts(**{"seconds": waited, **known})

@@ -162,7 +162,8 @@ static int provide(Plan *plan, const long *integers, void *stream, void **memory
     return code;
 }
 
-/* Rows that are not there are none that a kernel asks for; the driver wants one at least. */
+/* Rows that are not there are none that a kernel asks for; the driver wants one at least. How far the rows of a single one are
+   apart means nothing, and may be what the driver refuses. */
 static int describe(const Descriptor *what, void *const *pointers, const long *integers, Map *map)
 {
     uint64_t sizes[2], stride = (uint64_t)formula(what->stride, integers) * (uint64_t)what->bytes;
@@ -170,6 +171,8 @@ static int describe(const Descriptor *what, void *const *pointers, const long *i
         int64_t size = formula(what->sizes[i], integers);
         sizes[i] = size > 0 ? (uint64_t)size : 1;
     }
+    if (sizes[1] == 1)
+        stride = (sizes[0] * (uint64_t)what->bytes + 15) / 16 * 16;
     static const uint32_t steps[2] = {1, 1};
     if (api.describe == NULL)
         return -NOT_SUPPORTED;

@@ -31,6 +31,7 @@ def serve(module: str, control: socket.socket) -> None:
         if not message:
             return
         if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or a compiler that a job runs would seem to have succeeded
             control.close()
             _answer_all(work, socket.socket(fileno=received[0]))
             os._exit(0)

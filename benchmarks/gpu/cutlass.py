@@ -1,0 +1,166 @@
+"""CUTLASS's products: right at every config and layout, and beside Triton's, cuBLASLt's and ATen's over a grid of sizes.
+
+    python -m benchmarks.gpu.cutlass --json cutlass.json --seconds 300
+
+Needs CUTLASS's headers (`polytile[cutlass]`, or the option `cutlass`). It compiles each config once for each layout; `compile_s`
+has the seconds of each. Errors are relative to the largest element of the float64 product; the library's stand beside. Times are
+kernel µs of one process, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polytile
+from benchmarks.gpu.candidates import Trials, Tried, kernel_us
+from benchmarks.gpu.products import Shape
+from benchmarks.timing import geomean
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.request import Request
+from polytile.report.environment import accelerator
+from polytile.runtime import launcher
+from polytile.runtime.arguments import CUDA
+from polytile.runtime.cuda import cutlass as toolkit
+
+TRIED = (
+    (Tried("llm", "linear", ("bf16",)), "bf16"), (Tried("square", "x @ y", ("bf16",)), "bf16"),
+    (Tried("llm", "linear", ("tf32",)), "tf32"), (Tried("square", "x @ y", ("fp16",)), "fp16"),
+)  # fmt: skip
+"""B along n and along k."""
+
+CHECKED: tuple[Shape, ...] = ((3, 64, 64), (130, 272, 80), (257, 528, 1008), (1024, 4096, 512), (3000, 1008, 2048))
+"""Sizes whose rows the copy engine takes, most of them no multiple of any block."""
+
+SQUARES = tuple((n, n, n) for n in (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192))
+WEIGHTS = (4096, 4096), (14336, 4096), (4096, 14336)
+ROWS = tuple((m, n, k) for n, k in WEIGHTS for m in (16, 64, 128, 256, 512, 1024, 2048, 4096))
+PUBLISHED = tuple(
+    (m, n, k) for m, k in ((4096, 11008), (12288, 4096), (22016, 4096), (4096, 4096), (65536, 4096)) for n in (16, 64, 256, 1024)
+)
+"""SPEC.md C4."""
+
+
+def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
+    """The largest error of each of CUTLASS's candidates, and of the library's."""
+    request = trials.request(shape)
+    tensors, ints = request.spec.tensors_of(request.args or ()), request.spec.ints_of(request.args or ())
+    a, b, c = tensors[:3]
+    m, n, k = (request.sizes[name] for name in ("M", "N", "K"))
+    left = a.as_strided((m, k), (request.sizes["a_stride_m"], request.sizes["a_stride_k"])).double()
+    right = b.as_strided((k, n), (request.sizes["b_stride_k"], request.sizes["b_stride_n"])).double()
+    exact = left @ right
+    wanted = [*(c.name for c in trials.kernel.candidates if c.origin == "cutlass"), "aten"]
+    errors: dict[str, Any] = {}
+    for candidate in trials.named(request, wanted):
+        c.fill_(float("nan"))
+        try:
+            entry: Any = candidate.entry()
+            _dispatcher(entry, len(ints))(*tensors, *ints)
+            torch.cuda.synchronize()
+        except polytile.PolytileError as error:
+            errors[candidate.name] = str(error)[:600]
+            continue
+        made = c.as_strided((m, n), (request.sizes["c_stride_m"], request.sizes["c_stride_n"])).double()
+        errors[candidate.name] = float((made - exact).abs().max() / exact.abs().max())
+    return {"shape": list(shape), "errors": errors}
+
+
+def _dispatcher(entry: Any, ints: int) -> Any:
+    return launcher.Dispatcher("check", (0,) * ints, lambda key, args: entry, device=CUDA)  # type: ignore[abstract]
+
+
+def resources(trials: Trials, shape: Shape) -> dict[str, Any]:
+    """Registers, spilled bytes and seconds of compiling each of CUTLASS's kernels."""
+    request = trials.request(shape)
+    found = {}
+    for candidate in trials.named(request, [c.name for c in trials.kernel.candidates if c.origin == "cutlass"]):
+        taken = candidate.resources
+        found[candidate.name] = [taken.registers, taken.spilled_bytes, candidate.compile_seconds] if taken else None
+    return found
+
+
+def times(trials: Trials, shape: Shape) -> dict[str, Any]:
+    """Kernel µs of all candidates of CUTLASS's and of the libraries, and of the eight of Triton's that are predicted best."""
+    request = trials.request(shape)
+    triton = sorted((c for c in request.candidates if c.origin == "triton"), key=lambda c: c.cost(request.sizes))[:8]
+    chosen = [*(c for c in request.candidates if c.origin != "triton"), *triton]
+    us = _timed(trials, request, chosen)
+    predicted = {c.name: c.cost(request.sizes) * 1e6 for c in chosen}
+    origin = {c.name: c.origin for c in chosen}
+    best = {o: min((us[name] for name in us if origin[name] == o), default=None) for o in sorted(set(origin.values()))}
+    return {"shape": list(shape), "best": best, "us": us, "predicted_us": predicted, "origin": origin}
+
+
+def _timed(trials: Trials, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
+    for candidate in chosen:
+        candidate.prepare()
+    return kernel_us(request, chosen)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """CUTLASS's best against each other origin's best (above 1: CUTLASS is faster), and the prior's first against CUTLASS's
+    best."""
+    found: dict[str, Any] = {}
+    for origin in ("triton", "cublaslt", "library"):
+        both = [row["best"] for row in rows if row["best"].get(origin) and row["best"].get("cutlass")]
+        ratios = [best[origin] / best["cutlass"] for best in both]
+        if ratios:
+            found[f"{origin} / cutlass"] = [round(geomean(ratios), 3), round(min(ratios), 3), round(max(ratios), 3), len(ratios)]
+    regrets = []
+    for row in rows:
+        own = [name for name, origin in row["origin"].items() if origin == "cutlass" and name in row["us"]]
+        if own:
+            first = min(own, key=lambda name: row["predicted_us"][name])
+            regrets.append(row["us"][first] / min(row["us"][name] for name in own))
+    found["first ranked / best of cutlass"] = round(geomean(regrets), 3) if regrets else None
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    given = parser.parse_args()
+    began, tools = time.monotonic(), toolkit.find()
+    result: dict[str, Any] = {"device": accelerator(), "torch": torch.__version__, "tools": tools.identity, "parts": []}
+    with polytile.options.override(cutlass_configs=99):
+        made: list[tuple[Trials, dict[str, Any]]] = [
+            (Trials(dtype, tried), {"name": tried.name, "dtype": dtype, "times": []}) for tried, dtype in TRIED
+        ]
+        for trials, part in made:
+            check_all(trials, part)
+            result["parts"].append(part)
+            given.json.write_text(json.dumps(result))
+        for trials, part in made:
+            for shape in (*SQUARES, *ROWS, *PUBLISHED):
+                if time.monotonic() - began > given.seconds:
+                    break
+                part["times"].append(times(trials, shape))
+                print(f"{part['name']} {part['dtype']} {shape}: {part['times'][-1]['best']}", flush=True)
+                given.json.write_text(json.dumps(result))
+            part["summary"] = summary(part["times"])
+            print(f"{part['name']} {part['dtype']}: {part['summary']}", flush=True)
+    given.json.write_text(json.dumps(result))
+
+
+def check_all(trials: Trials, part: dict[str, Any]) -> None:
+    """Errors at every size of CHECKED, then what the kernels take."""
+    own = [c.name for c in trials.kernel.candidates if c.origin == "cutlass"]
+    for candidate in trials.named(trials.request(CHECKED[1]), own):
+        candidate.prepare()  # all at once
+    part["checks"] = [checks(trials, shape) for shape in CHECKED]
+    for row in part["checks"]:
+        wrong = {name: error for name, error in row["errors"].items() if isinstance(error, str) or not error < 0.02}
+        print(f"{part['name']} {part['dtype']} {row['shape']}: {len(row['errors'])} checked, wrong: {wrong}", flush=True)
+    part["resources"] = resources(trials, CHECKED[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Products of CUTLASS's collectives as candidates. Each is a cubin like that of a generated Triton kernel, and is compiled, kept,
+checked and launched in the same way (docs/decisions/0020)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from polytile import options
+from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.candidates.handles import DeviceHandle
+from polytile.candidates.product_terms import work_terms
+from polytile.candidates.triton import Specialised, TritonCandidate, Work, parameter
+from polytile.candidates.triton_matmul import Arguments
+from polytile.codegen.triton.kernel import Argument, Launch, TritonKernel
+from polytile.cost import cutlass as prior
+from polytile.errors import CandidateRejected, LoweringError
+from polytile.matmul.cutlass import configs, text
+from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.triton.configs import Kind
+from polytile.problem import Config, Scalar, digest
+from polytile.runtime.cuda import cubins
+from polytile.runtime.cuda import cutlass as toolkit
+from polytile.runtime.cuda.cutlass import Toolkit
+from polytile.runtime.target import Target
+from polytile.schedule.facts import Facts
+
+WORKER = "polytile.codegen.cutlass.worker"
+ARCH = "sm_90a"
+
+REMEMBERED = 64
+"""Sizes for which a product remembers which configs take part."""
+
+
+@dataclass(frozen=True)
+class CutlassWork(Work):
+    """What the CUTLASS candidates of one product share."""
+
+    product: GemmKernel
+    tools: Toolkit
+
+    @functools.cached_property
+    def recipe(self) -> str:
+        return digest(f"cutlass {self.tools.identity} {self.device.sms} {text.BODY.read_text()} {self.kernel.text}")
+
+    def order(self, one: Launch) -> cubins.Order:
+        job = {
+            "source": one.source, "arch": ARCH, "compiler": str(self.tools.compiler), "includes": list(self.tools.includes),
+            "symbol": "polytile_kernel", "num_warps": one.num_warps, **dict(one.own),
+            "descriptors": [list(text.copied(self.product, each)) for each in one.descriptors],
+        }  # fmt: skip
+        return cubins.Order(self.name, WORKER, job, self.tools.identity, ".cu")
+
+    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
+        return [parameter(argument, tensors, symbols)]
+
+    def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
+        return ()
+
+
+class CutlassCandidate(TritonCandidate):
+    """One config of a product. It is right at all sizes of regimes whose operands the copy engine takes (text.generate)."""
+
+    origin = "cutlass"
+    hard_limits = False
+    may_spill = False
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return ("schedule", "cutlass pingpong" if self.config["pingpong"] else "cutlass cooperative"), ("n", self.config["n"])
+
+    def specialise(self, facts: Facts) -> Specialised:
+        with self._lock:
+            if facts not in self._specialised:
+                self._specialised[facts] = _Specialised(self, facts)
+            return self._specialised[facts]
+
+
+class _Specialised(Specialised):
+    """For regimes whose operands the copy engine does not take, it is one that has failed."""
+
+    origin = CutlassCandidate.origin
+
+    @functools.cached_property
+    def refusal(self) -> str:
+        """Why it takes no part in regimes with these facts; "" where it does."""
+        try:
+            _ = self.kernel
+        except LoweringError as error:
+            return f"{self.name} takes no part: {error}"
+        return ""
+
+    def prepare(self) -> None:
+        if not self.refusal:
+            super().prepare()
+
+    def failed(self) -> bool:
+        return bool(self.refusal) or super().failed()
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        self._check()
+        return super().entry()
+
+    def handle(self) -> DeviceHandle | None:
+        self._check()
+        return super().handle()
+
+    def _check(self) -> None:
+        if self.refusal:
+            raise CandidateRejected(self.refusal)
+
+
+def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[CutlassCandidate, ...]:
+    """Every config that fits the device, in canonical order; none where CUTLASS has no such product, or none for the device.
+    Raises CompilerMissing where headers or a compiler are missing."""
+    device, kind = Target.of(target).facts, Kind.of(kernel)
+    if device.capability != configs.CAPABILITY or not text.able(kernel):
+        return ()
+    tools = toolkit.find()
+    own = configs.configs(kernel.in_dtype.itemsize, kernel.layouts[1] == "k", device)
+
+    def make(config: Config, facts: Facts) -> TritonKernel:
+        return text.generate(kernel, config, facts, device.sms)
+
+    @functools.lru_cache(REMEMBERED)
+    def chosen(m: int, n: int, k: int, limit: int) -> frozenset[Config]:
+        """The configs that take part at these sizes: those that the prior ranks first."""
+        size = {"batch": 1, "M": m, "N": n, "K": k}
+        fit = [config for config in own if configs.covers(config, size)] or list(own)
+        return frozenset(sorted(fit, key=lambda config: prior.cost(kind, config, size, device))[:limit])
+
+    def candidate(config: Config) -> CutlassCandidate:
+        def valid(size: Mapping[str, int]) -> bool:
+            return config in chosen(size["M"], size["N"], size["K"], int(options.get("cutlass_configs")))
+
+        def cost(size: Mapping[str, int]) -> float:
+            return prior.cost(kind, config, size, device)
+
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            return {**work_terms(kernel, size), **prior.terms(kind, config, size, device)}
+
+        return CutlassCandidate(configs.label(config), config, work, valid, cost, terms)
+
+    work = CutlassWork(Arguments(kernel), name, device, target.index or 0, make, kernel, tools)
+    return tuple(candidate(config) for config in own)

@@ -1,0 +1,81 @@
+"""Which blocks CUTLASS's products are made of.
+
+    m n k     rows and columns of a block of C, steps along k
+    stages    steps that are in shared memory at once: as many as fit
+    cluster   blocks, one below the other, that share their columns of B
+    pingpong  1: two warp groups take turns, a block each; 0: both take half of one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polytile.problem import Config
+from polytile.runtime.cuda.device import DeviceFacts
+
+CAPABILITY = 90
+"""Of the devices that the kernels run on: sm_90a is no part of what comes after."""
+
+WARPS = 12
+"""Of a thread block: one group of four loads, two multiply."""
+
+STEP_BYTES = 128
+"""Of a run along k: what one swizzled copy is wide."""
+
+BARRIERS = 1024
+"""Bytes of shared memory beside the operands."""
+
+MOST_STAGES = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """A row of TABLE."""
+
+    m: int
+    n: int
+    pingpong: bool
+    cluster: int = 1
+
+
+TABLE = (
+    Block(128, 256, False, 2), Block(256, 128, False, 2), Block(128, 256, False), Block(256, 128, False),
+    Block(128, 192, False, 2), Block(128, 128, False, 2), Block(128, 128, False), Block(64, 256, True, 2), Block(64, 256, True),
+    Block(64, 192, True), Block(128, 128, True, 2), Block(128, 128, True), Block(64, 128, True, 2), Block(64, 128, True),
+    Block(128, 64, True), Block(64, 64, True), Block(64, 32, True),
+)  # fmt: skip
+"""In canonical order. A thread has at most 128 sums."""
+
+
+def configs(itemsize: int, b_along_k: bool, device: DeviceFacts) -> tuple[Config, ...]:
+    """The blocks that fit a device, for operands of so many bytes an element. A cluster's blocks each fetch a part of B's
+    columns, whole runs of them where B lies along n."""
+    k = STEP_BYTES // itemsize
+    made = []
+    for block in TABLE:
+        stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
+        width = 8 if b_along_k else STEP_BYTES // itemsize
+        if stages >= 3 and block.n % (width * block.cluster) == 0:
+            made.append(Config.of(
+                variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
+                cluster=block.cluster,
+            ))  # fmt: skip
+    return tuple(made)
+
+
+def label(config: Config) -> str:
+    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2"."""
+    how = "pingpong" if config["pingpong"] else "cooperative"
+    return f"cutlass {how} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
+
+
+def shared_bytes(config: Config, itemsize: int) -> int:
+    """Of shared memory that a thread block asks for."""
+    sides = int(config["m"]) + int(config["n"])
+    return int(config["stages"]) * sides * int(config["k"]) * itemsize + BARRIERS
+
+
+def covers(config: Config, size: Mapping[str, int]) -> bool:
+    """Whether a block is no more than twice as large as what it covers."""
+    return 2 * size["N"] >= int(config["n"]) and 2 * size["M"] >= int(config["m"])

@@ -1,0 +1,256 @@
+/* A product of CUTLASS's collectives for sm_90a: C = A x B, rows and columns of any number, sums in float32.
+
+   The lines above this file's text say what it computes: Element and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG; A_ALONG_K,
+   B_ALONG_K; C_VECTORS (rows of C are a multiple of 16 bytes apart and begin at one); GROUP; SHARED.
+
+   Persistent blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by descriptors
+   that the launch passes. The other two multiply by CollectiveMma: together the halves of one block of C (cooperative), or in
+   turns a block each, so that one stores while the other multiplies (pingpong). CLUSTER thread blocks, one below the other in C,
+   share their columns of B. */
+
+#include <cutlass/cutlass.h>
+#include <cute/tensor.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/gemm/gemm.h>
+#include <cutlass/gemm/dispatch_policy.hpp>
+#include <cutlass/gemm/collective/collective_mma_decl.hpp>
+#include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
+#include <cutlass/numeric_conversion.h>
+#include <cutlass/pipeline/sm90_pipeline.hpp>
+
+using namespace cute;
+
+namespace {
+
+constexpr int GROUP_THREADS = 128, CONSUMERS = PINGPONG ? 1 : 2; /* warp groups that share a block of C */
+constexpr int WIDE = 128 / sizeof(Element);                      /* elements of a swizzled run in shared memory */
+using Number = conditional_t<is_same_v<Element, float>, cutlass::tfloat32_t, Element>;
+using Tile = Shape<Int<BM>, Int<BN>, Int<BK>>;
+using Cluster = Shape<Int<CLUSTER>, _1, _1>;
+using Schedule = conditional_t<PINGPONG, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                               cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+template <bool AlongK> using Strides = conditional_t<AlongK, Stride<int64_t, _1, int64_t>, Stride<_1, int64_t, int64_t>>;
+template <bool AlongK>
+using Atom = conditional_t<AlongK, GMMA::Layout_K_SW128_Atom<Number>, GMMA::Layout_MN_SW128_Atom<Number>>;
+constexpr auto A_MAJOR = A_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
+constexpr auto B_MAJOR = B_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
+using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<Number, Number, float, Tile, A_MAJOR, B_MAJOR>(),
+                                    Layout<Shape<Int<CONSUMERS>, _1, _1>>{}));
+using Multicast = conditional_t<(CLUSTER > 1), SM90_TMA_LOAD_MULTICAST, SM90_TMA_LOAD>;
+using Mainloop = cutlass::gemm::collective::CollectiveMma<
+    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<STAGES, Cluster, Schedule>, Tile, Element, Strides<A_ALONG_K>, Element,
+    Strides<B_ALONG_K>, Mma, SM90_TMA_LOAD, Atom<A_ALONG_K>, void, identity, Multicast, Atom<B_ALONG_K>, void, identity>;
+using Pipeline = typename Mainloop::MainloopPipeline;
+using State = typename Mainloop::PipelineState;
+using Order = cutlass::OrderedSequenceBarrier<2, 2>;
+
+struct alignas(64) Map { /* CUtensorMap */
+    unsigned long long words[16];
+};
+
+struct Shared {
+    typename Mainloop::TensorStorage tensors;
+    typename Pipeline::SharedStorage pipeline;
+    typename Order::SharedStorage order;
+};
+static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
+
+/* Blocks of C in the order in which clusters take them: GROUP rows of clusters at a time, column by column. */
+struct Blocks {
+    int rows, columns, total;
+
+    CUTLASS_DEVICE Blocks(int m, int n) : rows((m + BM * CLUSTER - 1) / (BM * CLUSTER)), columns((n + BN - 1) / BN)
+    {
+        total = rows * columns;
+    }
+
+    CUTLASS_DEVICE void at(int number, int &row, int &column) const
+    {
+        int first = number / (GROUP * columns) * GROUP, within = number % (GROUP * columns);
+        int high = rows - first < GROUP ? rows - first : GROUP;
+        row = ((first + within % high) * CLUSTER + int(cute::block_rank_in_cluster())) * BM;
+        column = within / high * BN;
+    }
+};
+
+/* Asks for this block's slice of an operand: ROWS x BK elements from (row, k) on, swizzled as CollectiveMma reads them. */
+template <int ROWS, bool ALONG_K, int SLICES>
+CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Number *stage, int row, int k, int slice)
+{
+    constexpr int PART = ROWS / SLICES, COPIES = ALONG_K ? BK / WIDE : PART / WIDE;
+    static_assert(ALONG_K || PART % WIDE == 0, "a slice is narrower than a copy");
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < COPIES; i++) {
+        int place = ALONG_K ? (i * ROWS + slice * PART) * WIDE : (slice * COPIES + i) * WIDE * BK;
+        int x = ALONG_K ? k + i * WIDE : row + (slice * COPIES + i) * WIDE, y = ALONG_K ? row + slice * PART : k;
+        constexpr auto HINT = uint64_t(TMA::CacheHintSm90::EVICT_NORMAL);
+        if constexpr (SLICES > 1)
+            SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, mask, HINT, stage + place, x, y);
+        else
+            SM90_TMA_LOAD_2D::copy(&map, barrier, HINT, stage + place, x, y);
+    }
+}
+
+CUTLASS_DEVICE uint32_t packed(float low, float high)
+{
+    auto both = cutlass::NumericArrayConverter<Output, float, 2>{}({low, high});
+    return reinterpret_cast<const uint32_t &>(both);
+}
+
+/* Four threads that share a row exchange words, so that each has all of one word in four: 16 bytes of the row. */
+CUTLASS_DEVICE void transpose(uint32_t (&word)[4], int lane)
+{
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffff, lane & 1 ? word[i] : word[i + 1], 1);
+        word[i] = lane & 1 ? other : word[i]; /* an index that depends on the lane would take memory */
+        word[i + 1] = lane & 1 ? word[i + 1] : other;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffff, lane & 2 ? word[i] : word[i + 2], 2);
+        word[i] = lane & 2 ? other : word[i];
+        word[i + 2] = lane & 2 ? word[i + 2] : other;
+    }
+}
+
+/* Stores a warp group's sums: `row` and `column` are where its thread's first one is. */
+template <class Sums>
+CUTLASS_DEVICE void store(const Sums &sums, Output *c, int64_t stride, int m, int n, int row, int column)
+{
+    constexpr bool NARROW = sizeof(Output) == 2;
+    int quad = threadIdx.x % 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int part = 0; part < size<1>(sums); part++) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int below = 0; below < 2; below++) {
+            int y = row + part * 64 * CONSUMERS + below * 8;
+            Output *line = c + y * stride;
+            CUTLASS_PRAGMA_UNROLL
+            for (int eighth = 0; eighth < BN / 8; eighth += NARROW && C_VECTORS ? 4 : 1) {
+                if constexpr (NARROW && C_VECTORS) {
+                    uint32_t word[4];
+                    CUTLASS_PRAGMA_UNROLL
+                    for (int i = 0; i < 4; i++)
+                        word[i] = packed(sums(make_coord(0, below, eighth + i), part, 0),
+                                         sums(make_coord(1, below, eighth + i), part, 0));
+                    transpose(word, quad);
+                    int x = column + (eighth + quad) * 8;
+                    if (y < m && x + 8 <= n)
+                        *reinterpret_cast<uint4 *>(line + x) = make_uint4(word[0], word[1], word[2], word[3]);
+                    else if (y < m) {
+                        CUTLASS_PRAGMA_UNROLL
+                        for (int i = 0; i < 8; i++) {
+                            auto bits = uint16_t(word[i / 2] >> i % 2 * 16);
+                            if (x + i < n)
+                                line[x + i] = reinterpret_cast<const Output &>(bits);
+                        }
+                    }
+                } else {
+                    int x = column + eighth * 8 + quad * 2;
+                    float low = sums(make_coord(0, below, eighth), part, 0), high = sums(make_coord(1, below, eighth), part, 0);
+                    if constexpr (!NARROW && C_VECTORS) {
+                        if (y < m && x + 2 <= n) {
+                            *reinterpret_cast<float2 *>(line + x) = make_float2(low, high);
+                            continue;
+                        }
+                    }
+                    if (y < m && x < n)
+                        line[x] = Output(low);
+                    if (y < m && x + 1 < n)
+                        line[x + 1] = Output(high);
+                }
+            }
+        }
+    }
+}
+
+CUTLASS_DEVICE void produce(Shared &shared, Pipeline &pipeline, const Map &a, const Map &b, const Blocks &blocks, int steps)
+{
+    State state = cutlass::make_producer_start_state<Pipeline>();
+    int rank = cute::block_rank_in_cluster();
+    for (int number = blockIdx.x / CLUSTER; number < blocks.total; number += gridDim.x / CLUSTER) {
+        int row, column;
+        blocks.at(number, row, column);
+        for (int step = 0; step < steps; step++, ++state) {
+            pipeline.producer_acquire(state);
+            uint64_t *barrier = pipeline.producer_get_barrier(state);
+            Number *left = reinterpret_cast<Number *>(shared.tensors.smem_A.data()) + state.index() * BM * BK;
+            Number *right = reinterpret_cast<Number *>(shared.tensors.smem_B.data()) + state.index() * BN * BK;
+            load<BM, A_ALONG_K, 1>(a, barrier, 0, left, row, step * BK, 0);
+            load<BN, B_ALONG_K, CLUSTER>(b, barrier, (1 << CLUSTER) - 1, right, column, step * BK, rank);
+        }
+    }
+    pipeline.producer_tail(state);
+}
+
+CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Map &a, Output *c, int64_t stride, int m, int n,
+                            const Blocks &blocks, int steps)
+{
+    int group = threadIdx.x / GROUP_THREADS - 1, thread = threadIdx.x % GROUP_THREADS;
+    Order order(shared.order, {uint32_t(group), GROUP_THREADS});
+    const auto &unread = reinterpret_cast<const typename Mainloop::Params &>(a); /* mma asks for parameters and uses none */
+    Mainloop mainloop;
+    State state;
+    int turns = gridDim.x / CLUSTER * (PINGPONG ? 2 : 1), number = blockIdx.x / CLUSTER;
+    if (PINGPONG && group == 1) {
+        number += gridDim.x / CLUSTER;
+        state.advance(steps);
+    }
+    for (; number < blocks.total; number += turns) {
+        int row, column;
+        blocks.at(number, row, column);
+        Mma mma;
+        auto sums = partition_fragment_C(mma, take<0, 2>(Tile{}));
+        if (PINGPONG)
+            order.wait();
+        mainloop.mma(pipeline, state, sums, steps, PINGPONG ? thread : threadIdx.x - GROUP_THREADS, shared.tensors, unread);
+        if (PINGPONG)
+            order.arrive();
+        mainloop.mma_tail(pipeline, state, steps);
+        state.advance(steps * (PINGPONG ? 2 : 1));
+        if (PINGPONG)
+            order.wait();
+        int own = row + (PINGPONG ? 0 : group * 64) + thread / 32 * 16 + thread % 32 / 4;
+        store(sums, c, stride, m, n, own, column);
+        if (PINGPONG)
+            order.arrive();
+    }
+}
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
+polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, Output *c, int m, int n, int k, long long stride)
+{
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+    int group = threadIdx.x / GROUP_THREADS;
+    typename Pipeline::Params how;
+    how.transaction_bytes = (BM + BN) * BK * sizeof(Element);
+    how.role = group == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+    how.is_leader = threadIdx.x == 0;
+    how.num_consumers = CONSUMERS * GROUP_THREADS;
+    Pipeline pipeline(shared.pipeline, how, Cluster{});
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; i++) /* of the order in which two groups take turns */
+            (&shared.order.barrier_[0][0])[i].init(GROUP_THREADS);
+        cutlass::arch::fence_barrier_init();
+    }
+    if constexpr (CLUSTER > 1) {
+        cute::cluster_arrive_relaxed();
+        cute::cluster_wait();
+    }
+    __syncthreads();
+    Blocks blocks(m, n);
+    int steps = (k + BK - 1) / BK;
+    if (group == 0) {
+        cutlass::arch::warpgroup_reg_dealloc<40>();
+        if (threadIdx.x == 0)
+            produce(shared, pipeline, a, b, blocks, steps);
+    } else {
+        cutlass::arch::warpgroup_reg_alloc<232>();
+        consume(shared, pipeline, a, c, stride, m, n, blocks, steps);
+    }
+}

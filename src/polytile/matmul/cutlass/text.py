@@ -1,0 +1,120 @@
+"""The text of a product for a config and the facts of a regime, and how it is launched (docs/decisions/0020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+from sympy import Min
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
+from polytile.errors import LoweringError
+from polytile.matmul.cutlass.configs import WARPS, shared_bytes
+from polytile.matmul.triton.operands import symbol
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+BODY = Path(__file__).with_name("product.h")
+
+ELEMENTS = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t", torch.float32: "float"}
+
+DRIVER_TYPES = {torch.bfloat16: 9, torch.float16: 6, torch.float32: 11}
+"""Of an element, as cuTensorMapEncodeTiled numbers them; float32 is rounded to TF32 on its way."""
+
+SWIZZLE_128_BYTES = 3
+
+GROUP = 8
+"""Rows of clusters whose blocks follow each other, column by column: what they read of B stays in the L2 cache."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B as it lies in memory: its tensor, the length of its rows' axis, whether k is the axis of stride 1, and the stride of
+    the other axis."""
+
+    tensor: str
+    length: str
+    along_k: bool
+    stride: str
+
+    def descriptor(self, rows: int, config: Config) -> Descriptor:
+        """Of copies of `rows` rows, or of a run of them where the operand lies along them."""
+        k, wide = symbol("K"), int(config["k"])
+        if self.along_k:
+            return Descriptor(self.tensor, (symbol(self.length), k), symbol(self.stride), (rows, wide))
+        return Descriptor(self.tensor, (k, symbol(self.length)), symbol(self.stride), (wide, wide))
+
+
+def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
+    """A and B."""
+    a, b = (layout == "k" for layout in kernel.layouts)
+    return (
+        Operand("A", "M", a, "a_stride_m" if a else "a_stride_k"),
+        Operand("B", "N", b, "b_stride_n" if b else "b_stride_k"),
+    )
+
+
+def able(kernel: GemmKernel) -> bool:
+    """Whether CUTLASS has a product of these types and layouts: one item, operands in memory as the tensor cores take them. TF32
+    is read along k alone."""
+    spec, dtype = kernel.spec, kernel.in_dtype
+    plain = not any(kernel.prologues) and kernel.second is None and kernel.scales is None and kernel.epilogue is None
+    types = dtype in ELEMENTS and kernel.operand_dtypes == (dtype, dtype) and (dtype != torch.float32 or kernel.tf32)
+    stored = kernel.product_dtype in (dtype, torch.float32) and spec.c_layout == "n"
+    layouts = "any" not in kernel.layouts and (dtype != torch.float32 or kernel.layouts == ("k", "k"))
+    return plain and types and stored and layouts and not spec.batched and not kernel.packed
+
+
+def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    """The launch. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
+    multiples of 16 bytes, and so do their rows."""
+    a, b = operands(kernel)
+    for operand in (a, b):
+        if operand.tensor not in facts.aligned or not facts.divides(operand.stride):
+            raise LoweringError(f"{operand.tensor} or its rows do not begin at multiples of 16 bytes")
+    cluster, m, n = (int(config[name]) for name in ("cluster", "m", "n"))
+    arguments = (
+        Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1), Argument(Kind.TENSOR, "C", "*"),
+        *(Argument(Kind.SYMBOL, name, "i32") for name in "MNK"), Argument(Kind.SYMBOL, "c_stride_m", "i64"),
+    )  # fmt: skip
+    clusters = FloorDiv(symbol("M") + m * cluster - 1, m * cluster) * FloorDiv(symbol("N") + n - 1, n)
+    grid = Min(clusters, sympy.Integer(sms // cluster)) * cluster
+    one = sympy.Integer(1)
+    return TritonKernel((
+        Launch(
+            source(kernel, config, "C" in facts.aligned and facts.divides("c_stride_m")), arguments, (), (), WARPS, 0,
+            (grid, one, one), descriptors=(a.descriptor(m, config), b.descriptor(n // cluster, config)), cluster=cluster,
+            own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
+        ),
+    ))  # fmt: skip
+
+
+def copied(kernel: GemmKernel, descriptor: Descriptor) -> tuple[int, ...]:
+    """How elements are copied by a descriptor, in the form of codegen/triton/compile.py's reports."""
+    dtype = kernel.in_dtype
+    return SWIZZLE_128_BYTES, dtype.itemsize, DRIVER_TYPES[dtype], *descriptor.block
+
+
+def source(kernel: GemmKernel, config: Config, vectors: bool) -> str:
+    """CUDA C++. `vectors`: rows of C begin at multiples of 16 bytes."""
+    a, b = operands(kernel)
+    numbers = {
+        "BM": config["m"], "BN": config["n"], "BK": config["k"], "STAGES": config["stages"], "CLUSTER": config["cluster"],
+        "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize),
+    }  # fmt: skip
+    flags = {"PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "C_VECTORS": vectors}
+    lines = [
+        "#include <cutlass/numeric_types.h>",
+        f"using Element = {ELEMENTS[kernel.in_dtype]};",
+        f"using Output = {ELEMENTS[kernel.product_dtype]};",
+        *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
+        *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
+    ]
+    return "\n".join(lines) + "\n\n" + BODY.read_text()

@@ -1,0 +1,145 @@
+"""What compiling CUTLASS's templates takes, and where it is: CUTLASS's headers, CUDA's headers, a compiler.
+
+    CUTLASS   the option `cutlass`, or the package nvidia-cutlass (its headers are files in it; nothing of it is imported)
+    CUDA      nvidia's packages that PyTorch brings, then CUDA_HOME, then /usr/local/cuda
+    compiler  NVRTC of the same places; the option `nvcc` names an nvcc in its place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytile import options
+from polytile.errors import CompilerMissing
+
+PACKAGE, INSIDE = "nvidia-cutlass", "cutlass_library/source/include"
+"""The package with the headers, and where they are in it."""
+
+MARK = "cutlass/version.h"
+OLDEST = (3, 5)
+"""The oldest CUTLASS whose collectives take the arguments that product.h passes."""
+
+STANDARD = "cuda/std/utility"
+"""A header of CUDA's C++ library."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """`compiler`: libnvrtc or nvcc, with its version. Folders in the order in which headers are looked for."""
+
+    compiler: Path
+    compiler_version: str
+    cutlass: Path
+    cutlass_version: str
+    cuda: tuple[Path, ...]
+
+    @property
+    def identity(self) -> str:
+        """What decides which code comes out, besides the text."""
+        return f"CUTLASS {self.cutlass_version}, {self.compiler_version}"
+
+    @property
+    def includes(self) -> tuple[str, ...]:
+        return tuple(map(str, (self.cutlass, *self.cuda)))
+
+
+def find() -> Toolkit:
+    """What there is. Raises CompilerMissing, which says what is missing and how to get it."""
+    return _found(str(options.get("cutlass")), str(options.get("nvcc")), os.environ.get("CUDA_HOME", ""))
+
+
+@functools.cache
+def _found(named: str, nvcc: str, home: str) -> Toolkit:
+    cutlass = _cutlass(named)
+    of_cutlass = cutlass_version(cutlass)
+    compiler, version = _nvcc(Path(nvcc)) if nvcc else _nvrtc(home)
+    return Toolkit(compiler, version, cutlass, of_cutlass, _cuda(home, compiler))
+
+
+def _cutlass(named: str) -> Path:
+    """The folder of CUTLASS's headers."""
+    if named:
+        for folder in (Path(named), Path(named, "include"), Path(named, INSIDE)):
+            if (folder / MARK).is_file():
+                return folder
+        raise CompilerMissing(
+            f"the option `cutlass` names {named}, but there is no {MARK} in it; name the folder of CUTLASS's headers."
+        )
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        folder = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(INSIDE)))
+        if (folder / MARK).is_file():
+            return folder
+    raise CompilerMissing(
+        "CUTLASS's headers were not found: pip install 'polytile[cutlass]', or name their folder with the option `cutlass`."
+    )
+
+
+def cutlass_version(folder: Path) -> str:
+    """The version of the headers in a folder, "4.2.0". Raises CompilerMissing where they are too old or do not say."""
+    text = (folder / MARK).read_text(errors="replace")
+    numbers = re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)
+    if len(numbers) != 3 or tuple(map(int, numbers[:2])) < OLDEST:
+        said = ".".join(numbers) or "no version"
+        least = ".".join(map(str, OLDEST))
+        raise CompilerMissing(f"the headers in {folder} are of CUTLASS {said}; CUTLASS {least} or newer is needed.")
+    return ".".join(numbers)
+
+
+def _roots(home: str) -> Iterator[Path]:
+    """Where CUDA may be: each has a folder of headers, or one of libraries."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        yield from sorted(Path(place).glob("cu[0-9]*"), reverse=True)
+        yield from (Path(place, name) for name in ("cuda_nvrtc", "cuda_runtime", "cuda_cccl"))
+    yield from (Path(each) for each in (home, "/usr/local/cuda") if each)
+
+
+def _nvrtc(home: str) -> tuple[Path, str]:
+    for root in _roots(home):
+        for folder in ("lib", "lib64"):
+            for path in sorted((root / folder).glob("libnvrtc.so*")):
+                with contextlib.suppress(OSError):
+                    return path, nvrtc_version(path)
+    raise CompilerMissing(
+        "NVRTC was not found; it comes with PyTorch for CUDA (nvidia-cuda-nvrtc). Or name an nvcc with the option `nvcc`."
+    )
+
+
+def nvrtc_version(path: Path) -> str:
+    """Raises OSError where the library cannot be loaded."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    ctypes.CDLL(str(path)).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"NVRTC {major.value}.{minor.value}"
+
+
+def _nvcc(path: Path) -> tuple[Path, str]:
+    import subprocess
+
+    try:
+        said = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompilerMissing(f"the option `nvcc` names {path}, which does not run: {error}.") from error
+    release = re.search(r"release [\d.]+, V([\d.]+)", said)
+    return path, f"nvcc {release.group(1) if release else 'of no known version'}"
+
+
+def _cuda(home: str, compiler: Path) -> tuple[Path, ...]:
+    """The folders of CUDA's headers and of its C++ library, of one place if that has both."""
+    roots = [*_roots(home), compiler.resolve().parent.parent]
+    own = [root / "include" for root in roots if (root / "include/cuda_fp16.h").is_file()]
+    standard = [
+        folder for root in roots for folder in (root / "include/cccl", root / "include") if (folder / STANDARD).is_file()
+    ]
+    if not own or not standard:
+        missing = "cuda_fp16.h (nvidia-cuda-runtime)" if not own else f"{STANDARD} (nvidia-cuda-cccl)"
+        raise CompilerMissing(f"CUDA's headers were not found: there is no {missing}. Install the package, or set CUDA_HOME.")
+    return tuple(dict.fromkeys((own[0], standard[0])))

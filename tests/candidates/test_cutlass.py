@@ -1,0 +1,184 @@
+"""CUTLASS's products as candidates: their table, their text, and compilers that are missing or refuse. Where CUTLASS's headers
+and an nvcc or NVRTC are installed, every family is compiled for sm_90a."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from polytile import options
+from polytile.candidates import cutlass
+from polytile.candidates.cutlass import CutlassCandidate, product_candidates
+from polytile.cli import doctor
+from polytile.errors import CandidateRejected, CompilerMissing
+from polytile.matmul.cutlass import configs, text
+from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.runtime.cuda import cubins, device
+from polytile.runtime.cuda import cutlass as tools
+from polytile.schedule.facts import Facts
+from tests.codegen.triton_gemm import product
+
+CPU, H100 = torch.device("cpu"), device.named("H100")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+ALIGNED = Facts(
+    frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC")
+)
+VERSION = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR {}\n#define CUTLASS_PATCH 0\n"
+
+
+def headers(folder: Path, major: int = 4, minor: int = 2) -> Path:
+    """A folder that looks like one of CUTLASS's headers."""
+    (folder / "cutlass").mkdir(parents=True)
+    (folder / "cutlass/version.h").write_text(VERSION.format(major, minor))
+    return folder
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> Iterator[Path]:
+    """An nvcc that refuses everything, and writes down each time it is asked."""
+    asked, cuda = tmp_path / "asked", tmp_path / "cuda"
+    (cuda / "include/cccl/cuda/std").mkdir(parents=True)
+    (cuda / "include/cuda_fp16.h").touch()
+    (cuda / "include/cccl/cuda/std/utility").touch()
+    monkeypatch.setenv("CUDA_HOME", str(cuda))
+    says = f'#!/bin/bash\n[ "$1" = --version ] && echo "release 13.0, V13.0.88" && exit 0\necho . >> {asked}\n'
+    says += "\n".join(f'echo "kernel.cu({n}): note {n}" >&2' for n in range(40))
+    says += '\necho "kernel.cu(41): error: no such atom" >&2\nexit 2'
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(says)
+    nvcc.chmod(0o755)
+    with options.override(cutlass=str(headers(tmp_path / "include")), nvcc=str(nvcc)):
+        tools._found.cache_clear()
+        yield asked
+    tools._found.cache_clear()
+
+
+def found(kernel: GemmKernel) -> tuple[CutlassCandidate, ...]:
+    """The candidates on an H100."""
+    return product_candidates(kernel, "product", CPU)
+
+
+def test_what_a_compiler_refuses_is_told_kept_and_not_tried_again(refusing: Path) -> None:
+    for _ in range(2):
+        candidate = found(product(BF16, "k", "k"))[0].specialise(ALIGNED)
+        with pytest.raises(cubins.KernelRejected, match="no such atom") as caught:
+            candidate.handle()
+        assert candidate.failed() and "note 3" not in str(caught.value)
+        assert "CollectiveMma" in caught.value.source.read_text()
+        cubins.reset()  # as another process
+    assert refusing.read_text() == ".\n"
+
+
+def test_each_size_has_the_configs_that_are_predicted_to_be_fastest(refusing: Path) -> None:
+    candidates = found(product(BF16, "k", "n"))
+    assert len({candidate.name for candidate in candidates}) == len(candidates) > 12
+    for m, n, k in ((1, 64, 4096), (300, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 64)):
+        sizes = {"batch": 1, "M": m, "N": n, "K": k}
+        with options.override(cutlass_configs=3):
+            few = [candidate for candidate in candidates if candidate.valid(sizes)]
+        taking_part = [candidate for candidate in candidates if candidate.valid(sizes)]
+        best = sorted(taking_part, key=lambda candidate: candidate.cost(sizes))
+        assert len(taking_part) <= 8 and set(few) == set(best[:3])
+
+
+def test_operands_that_the_copy_engine_cannot_take_are_left_to_others(refusing: Path) -> None:
+    candidate = found(product(BF16, "k", "k"))[0]
+    strides = frozenset({"a_stride_m", "b_stride_n"})
+    for facts in (Facts(), Facts(strides, frozenset("A")), Facts(strides - {"b_stride_n"}, frozenset("AB"))):
+        form = candidate.specialise(facts)
+        form.prepare()
+        assert form.failed() and not refusing.exists()
+        with pytest.raises(CandidateRejected, match="[AB] or its rows do not begin at multiples of 16 bytes"):
+            form.entry()
+    assert not candidate.specialise(Facts(strides, frozenset("AB"))).failed()
+
+
+def test_a_launch_says_what_the_kernel_takes(refusing: Path) -> None:
+    for a, b in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
+        for candidate in found(product(BF16, a, b)):
+            config = candidate.config
+            (launch,) = candidate.specialise(ALIGNED).kernel.launches
+            blocks = [each.block for each in launch.descriptors]
+            rows = int(config["n"]) // int(config["cluster"])
+            assert blocks == [(int(config["m"]), 64) if a == "k" else (64, 64), (rows, 64) if b == "k" else (64, 64)]
+            assert all(rows <= 256 and columns * 2 == configs.STEP_BYTES for rows, columns in blocks)
+            assert dict(launch.own)["shared"] <= H100.shared_per_block and launch.cluster == config["cluster"]
+            groups = 1 if config["pingpong"] else 2
+            assert int(config["m"]) * int(config["n"]) / (128 * groups) <= 128, "sums of a thread"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "takes"),
+    [
+        (product(BF16, "m", "n"), True),
+        (product(F16, "k", "k", out=F32), True),
+        (product(F32, "k", "k"), False),  # unless rounded to TF32
+        (product(BF16, "any", "k"), False),
+        (product(BF16, "k", "k", c="m"), False),
+        (product(BF16, "k", "k", batched=True), False),
+        (product(torch.int8, "k", "k", out=torch.int32), False),
+        (product(BF16, "k", "k", stored=(BF16, torch.int8)), False),
+    ],
+)
+def test_which_products_there_are(kernel: GemmKernel, takes: bool) -> None:
+    assert text.able(kernel) == takes
+
+
+def test_missing_old_and_wrong_headers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(**given: str) -> str:
+        tools._found.cache_clear()
+        with options.override(**{"cutlass": "", "nvcc": "", **given}), pytest.raises(CompilerMissing) as caught:
+            tools.find()
+        return str(caught.value)
+
+    monkeypatch.setattr(tools, "PACKAGE", "no-such-package")
+    assert "pip install 'polytile[cutlass]'" in told()
+    assert f"names {tmp_path}, but there is no cutlass/version.h in it" in told(cutlass=str(tmp_path))
+    assert "are of CUTLASS 3.4.0; CUTLASS 3.5 or newer" in told(cutlass=str(headers(tmp_path / "old", 3, 4)))
+    new = str(headers(tmp_path / "new"))
+    assert "nvcc, which does not run" in told(cutlass=new, nvcc=str(tmp_path / "nvcc"))
+    monkeypatch.setattr(tools, "_roots", lambda home: iter(()))
+    assert "NVRTC was not found" in told(cutlass=new)
+    with options.override(cutlass=str(tmp_path / "none")):
+        finding = doctor.cutlass()
+    assert finding.verdict == "fair" and "none" in finding.found
+
+
+def installed() -> str:
+    """Why CUTLASS's kernels cannot be compiled here; "" if they can."""
+    given = {} if shutil.which("nvcc") is None else {"nvcc": str(shutil.which("nvcc"))}
+    try:
+        with options.override(**given):
+            tools.find()
+    except CompilerMissing as error:
+        return str(error)
+    return ""
+
+
+FAMILIES = {
+    "cutlass cooperative 128x256x64 s4 c2": product(BF16, "k", "n"),
+    "cutlass pingpong 64x128x64 s8 c1": product(F16, "m", "k"),
+}
+EVERY_FAMILY = {
+    "cutlass cooperative 256x128x64 s4 c1": product(BF16, "m", "n"),
+    "cutlass pingpong 64x256x64 s5 c2": product(BF16, "k", "k"),
+    "cutlass pingpong 128x128x64 s7 c2": product(F16, "k", "n", out=F32),
+    "cutlass pingpong 64x32x64 s8 c1": product(BF16, "k", "k"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(installed()), reason=installed())
+@pytest.mark.parametrize("name", [*FAMILIES, *EVERY_FAMILY])
+def test_every_family_compiles_for_sm_90a_and_spills_nothing(name: str) -> None:
+    kernel = {**FAMILIES, **EVERY_FAMILY}[name]
+    with options.override(nvcc=shutil.which("nvcc") or ""):
+        candidate = next(c for c in found(kernel) if c.name == name).specialise(ALIGNED)
+        assert candidate.handle() is not None
+    taken = candidate.resources
+    assert taken.registers == 168 and taken.spilled_bytes == 0, "of 65536 registers, for 384 threads"
+    assert cutlass.ARCH == "sm_90a"
