@@ -9,6 +9,8 @@ profile         calls a function some times, and says how long each kernel of it
 options         every setting; `options.override(...)` sets some within a block
 counters        a mapping of what was compiled, measured and found on record
 wait            waits until the background has compiled and measured everything that calls have asked for
+package         writes a compiled program to one file, which runs without a compiler, and without Python
+load_package    loads such a file
 save_plan       writes every decision made so far to a file, which the option `plan` follows
 forget_weights  drops the packed copies of weights
 reset           sets `counters` to zero and has `explain` forget the graphs compiled so far
@@ -31,9 +33,12 @@ from polytile.errors import PolytileError
 from polytile.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from polytile.compiler.explanation import Explanation
     from polytile.compiler.profiling import Profile
     from polytile.dispatch.handwritten import Kernel
+    from polytile.packages.load import Package
 
 __all__ = [
     "PolytileError",
@@ -43,7 +48,9 @@ __all__ = [
     "explain",
     "forget_weights",
     "kernel",
+    "load_package",
     "options",
+    "package",
     "profile",
     "reset",
     "save_plan",
@@ -236,6 +243,89 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     from polytile.compiler.profiling import profile as run
 
     return run(function, args, kwargs)
+
+
+def package(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    path: str | Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    weights_apart: bool = False,
+    folder: bool = False,
+    check: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a model to one file that holds all it takes to run it on a CPU: no compiler, no tracing, and from C++ no Python.
+
+    docs/packages.md says what can be packaged. The kernels are those that measurements have shown to be fastest, or that are
+    predicted to be, at sizes within the bounds of `dynamic_shapes`; elsewhere something runs that is right at all sizes.
+
+    Parameters
+    ----------
+    model
+        A function or module, what `polytile.compile` made of one, or an exported program (torch.export), whose `args` may be
+        empty.
+    args, kwargs
+        Example inputs. Sizes of 0 and 1 among them are taken to be constants.
+    path
+        The file to write; an earlier one is replaced.
+    dynamic_shapes
+        As in torch.export.export. None lets every size vary that can.
+    hints
+        Sizes, in elements, for which kernels are measured now, as in `compile`.
+    weights_apart
+        Whether the weights are a file of their own, `path` with ".safetensors" behind it.
+    folder
+        Whether to write a folder of files in place of one file.
+    check
+        Whether to call the package on the example inputs, and to compare its results with eager's.
+    options
+        Values of `polytile.options` while kernels are generated and chosen.
+
+    Returns
+    -------
+    `path`.
+
+    Raises
+    ------
+    PackageError
+        The model has no form as a package, the file cannot be written, or its results are not eager's.
+    OptionError, HintError, CompilerMissing
+        As in `compile`; a compiler is needed.
+    """
+    from polytile.packages import write
+
+    return write.package(
+        model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart, folder=folder,
+        check=check, options=options,
+    )  # fmt: skip
+
+
+def load_package(path: str | Path, *, verify: bool = False) -> Package:
+    """Loads what `package` has written. Needs torch and no compiler.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    verify
+        Whether to compare the weights, too, with their digest; everything else always is. They are read as a whole then.
+
+    Returns
+    -------
+    A Package, called as the model was.
+
+    Raises
+    ------
+    PackageError
+        There is no package, it is damaged, or it was made for another processor or another version of polytile.
+    """
+    from polytile.packages import load
+
+    return load.load_package(path, verify=verify)
 
 
 def reset() -> None:

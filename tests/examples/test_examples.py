@@ -15,8 +15,9 @@ from scripts.record_examples import EXAMPLES, FOLDER
 
 SCRIPTS = sorted({run.script for runs in EXAMPLES.values() for run in runs})
 CONTAINER = "container/app"
-OTHERWISE = ("serving", "training", "quantised")
-"""What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour."""
+OTHERWISE = ("serving", "training", "quantised", "package/package")
+"""What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour,
+packages in tests/packages."""
 PROGRAMS = [
     pytest.param(name, marks=pytest.mark.slow) if name in OTHERWISE else name for name in EXAMPLES if name != CONTAINER
 ]

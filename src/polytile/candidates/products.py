@@ -185,8 +185,10 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
     machine = _machine()
 
     def valid(size: Mapping[str, int]) -> bool:
-        points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
-        return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
+        """It reads no size that it does not depend on: what depends on none serves at any (dispatch/fallbacks.py)."""
+        if not gemm.valid(spec, config, size):
+            return False
+        return threads == 1 or size["batch"] * size["M"] * size["N"] * max(1, size["K"]) >= 1 << 15
 
     return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
 

@@ -160,6 +160,45 @@ def replay_measurements(
         show(table)
 
 
+@app.command("package")
+def write_package(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE.py:FUNCTION", help="As for `polytile tune`; the first call is the example to package."),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("model.ptp"),
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="Shapes of the example's tensors, as 64x512 or 64x512,512x256.")
+    ] = None,
+    dtype: DtypeOfShapes = "float32",
+    device: DeviceOfShapes = "cpu",
+    hint: Annotated[list[int] | None, typer.Option(help="A size for which kernels are measured now. May be given again.")] = None,
+    weights_apart: Annotated[bool, typer.Option("--weights-apart", help="Write the weights to a file of their own.")] = False,
+    folder: Annotated[bool, typer.Option("--folder", help="Write a folder in place of one file.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Take OUTPUT as it is, and compare its results with eager's.")] = False,
+    runtime: Annotated[
+        Path | None, typer.Option(help="Write the C source of what loads packages, and its header, to this folder.")
+    ] = None,
+) -> None:
+    """Write a model as one file that runs on a CPU without a compiler, and from C++ without Python (docs/packages.md).
+
+    With --check nothing is written: the calls of FUNCTION are made by the package and by eager.
+    """
+    from polytile.cli import package
+    from polytile.cli.targets import Kind
+
+    kind = Kind(dtype, device)
+    if target is None and runtime is None:
+        raise typer.BadParameter("name a function as FILE.py:FUNCTION, or a folder by --runtime.")
+    if runtime is not None:
+        for path in package.write_runtime(runtime):
+            typer.echo(f"{path} written.")
+    if target is not None and check:
+        typer.echo(package.checked(target, shapes or [], kind, output))
+    elif target is not None:
+        typer.echo(package.written(target, shapes or [], kind, output, hint or None, weights_apart, folder))
+
+
 @app.command("report")
 def write_report(
     stores: Annotated[

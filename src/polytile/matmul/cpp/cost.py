@@ -65,15 +65,15 @@ def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """
     if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
         return False
-    m, n, k = sizes["M"], sizes["N"], sizes["K"]
     if config.form == "tile_prepacked":
         return bool(sizes.get(IS_PACKED))
     if config.form == "splitk":
-        return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES
+        sums = sizes["M"] * sizes["N"] * ACCUMULATOR_BYTES[spec.accumulator]
+        return sizes["K"] >= SMALLEST_SPLIT_K and sums <= SPLITK_PARTIAL_BYTES
     if config.form == "stream":
-        return m <= STREAM_ROWS
+        return sizes["M"] <= STREAM_ROWS
     if config.form == "small":
-        return spec.b_layout == "n" or k * config.nv * 64 <= SMALL_PANEL_BYTES
+        return spec.b_layout == "n" or sizes["K"] * config.nv * 64 <= SMALL_PANEL_BYTES
     return True
 
 
