@@ -432,8 +432,8 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
     module = linear()
     call, whole = run(module), panels.make
 
-    def stops(matrix: Tensor, lanes: int) -> Tensor:
-        whole(matrix, lanes).zero_()
+    def stops(matrix: Tensor, lanes: int, together: int) -> Tensor:
+        whole(matrix, lanes, together).zero_()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(panels, "make", stops)
@@ -449,7 +449,7 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
 def test_without_memory_for_a_copy_the_weight_itself_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     module = linear()
 
-    def refuses(matrix: Tensor, lanes: int) -> Tensor:
+    def refuses(matrix: Tensor, lanes: int, together: int) -> Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(panels, "make", refuses)
