@@ -98,6 +98,39 @@ def test_int8_weights_are_packed() -> None:
     assert made() >= 1 and used() == {True, False}  # once packed, once while the changed weight was watched
 
 
+class Nibbles(nn.Module):
+    """Two numbers a byte, the low half first, less 8; a scale for each group of 20 along k."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
+        self.register_buffer("scale", torch.rand(N, K // 20, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, 20)
+        return nn.functional.linear(x, ((numbers.to(x.dtype) - 8) * self.scale.to(x.dtype)).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_four_bits_are_packed_once_and_scaled_as_their_scales_are(dtype: torch.dtype) -> None:
+    module = Nibbles()
+    call, x = run(module), torch.randn(20, K, dtype=dtype)
+
+    def check_result() -> None:
+        exact = module(x.double())
+        assert (call(x) - exact).abs().max() <= (1e-5 if dtype == torch.float32 else 1e-2) * exact.abs().max()
+
+    check_result()
+    module.scale.mul_(3)
+    check_result()
+    assert made() == 1 and used() == {True}
+    module.weight.copy_(module.weight.roll(1, 0))
+    check_result()
+
+
 def test_weights_of_a_function_and_slices_of_weights_are_packed() -> None:
     weight = nn.Parameter(torch.randn(2 * N, K))
 
