@@ -11,6 +11,7 @@ A contestant that refuses a size is left out of that row, with what it said. Whe
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -120,7 +121,7 @@ def timed(contestants: dict[str, Any], x: Tensor, layer: nn.Module, seconds: flo
             failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
             continue
         errors[name] = float((result.double() - wanted).abs().max() / wanted.abs().max())
-        calls[name] = lambda call=call: call(x)
+        calls[name] = functools.partial(call, x)
     polytile.wait()
     timings = compare(calls, seconds=seconds).timings
     return {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}, "error": errors, "failed": failed}
@@ -153,11 +154,11 @@ def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -
             row: dict[str, Any] = {"kind": kind, "length": length}
             try:
                 right = model(tokens)
-                calls: dict[str, Callable[[], Any]] = {"eager": lambda model=model, tokens=tokens: model(tokens)}
+                calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, tokens)}
             except Exception as error:  # an operator refuses the length
                 right, calls, row["failed"] = None, {}, str(error).splitlines()[0][:120]
             got = compiled(tokens)
-            calls["polytile"] = lambda compiled=compiled, tokens=tokens: compiled(tokens)
+            calls["polytile"] = functools.partial(compiled, tokens)
             if right is not None:
                 row["mean_error"] = float((got - right).double().abs().mean() / right.double().abs().mean())
             polytile.wait()

@@ -36,8 +36,10 @@ def sign_products(graph: torch.fx.Graph) -> None:
                 signed = _call(graph, target, (signed, *args), kwargs)
             product = _call(graph, node.target, (signed, w), {})
         user.replace_all_uses_with(product)
-        for unused in (user, node):
-            graph.erase_node(unused)
+        offset = user.args[1]
+        for unused in (user, node, offset, offset.args[0]):
+            if not unused.users:
+                graph.erase_node(unused)
 
 
 def _is_offset(value: Any, w: torch.fx.Node) -> bool:

@@ -206,7 +206,7 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     if template.scales is not None:
         shared = scales.blocks_of(template.scales)
         left, right = template.scales
-        for name, view in zip(scales.AXES, (left and left.view, right.view, right.zeros), strict=True):
+        for name, view in zip(scales.AXES, (left.view if left is not None else None, right.view, right.zeros), strict=True):
             if view is not None:
                 read += _in_memory(name, view, buffers) + _Arguments(sizes=view.strides[1:])
     written, epilogue, symbols = _results(template, buffers)

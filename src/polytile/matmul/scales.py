@@ -52,7 +52,7 @@ def shape(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> tuple[int, 
 
 def dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]:
     """Strides as the library has them: scales of single rows and columns next to each other, of blocks those along k."""
-    strides = {}
+    strides: dict[str, int] = {}
     for name, (down, across) in blocks(kernel).items():
         rows, columns = shape(kernel, name, size)
         by_row = down > 1 if name == "SA" else across == 1
