@@ -87,6 +87,14 @@ def test_nothing_is_read_past_the_end_of_an_int8_matrix(form: str) -> None:
         assert_close(matmul(function, a, b, threads=1), a, b, TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_shorter_vectors_are_right(lanes: int) -> None:
+    spec = GemmSpec("float32", "k", "k", b_dtype="int8")
+    function = compiled(generate(spec, config("tile_packed"), "mixed_under_test", None, lanes), "mixed_under_test")
+    a, b = operands("float32", "k", 5, 63, 130)
+    assert_close(matmul(function, a, b, threads=1), a, b, TOLERANCE["float32"])
+
+
 def test_the_tables_have_configs_for_every_layout() -> None:
     for layout in ("n", "k", "any"):
         spec = GemmSpec("bfloat16", "k", layout, out_dtype="bfloat16", b_dtype="int8")
