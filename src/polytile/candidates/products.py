@@ -16,17 +16,17 @@ from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library import row_scales, split_k
-from polytile.candidates.library.matmul import DualMatmulLibrary, ScaledLibrary
+from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
 from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.product_terms import work_terms
 from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
-from polytile.ir.interpret import scaled_product
+from polytile.ir.interpret import scaled_operand
 from polytile.ir.program import compute_dtype
 from polytile.matmul import cpp as gemm
-from polytile.matmul import packed_weights, prologue
+from polytile.matmul import packed_weights, prologue, scales
 from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
 from polytile.matmul.cpp import epilogue as cpp_epilogue
 from polytile.matmul.gemm_args import operands
@@ -52,16 +52,19 @@ def candidates(
     threads: Sequence[int],
     unfused: InnerKernel | None,
     sources: Sequence[str],
+    materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
     """The candidates on a CPU, in the order of `sources`: the library's product, on which `unfused` runs the epilogue, and a
     generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
-    library's."""
+    library's. For a product with a prologue, which is a weight's, `materialised` stands in the library's place, and the generated
+    kernels are those that read the packed weight."""
+    library = materialised or (DequantisedLibrary if kernel.scales is not None else AtenProduct)(kernel, unfused)
     factories: dict[str, Callable[[], Sequence[Candidate]]] = {
-        "library": lambda: [AtenProduct(kernel, unfused)],
+        "library": lambda: [library],
         "cpp": lambda: _generated(kernel, name, threads),
     }
     wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
-    return tuple(wanted) or (AtenProduct(kernel, unfused),)
+    return tuple(wanted) or (library,)
 
 
 def gpu_candidates(
@@ -143,6 +146,8 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     generated: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
+            if any(kernel.prologues) and config.form != "tile_prepacked":
+                continue
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
@@ -210,10 +215,12 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         left, right = tensors["A"].to(sums), tensors["B"].to(sums)
-        if kernel.scales is None:
-            product = torch.matmul(left, right)
-        else:
-            product = scaled_product(left, right, tensors["SA"].to(sums), tensors["SB"].to(sums), kernel.scales)
+        blocks = scales.blocks(kernel)
+        if "SA" in blocks:
+            left = scaled_operand(left, blocks["SA"], tensors["SA"].to(sums))
+        if "SB" in blocks:
+            right = scaled_operand(right, blocks["SB"], *[tensors[name].to(sums) for name in ("SB", "ZB") if name in blocks])
+        product = torch.matmul(left, right)
         if kernel.second is not None:
             product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:

@@ -171,15 +171,15 @@ def _product(
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
-    if Target.of(target).native:
-        threads = thread_counts(pytorch.threads())
-        candidates = templates.candidates(kernel, name, threads, fallback, sources)
-        return define(specs.template_spec(kernel, name, origins), candidates)
-    from polytile.dispatch import gpu_specs
-
     stored = None
     if any(kernel.prologues):
         stored = MaterialisedOperands(kernel, first, ProductWork(kernel.plain, origins, target, tuple(sources)).define())
+    if Target.of(target).native:
+        threads = thread_counts(pytorch.threads())
+        candidates = templates.candidates(kernel, name, threads, fallback, sources, stored)
+        return define(specs.template_spec(kernel, name, origins), candidates)
+    from polytile.dispatch import gpu_specs
+
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 

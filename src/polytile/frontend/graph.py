@@ -36,6 +36,7 @@ from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
 from polytile.frontend.trace import trace_of
+from polytile.frontend.unsigned_products import sign_products
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Attention, Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
@@ -68,6 +69,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     wrong is a library call, or, with the option on_failure="raise", a LoweringFailed that names it."""
     load()
     complete(graph.graph)
+    sign_products(graph.graph)
     return _Driver(graph, name, weights or {}).run()
 
 

@@ -139,7 +139,7 @@ def operation_text(op: Operation) -> str:
     if isinstance(op, Template):
         head = f"{op.kind} {op.name}: {view_text(op.out)} = {view_text(op.a)} @ {view_text(op.b)}"
         head += f" + {view_text(op.second[0])} @ {view_text(op.second[1])}" if op.second is not None else ""
-        scales = [f"{view_text(s.view)} of {s.rows}" for s in op.scales or ()]
+        scales = [f"{view_text(s.view)} of {s.rows}x{s.along}" for s in op.scales or () if s is not None]
         head += f" scaled by {', '.join(scales)}" if scales else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]

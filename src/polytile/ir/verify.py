@@ -149,8 +149,7 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        scales = [each.view for each in operation.scales or ()]
-        return [operation.a, operation.b, operation.out, *(operation.second or ()), *scales]
+        return [operation.a, operation.b, operation.out, *(operation.second or ()), *operation.scale_views]
     if isinstance(operation, Attention):
         return list(operation.views)
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
@@ -174,9 +173,11 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
     if operation.scales is not None:
         left, right = operation.scales
-        pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
-        if left.view.dtype != torch.float32 or right.view.dtype != torch.float32:
-            yield f"scales of {left.view.dtype} and {right.view.dtype}; they are float32"
+        if left is not None:
+            pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
+        dtypes = [view.dtype for view in operation.scale_views]
+        if any(dtype != torch.float32 for dtype in dtypes):
+            yield f"scales of {' and '.join(map(str, dtypes))}; they are float32"
     for name, (one, other) in pairs.items():
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"

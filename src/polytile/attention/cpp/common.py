@@ -11,6 +11,7 @@ STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "p
 
 CONSTANTS = """\
 typedef {storage} S;                               // q, k, v and out in memory
+typedef S SB;                                      // the right operand of a product
 typedef {bias} M;                                  // the bias in memory
 constexpr long L = {lanes};
 constexpr bool CAUSAL = {causal}, BOTTOM_RIGHT = {bottom_right}, EMPTY_IS_0 = {empty_is_0};

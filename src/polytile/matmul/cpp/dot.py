@@ -104,7 +104,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     )
     rows = range(1, config.mr + 1)
     widths = sorted({config.nv, 1})
-    tables = "typedef void (*Dot)(const PA*, long, const S*, long, long, T*, long);\n" + "".join(
+    tables = "typedef void (*Dot)(const PA*, long, const SB*, long, long, T*, long);\n" + "".join(
         f"static const Dot {table}[MR + 1] = {{nullptr, {', '.join(f'dot{r}x{width}' for r in rows)}}};\n"
         for table, width in (("DOT", config.nv), ("DOT_ONE", 1))
     )
