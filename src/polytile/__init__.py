@@ -4,6 +4,7 @@
 
 compile         torch.compile with this backend, with hints, kernels compiled ahead, and options
 kernel          makes one call of several kernels that you wrote
+autotune        takes the place of triton.autotune: tunes the configs of a Triton kernel for ranges of sizes
 explain         reports what became of every operator of a function, which kernels run, and why
 profile         calls a function some times, and says how long each kernel of it takes
 options         every setting; `options.override(...)` sets some within a block
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PolytileError",
     "__version__",
+    "autotune",
     "compile",
     "counters",
     "explain",
@@ -191,6 +193,81 @@ def kernel(
 
     read = signatures.parsed(signature)
     return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
+
+
+def autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    exact: Sequence[str] | bool = (),
+    hints: Sequence[Mapping[str, int]] = (),
+    make_args: Callable[..., Mapping[str, Any]] | None = None,
+    reference: Callable[..., None] | None = None,
+    reduction: Sequence[str | int] = (),
+    search: Mapping[str, Sequence[Any]] | None = None,
+    stall: str = "tune",
+    plan: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Any], Any]:
+    """Takes the place of `triton.autotune`: the same arguments, in the same order, and the same kernels and Configs.
+
+    Integers of `key` are sizes: calls whose sizes are in one range share a choice, which is kept for later processes. Configs are
+    compared with each other before one is timed, on copies of what the kernel changes. docs/autotune.md says what else differs.
+
+    Parameters
+    ----------
+    configs, key, prune_configs_by, reset_to_zero, restore_value, pre_hook, post_hook, do_bench
+        As in `triton.autotune`.
+    warmup, rep, use_cuda_graph, cache_results
+        Taken, and without effect: polytile times in its own way and always keeps results.
+    exact
+        Names in `key` whose every value has a choice of its own; True: all.
+    hints
+        Sizes, as [{"M": 16, "N": 4096}], that are tuned at the first call. They need `make_args`.
+    make_args
+        A function of the sizes by name that returns the kernel's arguments for them by name, tensors on the launch's device.
+    reference
+        What is right: a function that writes the kernel's outputs. It is called with those of the kernel's arguments that its
+        parameters name, floating-point tensors in float64 as well as in their own dtype.
+    reduction
+        Names of sizes, and numbers, whose product is the number of terms that an output element sums. Default: 4096 terms.
+    search
+        A space beside `configs`, as {"BLOCK": [64, 128, 256], "num_warps": [2, 4, 8]}: a sample of it is timed, then what lies
+        beside the best.
+    stall, plan, options
+        Values of `polytile.options` for this kernel: what a call waits for ("tune" or "never"), a plan, any others.
+
+    Returns
+    -------
+    A decorator for what `triton.jit` or `triton.heuristics` returns. It makes a kernel that is launched as kernel[grid](...).
+
+    Raises
+    ------
+    SignatureError
+        A name is none of the kernel's parameters, `search` is no mapping to lists, or `hints` come without `make_args`.
+    OptionError
+        As in `compile`.
+    """
+    from polytile.autotuner.tuner import Autotuner, Extras
+
+    given = {
+        "configs": configs, "key": key, "prune_configs_by": prune_configs_by, "reset_to_zero": reset_to_zero,
+        "restore_value": restore_value, "pre_hook": pre_hook, "post_hook": post_hook, "warmup": warmup, "rep": rep,
+        "use_cuda_graph": use_cuda_graph, "do_bench": do_bench, "cache_results": cache_results,
+    }  # fmt: skip
+    own = {"stall": stall, **({"plan": plan} if plan else {}), **(options or {})}
+    extras = Extras(exact, tuple(hints), reference, tuple(reduction), search, make_args, own)
+    return lambda fn: Autotuner(fn, given, extras)
 
 
 def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = None) -> bool:

@@ -139,6 +139,24 @@ def tune_ahead(
     raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick, exhaustive))
 
 
+@app.command("autotune")
+def scan_autotuned(
+    files: Annotated[list[Path], typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.")],
+) -> None:
+    """Say what may go wrong when the autotuned Triton kernels of a file are tuned.
+
+    Kernels by `triton.autotune` and by `polytile.autotune` are read alike: whether one changes what it reads, adds to an output
+    that nothing resets, loops up to a size that is not in its key, or names what it does not have. The files are imported; no
+    kernel runs. The status is 1 where something was found.
+    """
+    from polytile.cli.autotune import scanned
+    from polytile.report import show
+
+    table, found = scanned(files)
+    show(table)
+    raise typer.Exit(1 if found else 0)
+
+
 @app.command("replay")
 def replay_measurements(
     file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
