@@ -44,6 +44,8 @@ class Unit:
     arguments: int
     tensors: int
     memories: int
+    device: int
+    """Number of the GPU that it runs on; -1: it runs on none."""
 
     @property
     def source(self) -> str:
@@ -82,6 +84,7 @@ class _Writer(lines.LineWriter):
         self.numbers: dict[sympy.Basic, str] = {}
         self.arrays: dict[tuple[sympy.Expr, ...], str] = {}
         self.arguments = 0
+        self.device = -1
         self.accepted = False
         self.computed = False
         """Whether a number has been computed since `bad` was last looked at."""
@@ -105,7 +108,7 @@ class _Writer(lines.LineWriter):
         body = "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
         memories = 0 if self.arena is None else len(self.arena.memories)
         held = [list(self.kernels), self.parts, self.constants, self.errors]
-        counts = self.arguments, len(self.tensors), memories
+        counts = self.arguments, len(self.tensors), memories, self.device
         after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
@@ -210,7 +213,8 @@ class _Writer(lines.LineWriter):
         self.constants.append(line.name)
 
     def on_device(self, line: lines.OnDevice) -> None:
-        self.add(f"if (!api->on_device({line.device.index or 0})) return REFUSED;")
+        self.device = line.device.index or 0
+        self.add(f"if (!api->on_device({self.device})) return REFUSED;")
 
     def take_arguments(self, line: lines.TakeArguments) -> None:
         self.arguments = len(line.names)
