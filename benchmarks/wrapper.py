@@ -149,19 +149,27 @@ def of_decoder(device: str) -> dict[str, Any]:
     return measured("decoder", Decoder().to(device).eval(), torch.randn(6, 32, device=device))
 
 
-def first_result(model: nn.Module, words: Tensor) -> Any:
-    return model(words)[0]
+class First(nn.Module):
+    """A model that returns the first of its results."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: Tensor) -> Any:
+        return self.model(words)[0]
 
 
 def of_model(name: str, shapes: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
-    """Wall and kernel time of whole calls by Python's wrapper and by C's."""
+    """Wall and kernel time of whole calls, eager's, by Python's wrapper and by C's."""
     from benchmarks.gpu.models import DTYPE, MODELS, tokens
     from benchmarks.gpu.replay import kernel_times, wall_times
 
-    model = MODELS[name]().to("cuda", DTYPE).eval()
-    calls: dict[str, Callable[..., Any]] = {}
+    torch._dynamo.reset()  # all models are calls of one function to it, of which it compiles eight at most
+    model = First(MODELS[name]().to("cuda", DTYPE).eval())
+    calls: dict[str, Callable[..., Any]] = {"eager": model}
     for target in MODEL_TARGETS:
-        run = polytile.compile(functools.partial(first_result, model), options={"wrapper": target})
+        run = polytile.compile(model, options={"wrapper": target})
         for shape in shapes:
             for _ in range(3):
                 run(*tokens(*shape))
@@ -195,7 +203,7 @@ def _making(c: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def of_models(rows: list[Mapping[str, Any]]) -> Table:
-    what = [(kind, target) for kind in ("wall_us", "kernel_us") for target in MODEL_TARGETS]
+    what = [(kind, target) for kind in ("wall_us", "kernel_us") for target in ("eager", *MODEL_TARGETS)]
     body = [(row["model"], "×".join(map(str, row["shape"])), *[row[kind][t] * 1e-6 for kind, t in what]) for row in rows]
     times = [Column(f"{kind.removesuffix('_us')}, {target}", micros) for kind, target in what]
     columns: list[Column | str] = ["model", "shape", *times]

@@ -78,11 +78,13 @@ def own_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
-    """Fixed seed and default dtype; afterwards Dynamo forgets what it compiled and the counters are back at zero."""
+    """Fixed seed, default dtype and threads; afterwards Dynamo forgets what it compiled and the counters are back at zero."""
     torch.manual_seed(0)
-    default = torch.get_default_dtype()
+    default, threads = torch.get_default_dtype(), torch.get_num_threads()
     yield
     torch.set_default_dtype(default)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     if "polytile.counters" in sys.modules:

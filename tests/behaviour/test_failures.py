@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[Any, str, Any]] = {
     "the wrapper": (compiler, "backend", lambda *given: fails),
     "candidates ahead": (compiler, "_prepare", fails),
     "choosing": (selector, "choose", fails),
-    "choosing for a call": (MultiKernel, "_select", fails),
+    "choosing for a call": (MultiKernel, "select", fails),
     "code": (loops, "generate", fails),
 }
 

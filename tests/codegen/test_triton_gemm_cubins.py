@@ -133,7 +133,7 @@ def test_a_launch_passes_what_the_machine_code_takes(
     handle = GemmCandidate(name, config, work, lambda size: True, lambda size: 1e-6).specialise(facts).handle()
     assert handle is not None
     [one] = handle.launches
-    taken = parameters(one.image)
+    taken = parameters(one.function.image)
     passed = [PASSED.get(kind, size) for (kind, _), size in zip(one.parameters, taken, strict=True)]
     assert passed == taken
     size = {"M": 300, "N": 500, "K": 200, "a_stride_m": 1000, "a_stride_k": 2000, "b_stride_n": 3000, "b_stride_k": 4000}

@@ -12,6 +12,7 @@ import torch
 from polytile import counters
 from polytile.dispatch import MultiKernel
 from polytile.dispatch.keys import Condition, PowerBelow16
+from polytile.errors import ResourcesExceeded
 from polytile.facts import PowerOfTwo, Wide
 from polytile.runtime import background, regime
 from polytile.runtime.formula import any_above, power_below_16
@@ -211,3 +212,19 @@ def test_a_form_serves_where_all_that_it_takes_for_granted_is_so() -> None:
                 kernel(data[: m * n].view(m, n), torch.zeros(m, n), m, n)
         background.drop()
         assert [(m, n) in form.calls for _, m, n in calls] == expected, facts
+
+
+def test_a_form_that_cannot_be_loaded_serves_nowhere() -> None:
+    """What it spills is known once it is compiled."""
+
+    class Spills(Fake):
+        def entry(self) -> Any:
+            raise ResourcesExceeded("It spills 88 bytes.")
+
+    other = library()
+    kernel = MultiKernel(spec(), [Spills("spills", predicted=1e-9), other], {"stall": "never", "isolation": "never"})
+    kernel.offer(kernel.candidates[0])
+    with background.background.held():
+        call(kernel, 33)
+    background.drop()
+    assert len(other.calls) == 1

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import debug
 from polytile import options as settings
-from polytile.compiler import front_door, handed, tiers
+from polytile.compiler import front_door, handed, races, tiers
 from polytile.compiler import guards as dynamo_guards
 from polytile.compiler import programs as compiler
 from polytile.compiler.inference import Inference
@@ -87,12 +87,12 @@ def compile(
     # What other guards would keep apart, a compile with few guards keeps for itself.
     backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead, 0 if kept is None else next(_few_guards))
     with settings.override(**given):
-        door = settings.get("front_door")
+        door, may_race = settings.get("front_door"), races.allowed()
 
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}
         made = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
-        return front_door.install(made, function, backend, dynamic, door)
+        return front_door.install(made, function, backend, dynamic, door, may_race)
 
     return compiled if function is None else compiled(function)
 

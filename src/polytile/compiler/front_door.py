@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
 from polytile.runtime import entry
@@ -49,28 +50,33 @@ def of(compiled: Any) -> FrontDoor | None:
     return getattr(call, "polytile_front_door", None)
 
 
-def install(compiled: Any, function: Any, backend: Any, dynamic: bool | None, mode: str) -> Any:
-    """What torch.compile made of `function`, behind a front door where there can be one. `mode` is the option `front_door`."""
+def install(compiled: Any, function: Any, backend: Any, dynamic: bool | None, mode: str, may_race: bool = False) -> Any:
+    """What torch.compile made of `function`, behind a front door where there can be one. `mode` is the option `front_door`;
+    `may_race`: calls that eager answers faster are eager's own (races.py)."""
     if mode == "off" or torch._dynamo.config.caching_precompile or torch._dynamo.config.compiled_autograd:
         return compiled
     if isinstance(compiled, torch._dynamo.OptimizedModule):
         if "_forward" not in vars(compiled):  # which lazy modules have until they know their sizes
-            compiled.forward = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check").function()
+            compiled.forward = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race).function()
         return compiled
     inner = torch._dynamo.eval_frame.innermost_fn(function)
     if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:
-        return FrontDoor(compiled, inner, backend, dynamic, mode == "check").function()
+        return FrontDoor(compiled, inner, backend, dynamic, mode == "check", may_race).function()
     return compiled
 
 
 class FrontDoor:
     """The front door of `compiled`, which torch.compile made of a function, or as the forward of a module."""
 
-    def __init__(self, compiled: Callable[..., Any], owner: Any, backend: Any, dynamic: bool | None, checks: bool) -> None:
+    def __init__(
+        self, compiled: Callable[..., Any], owner: Any, backend: Any, dynamic: bool | None, checks: bool, may_race: bool = False
+    ) -> None:
         self.compiled, self.backend, self.dynamic, self.checks = compiled, backend, dynamic, checks
         self._function = owner if isinstance(owner, types.FunctionType) else None
         self._module = None if self._function is owner else owner
         self.entry: Any = None
+        self.races: Races | None = None
+        self._may_race = may_race and not checks
         self.refusals: tuple[str, ...] = ()
         """Why compiled code runs through Dynamo alone."""
         self._graphs = -1
@@ -95,6 +101,11 @@ class FrontDoor:
         return call
 
     def _through_dynamo(self, open_: Callable[[Any], None], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that the entry, if there is one, has declined."""
+        if self.races is not None and (key := self.entry.take_wanted()):
+            result = self.races.run(key, args, kwargs)
+            if result is not DECLINED:
+                return result
         before = counters["graphs_compiled"]
         result = self.compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]
@@ -126,6 +137,8 @@ class FrontDoor:
     def __str__(self) -> str:
         known = 0 if self.entry is None else len(self.entry.managers)
         direct = [f"{known} compiled code(s) run without Dynamo's frames"] if known else []
+        if self.races is not None and self.races.won:
+            direct.append(f"calls of {self.races.won} size(s) are eager's own, which measured faster")
         others = [f"{self.refusals.count(why)} through Dynamo, as {why}" for why in dict.fromkeys(self.refusals)]
         return "; ".join(direct + others) or "nothing is compiled yet"
 
@@ -148,8 +161,11 @@ class FrontDoor:
                 ways.append((self._kept(found.guard_manager), found.guard_manager.root.check, as_function(found.code, function)))
         self.refusals = tuple(refusals)
         if self.entry is None:
-            self.entry = loaded.Entry(self._module)
+            self.entry = loaded.Entry(self._module, self._may_race)
         self.entry.replace(function, tuple(ways))
+        if self._may_race:
+            own = function if self._module is None else types.MethodType(function, self._module)
+            self.races = Races(self.entry, own)
 
     def called_function(self) -> types.FunctionType | None:
         """The function whose frame Dynamo evaluates."""

@@ -47,6 +47,11 @@ def wait(timeout: float | None = None) -> bool:
                 return True
 
 
+def is_settled() -> bool:
+    """Whether every decision that calls have asked for is made, and none is on trial."""
+    return not background.pending() and not any(learning.trials for learning in list(_all))
+
+
 class Learning:
     """The jobs of one MultiKernel in the background, one of a kind for each regime at a time."""
 

@@ -28,6 +28,8 @@ from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.temporary import FirstRun, ProvisionalEntry
 from polytile.dispatch.tree import DecisionTree, Node
 from polytile.errors import (
+    CandidateRejected,
+    CompileFailed,
     CompilerMissing,
     DeviceLost,
     DivisionByZero,
@@ -200,8 +202,12 @@ class MultiKernel:
                 self.fallbacks.look_around(ints, cells, varying)
 
     def offer(self, form: Candidate) -> None:
-        """Loads a form of a candidate, to serve in regimes that are not decided yet."""
-        entry = form.entry()
+        """Loads a form of a candidate, to serve in regimes that are not decided yet. One that cannot be loaded serves nowhere; the
+        decision that wants it meets the reason again, and records it."""
+        try:
+            entry = form.entry()
+        except (CandidateRejected, CompileFailed):
+            return
         if self.fallbacks is not None:
             with self.lock:
                 self.fallbacks.offer(form, entry)

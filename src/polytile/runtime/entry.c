@@ -6,9 +6,14 @@
    torch.compile would look at, it returns `declined`, and the caller goes the usual way.
 
    A Graph is what polytile's backend gives to Dynamo for an inference graph: it does what AOTAutograd's runtime wrapper does for a
-   graph that changes no argument and returns no alias. An Undisturbed stands for what torch._dynamo.disable made of a Graph. */
+   graph that changes no argument and returns no alias. An Undisturbed stands for what torch._dynamo.disable made of a Graph.
+
+   An Entry also counts calls by the sizes of their tensors on a CPU, rounded to powers of two. Where calls are many it declines one,
+   so that its owner can race the compiled code against the function itself (races.py), and does what that has found out. */
 
 enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
+enum { RACES = 256, RACED_AFTER = 256 };
+enum { COUNTING, RACING, COMPILED_IS_FASTER, FUNCTION_IS_FASTER };
 
 /* Set once by configure_entries(). */
 static struct {
@@ -33,6 +38,12 @@ typedef struct { /* compiled code with its guards */
     PyObject *run;     /* the code as a function */
 } Way;
 
+typedef struct { /* what is known of calls at sizes like each other's */
+    uint64_t key;
+    uint32_t calls;
+    char state;
+} AtSizes;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -48,6 +59,9 @@ typedef struct {
     Way ways[MAX_WAYS];
     char full;
     char stale;          /* whether what was found when the ways were has changed since */
+    char races;
+    unsigned long long wanted; /* the key of a call that was declined for a race; 0: it was not for that */
+    AtSizes at_sizes[RACES];
 } Entry;
 
 /* ---- what has to be so ---- */
@@ -297,18 +311,117 @@ static PyObject *const *with_owner(Entry *self, PyObject **all, PyObject *const 
     return all;
 }
 
-static PyObject *call_entry(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+/* A number for the ranks and sizes of tensors, sizes rounded down to powers of two; 0: a tensor is not on a CPU, or there is none. */
+static uint64_t key_of_sizes(PyObject *const *given, Py_ssize_t count)
 {
-    Entry *self = (Entry *)object;
-    PyObject *all[MAX_GIVEN], *run;
-    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    uint64_t key = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!is_plain(given[i]))
+            continue;
+        void *handle = (char *)given[i] + configured.handle_offset;
+        int64_t *sizes = NULL, rank = 0;
+        int32_t device;
+        if (configured.get_device_type(handle, &device) != 0 || device != TORCH_CPU || entering.get_rank(handle, &rank) != 0
+            || entering.get_sizes(handle, &sizes) != 0)
+            return 0;
+        key = (key ^ (uint64_t)(rank + 1)) * 0x9E3779B97F4A7C15u;
+        for (int64_t axis = 0; axis < rank; axis++)
+            key = ((key >> 29) ^ key ^ (uint64_t)(sizes[axis] > 0 ? 64 - __builtin_clzll((uint64_t)sizes[axis]) : 0))
+                  * 0xBF58476D1CE4E5B9u;
+    }
+    return key;
+}
+
+/* What is known of calls like this one; NULL: nothing is asked of them. Of two keys that share a place the first has it. */
+static AtSizes *at_sizes_of(Entry *self, PyObject *const *given, Py_ssize_t count)
+{
+    uint64_t key = key_of_sizes(given, count);
+    AtSizes *found = &self->at_sizes[(key >> 40) % RACES];
+    if (key == 0 || (found->key != 0 && found->key != key))
+        return NULL;
+    found->key = key;
+    return found;
+}
+
+static int is_usual(Entry *self)
+{
+    return self->count > 0 && is_as_found(self) && (self->owner == NULL || is_called_plainly(self)) && all_hold();
+}
+
+static PyObject *call_compiled(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
     int why;
-    given = with_owner(self, all, given, &count, names);
-    if (given == NULL || (run = find_way(self, given, count, names, &why)) == NULL)
+    PyObject *run = find_way(self, given, count, names, &why);
+    if (run == NULL)
         return Py_NewRef(entering.declined);
     PyObject *result = PyObject_Vectorcall(run, given, (size_t)count, names);
     Py_DECREF(run);
     return result;
+}
+
+static PyObject *call_entry(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+{
+    Entry *self = (Entry *)object;
+    PyObject *all[MAX_GIVEN];
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    given = with_owner(self, all, given, &count, names);
+    if (given == NULL)
+        return Py_NewRef(entering.declined);
+    AtSizes *known = self->races ? at_sizes_of(self, given, count + (names == NULL ? 0 : PyTuple_GET_SIZE(names))) : NULL;
+    if (known != NULL && known->state != COMPILED_IS_FASTER) {
+        if (known->state == FUNCTION_IS_FASTER && is_usual(self))
+            return PyObject_Vectorcall(self->function, given, (size_t)count, names);
+        if (known->state == RACING || (known->state == COUNTING && ++known->calls >= RACED_AFTER)) {
+            known->state = RACING;
+            self->wanted = known->key;
+            return Py_NewRef(entering.declined);
+        }
+    }
+    return call_compiled(self, given, count, names);
+}
+
+/* compiled(*args, **kwargs) -> what the compiled code gives; `declined` as a call does, never for a race. */
+static PyObject *entry_compiled(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    PyObject *all[MAX_GIVEN];
+    given = with_owner((Entry *)object, all, given, &count, names);
+    return given == NULL ? Py_NewRef(entering.declined) : call_compiled((Entry *)object, given, count, names);
+}
+
+/* settle(key, whether the function is faster): the end of a race. */
+static PyObject *entry_settle(PyObject *object, PyObject *parsed)
+{
+    unsigned long long key;
+    int faster;
+    if (!PyArg_ParseTuple(parsed, "Kp", &key, &faster))
+        return NULL;
+    AtSizes *found = &((Entry *)object)->at_sizes[(key >> 40) % RACES];
+    if (found->key == key)
+        found->state = faster ? FUNCTION_IS_FASTER : COMPILED_IS_FASTER;
+    Py_RETURN_NONE;
+}
+
+/* postpone(key): no race yet; calls are counted anew. */
+static PyObject *entry_postpone(PyObject *object, PyObject *given)
+{
+    unsigned long long key = PyLong_AsUnsignedLongLong(given);
+    if (key == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    AtSizes *found = &((Entry *)object)->at_sizes[(key >> 40) % RACES];
+    if (found->key == key) {
+        found->state = COUNTING;
+        found->calls = 0;
+    }
+    Py_RETURN_NONE;
+}
+
+/* take_wanted() -> the key of the race that the last call was declined for, once; 0: it was not. */
+static PyObject *entry_take_wanted(PyObject *object, PyObject *unused)
+{
+    Entry *self = (Entry *)object;
+    unsigned long long wanted = self->wanted;
+    self->wanted = 0;
+    return PyLong_FromUnsignedLongLong(wanted);
 }
 
 /* find(*args, **kwargs) -> whether the guards of a way hold, which is the first then; None: they were not asked. */
@@ -399,6 +512,8 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
     set_ways(self, ways, count);
     self->full = PyTuple_GET_SIZE(given) > count;
     self->stale = 0;
+    self->wanted = 0;
+    memset(self->at_sizes, 0, sizeof self->at_sizes);
     Py_RETURN_NONE;
 }
 
@@ -411,11 +526,12 @@ static PyObject *entry_managers(PyObject *object, void *unused)
     return managers;
 }
 
-/* Entry(owner or None) */
+/* Entry(owner or None, whether there are races) */
 static PyObject *entry_new(PyTypeObject *type, PyObject *parsed, PyObject *keywords)
 {
     PyObject *owner;
-    if (!PyArg_ParseTuple(parsed, "O", &owner))
+    int races;
+    if (!PyArg_ParseTuple(parsed, "Op", &owner, &races))
         return NULL;
     if (entering.declined == NULL)
         return PyErr_Format(PyExc_RuntimeError, "Entry: configure_entries() comes first");
@@ -424,6 +540,7 @@ static PyObject *entry_new(PyTypeObject *type, PyObject *parsed, PyObject *keywo
         return NULL;
     self->vectorcall = call_entry;
     self->owner = owner == Py_None ? NULL : Py_NewRef(owner);
+    self->races = (char)races;
     return (PyObject *)self;
 }
 
@@ -477,6 +594,10 @@ static PyGetSetDef entry_properties[] = {
 
 static PyMethodDef entry_methods[] = {
     {"replace", entry_replace, METH_VARARGS, NULL},
+    {"settle", entry_settle, METH_VARARGS, NULL},
+    {"postpone", entry_postpone, METH_O, NULL},
+    {"take_wanted", entry_take_wanted, METH_NOARGS, NULL},
+    {"compiled", (PyCFunction)(void (*)(void))entry_compiled, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"find", (PyCFunction)(void (*)(void))entry_find, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,6 @@
 """Entries: calls of a compiled function without the evaluation of its frame, in C (entry.c).
 
-    module()      the launcher, ready for entries; None, and the log says why, where there can be none
+    module()      the launcher, ready for entries; None where there can be none
     DECLINED      what an Entry returns in place of a result where the call has to go through torch.compile
 """
 
@@ -46,7 +46,7 @@ LAYOUT = ("dim", "sizes")
 @functools.cache
 def module() -> Any:
     """The launcher, able to make entries; None where there is none, or torch does not have what entries look at."""
-    loaded = native.module()
+    loaded = native.module(quietly=True)  # entries only save time: kernels that go without the launcher warn of it
     if loaded is None:
         return None
     try:

@@ -51,14 +51,24 @@ def prepare() -> compiler.Compilation:
     return compiler.compile_c("launcher", source, told, (sysconfig.get_path("include"),))
 
 
-def module() -> Any:
-    """The loaded extension, the same in every call; None if it cannot be built or loaded here."""
+def module(quietly: bool = False) -> Any:
+    """The loaded extension, the same in every call; None if it cannot be built or loaded here, of which the first call that is
+    not `quietly` made warns."""
     with _lock:
-        return _load()
+        loaded, why = _load()
+        if loaded is None and not quietly:
+            _warn(why)
+        return loaded
 
 
 @functools.cache
-def _load() -> Any:
+def _warn(why: str) -> None:
+    log.warning("The C launcher cannot be used, calls go through ctypes (5 us each, not 0.1): %s", why)
+
+
+@functools.cache
+def _load() -> tuple[Any, str]:
+    """The extension, or None and why."""
     try:
         loaded = _import(prepare().result())
         with torch.device("cpu"):  # of its self-tests' tensors, whatever the program's default is
@@ -67,15 +77,15 @@ def _load() -> Any:
         reason = str(error).partition("\n")[0]
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             reason = "Python's own headers are not installed (Debian, Ubuntu: apt install python3-dev)."
-        log.warning("The C launcher cannot be used, calls go through ctypes (5 us each, not 0.1): %s", reason)
-        return None
-    return loaded
+        return None, reason
+    return loaded, ""
 
 
 def reset() -> None:
     """Forgets the loaded extension; the next use builds or loads it again."""
     with _lock:
         _load.cache_clear()
+        _warn.cache_clear()
 
 
 def _import(library: compiler.Library) -> ModuleType:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from polytile.candidates.library import cublaslt as candidates
@@ -152,7 +153,8 @@ def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> 
     bias = torch.ones(7)
     ints = (1, 5, 7, 9, *x.stride(), *y.stride())
     tensors = (*kernel.tensors[:2], TensorArg("e0", F32, "in"))
-    fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors)
+    size = (sympy.Symbol("n0", integer=True),)
+    fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors, symbols=size)
     run(LtCandidate(fused, lambda *args: seen.append(args), CPU, 0), x, y, bias, *ints, 4)
     ((made, *rest),) = seen
     assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long()).int())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from polytile.candidates import products as templates
@@ -22,6 +23,7 @@ from tests.codegen.triton_gemm import integers, operands, product
 from tests.runtime.cuda.test_cublaslt import CPU, run
 
 T = torch.Tensor
+N0 = sympy.Symbol("n0", integer=True)
 
 
 @pytest.mark.parametrize(("a", "b"), [("k", "n"), ("m", "k")])
@@ -94,7 +96,7 @@ def test_a_product_and_the_kernel_of_its_epilogue_are_one_call(monkeypatch: pyte
     """The first goes through Python, as the epilogue has decided nothing."""
     kernel = product(torch.float32)
     tensors = (*kernel.tensors[:2], TensorArg("e0", torch.float32, "out"))
-    fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors)
+    fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors, symbols=(N0,))
     through_python: list[int] = []
     apart = AtenProduct._apart
 

@@ -1,0 +1,101 @@
+"""Races of whole calls: compiled code against the function itself, so that no call is slower for being compiled.
+
+For small tensors on a CPU, what surrounds the kernels may take longer than eager does. Calls are counted by the sizes of their
+tensors (runtime/entry.c). Where they are many, and nothing about them is left to be learned, some calls run the compiled code and
+some the function, in turns. Both give the call's result, so no call is made for the race alone. The faster one serves calls of
+these sizes from then on, until Dynamo compiles something new.
+
+There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other devices,
+where the host's clock says little. Where the same kernels have to run in every process there are none either.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from polytile import options
+from polytile.compiler import tiers
+from polytile.dispatch import learning
+from polytile.runtime.entry import DECLINED
+
+TURNS = 12
+"""Calls of each in a race."""
+HOPELESS = 1.5
+"""How much longer the first two of a contender may take before the race is over."""
+MARGIN = 0.97
+"""The part of the compiled code's time that the function has to stay below."""
+
+
+def allowed() -> bool:
+    """Whether calls may be raced under the options in force."""
+    return bool(options.get("race_eager")) and options.get("tune") != "off" and tiers.waits_for() != "compile"
+
+
+@dataclass
+class Race:
+    """The race of calls of some sizes. Times are in nanoseconds."""
+
+    compiled: list[int] = field(default_factory=list)
+    function: list[int] = field(default_factory=list)
+
+    @property
+    def turn_of_function(self) -> bool:
+        return len(self.function) < len(self.compiled)
+
+    def function_is_faster(self) -> bool | None:
+        """The result; None while it is open."""
+        if len(self.function) == 2 and min(self.function) > HOPELESS * min(self.compiled):
+            return False
+        if min(len(self.function), len(self.compiled)) < TURNS:
+            return None
+        return statistics.median(self.function) < MARGIN * statistics.median(self.compiled)
+
+
+class Races:
+    """The races of a function, whose calls `entry` counts and declines for them."""
+
+    def __init__(self, entry: Any, function: Callable[..., Any]) -> None:
+        self.entry, self.function = entry, function
+        self.won = 0
+        """Of how many sizes the function itself serves the calls."""
+        self._open: dict[int, Race] = {}
+
+    def run(self, key: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that `entry` declined for a race: its result; DECLINED where it has to go through torch.compile."""
+        race = self._open.get(key)
+        if race is None:
+            if not learning.is_settled():
+                self.entry.postpone(key)
+                return self.entry.compiled(*args, **kwargs)
+            race = self._open[key] = Race()
+        times = race.compiled
+        if race.turn_of_function and self.entry.find(*args, **kwargs):
+            begun, result, times = perf_counter_ns(), self.function(*args, **kwargs), race.function
+        else:
+            begun, result = perf_counter_ns(), self.entry.compiled(*args, **kwargs)
+        taken = perf_counter_ns() - begun
+        if result is DECLINED:
+            return result
+        times.append(taken)
+        self._judge(key, race, result)
+        return result
+
+    def _judge(self, key: int, race: Race, result: Any) -> None:
+        faster = False if torch.are_deterministic_algorithms_enabled() or _needs_gradient(result) else race.function_is_faster()
+        if faster is not None:
+            self.entry.settle(key, faster)
+            self.won += faster
+            self._open.pop(key, None)
+
+
+def _needs_gradient(result: Any) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _pytree.tree_leaves(result)
+    )
