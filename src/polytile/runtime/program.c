@@ -36,6 +36,7 @@ typedef struct {
     Py_ssize_t arguments, tensors, memories; /* how many */
     ArenaPlans plans;
     void *graphs;         /* of the recorder; NULL: launches are made at once */
+    PyObject *weak_references;
     PyObject *want_graph; /* (entries of the kernels that were called) has a graph made in the background; or NULL */
 } Program;
 
@@ -799,12 +800,14 @@ static void program_dealloc(PyObject *object)
     Program *self = (Program *)object;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs(object);
     program_clear(object);
     Py_XDECREF(self->name);
     Py_XDECREF(self->errors);
     free_plans(&self->plans);
     Py_XDECREF(self->as_declared);
-    if (self->graphs != NULL)
+    if (self->graphs != NULL && recorder != NULL)
         recorder->delete_graphs(self->graphs);
     type->tp_free(self);
     Py_DECREF(type);
@@ -829,6 +832,7 @@ static PyMethodDef program_methods[] = {
 
 static PyMemberDef program_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Program, vectorcall), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Program, weak_references), READONLY, NULL},
     {"name", T_OBJECT, offsetof(Program, name), READONLY, "name of the program"},
     {NULL, 0, 0, 0, NULL},
 };

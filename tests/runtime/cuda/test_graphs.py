@@ -1,0 +1,140 @@
+"""Recorded launches are made as graphs that are replayed or updated, or one by one: on a driver that keeps what it is asked.
+
+The programs are in C, and their tensors and kernels' tensors are on the CPU, where the stub's device has its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch import Tensor
+
+from polytile.errors import LaunchFailed
+from polytile.ir.program import Buffer
+from polytile.runtime import Dispatcher, background, program
+from polytile.runtime import compile as compiling
+from polytile.runtime.cuda import driver, graphs, launch
+from polytile.runtime.formula import encode
+from polytile.runtime.regime import BUCKET
+from polytile.wrapper import compiled, cpp, lines, python
+from tests.runtime.cuda.conftest import Stub
+from tests.runtime.cuda.test_launch import M, entry, grid
+
+N = sympy.Symbol("s0", integer=True, positive=True)
+CPU = torch.device("cpu")
+LAUNCHES = 6
+"""Of the programs here."""
+
+
+@pytest.fixture
+def recorder(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """The recorder on the stub's driver, and device 0 current for programs in C."""
+    monkeypatch.setattr(launch, "new_handle", lambda: launch._addresses(stub.library, [launch._NEW_HANDLE]))
+    loaded = program.module()
+    assert loaded is not None
+    addresses = list(program._addresses())
+    device = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))(_device_0)
+    addresses[program.STABLE.index("get_current_device_index")] = ctypes.cast(device, ctypes.c_void_p).value or 0
+    loaded.configure_programs(tuple(addresses), program._allocate)
+    graphs.reset()
+    with driver.current(0):
+        yield stub
+    gc.collect()
+    loaded.configure_graphs(0, 0, 0, 0)
+    loaded.configure_programs(program._addresses(), program._allocate)
+    graphs.reset()
+
+
+def _device_0(device: Any) -> int:
+    device[0] = 0
+    return 0
+
+
+def kernel(scratch: tuple[launch.Scratch, ...] = (), overlaps: bool = False) -> Dispatcher:
+    """out, x, n: a launch of as many blocks as n."""
+    function = driver.load(0, b"cubin", "kernel", 128, 0)
+    parameters = ((launch.TENSOR, 0), (launch.TENSOR, 1), (launch.INT32, 0), (launch.SCRATCH, 0) if scratch else (launch.NOTHING, 0))
+    made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 0, parameters, grid(M), overlaps)], scratch)
+
+    def on_error(code: int) -> None:
+        launch.failed("kernel", code)
+
+    return Dispatcher("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error)
+
+
+def chain(run: Dispatcher, between: Callable[..., Any] | None = None) -> tuple[lines.Line, ...]:
+    """x → LAUNCHES kernels one after the other; `between` is called in the middle."""
+    made: list[lines.Line] = [
+        lines.OnDevice(torch.device("cuda", 0)), lines.DefineKernel("k", run), lines.TakeArguments(("x",)),
+        lines.ReadSize(N, "x", 0),
+    ]  # fmt: skip
+    before = "x"
+    for step in range(LAUNCHES):
+        buffer = Buffer(f"b{step}", torch.float32, (N,), (sympy.Integer(1),))
+        made += [lines.Allocate(buffer), lines.CallKernel("k", (buffer.name, before), (N,))]
+        if before != "x":
+            made.append(lines.Free(before))
+        if between is not None and step == LAUNCHES // 2 - 1:
+            made.append(lines.CallLibrary(None, between, (lines.Argument(buffer.name),), ()))
+        before = buffer.name
+    return (*made, lines.Return((before,)))
+
+
+class Made:
+    """A program in C with graphs."""
+
+    def __init__(self, given: tuple[lines.Line, ...]) -> None:
+        text = python.write("program", given)
+        plain = python.load("program", f"{text.source()}\n{cpp.write(given, text)}", text.scope)
+        unit = compiled.unit_of(plain)
+        assert unit is not None and unit.device == 0
+        library = compiling.compile_c(compiled.FILE, unit.source, compiled.FLAGS).result()
+        self.program = compiled.in_c("program", unit, library, plain.call)
+        self.graphs = graphs.ProgramGraphs(self.program, unit.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        (result,) = self.program([x])
+        return result
+
+    @property
+    def numbers(self) -> graphs.Numbers:
+        found = self.graphs.numbers()
+        assert found is not None
+        return found
+
+
+def called(stub: Stub, run: Made, x: Tensor) -> list[Any]:
+    """The launches of a call, which are checked: a chain from x to the result, of the right size."""
+    before = stub.count = 0
+    result = run(x)
+    calls = stub.calls()[before:]
+    assert [call.grid[0] for call in calls] == [len(x)] * LAUNCHES
+    assert [call.values[2] & 0xFFFFFFFF for call in calls] == [len(x)] * LAUNCHES
+    assert calls[0].values[1] == x.data_ptr() and calls[-1].values[0] == result.data_ptr()
+    assert all(one.values[0] == other.values[1] for one, other in zip(calls, calls[1:], strict=False))
+    assert all(call.stream == 0x77 for call in calls)
+    return calls
+
+
+def with_graph(stub: Stub, run: Made, x: Tensor) -> None:
+    for _ in range(8):
+        called(stub, run, x)
+        background.wait(30)
+    assert run.numbers.graphs >= 1
+
+
+def test_what_comes_again_is_replayed_and_what_differs_is_updated(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    with_graph(recorder, run, x)
+    before = run.numbers
+    called(recorder, run, x)
+    assert (run.numbers.replayed, run.numbers.direct) == (before.replayed + 1, before.direct)
+    for size in (25, 30, 17):
+        called(recorder, run, torch.randn(size))
+    assert run.numbers.updated + run.numbers.direct >= before.updated + before.direct + 3
