@@ -73,6 +73,8 @@ class _Swapped:
         exec(compile("def call(args):\n    return serve(args)\n", programs.new_file(name), "exec"), self.scope)
         self.call: Any = self.scope["call"]
         self.call._boxed_call = True
+        if self.wants_graphs:
+            self.call.cuda_graphs = "none: the program is not in C yet"
         if compiling.has_c(FILE, unit.source, FLAGS):
             self.make()
 
@@ -108,6 +110,7 @@ class _Swapped:
         try:
             self.call.cuda_graphs = ProgramGraphs(made, device)
         except DeviceError as error:
+            self.call.cuda_graphs = f"none: {error}"
             log.warning("Program %s runs without CUDA graphs: %s", self.name, error)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ def recorder(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     addresses[program.STABLE.index("get_current_device_index")] = ctypes.cast(device, ctypes.c_void_p).value or 0
     loaded.configure_programs(tuple(addresses), program._allocate)
     graphs.reset()
+    stub.delay = 100  # a graph's launch takes the host less than its kernels' launches
     with driver.current(0):
         yield stub
     gc.collect()
@@ -59,7 +61,8 @@ def _device_0(device: Any) -> int:
 def kernel(scratch: tuple[launch.Scratch, ...] = (), overlaps: bool = False) -> Dispatcher:
     """out, x, n: a launch of as many blocks as n."""
     function = driver.load(0, b"cubin", "kernel", 128, 0)
-    parameters = ((launch.TENSOR, 0), (launch.TENSOR, 1), (launch.INT32, 0), (launch.SCRATCH, 0) if scratch else (launch.NOTHING, 0))
+    last = (launch.SCRATCH if scratch else launch.NOTHING, 0)
+    parameters = ((launch.TENSOR, 0), (launch.TENSOR, 1), (launch.INT32, 0), last)
     made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 0, parameters, grid(M), overlaps)], scratch)
 
     def on_error(code: int) -> None:
@@ -117,7 +120,7 @@ def called(stub: Stub, run: Made, x: Tensor) -> list[Any]:
     assert [call.grid[0] for call in calls] == [len(x)] * LAUNCHES
     assert [call.values[2] & 0xFFFFFFFF for call in calls] == [len(x)] * LAUNCHES
     assert calls[0].values[1] == x.data_ptr() and calls[-1].values[0] == result.data_ptr()
-    assert all(one.values[0] == other.values[1] for one, other in zip(calls, calls[1:], strict=False))
+    assert all(one.values[0] == other.values[1] for one, other in itertools.pairwise(calls))
     assert all(call.stream == 0x77 for call in calls)
     return calls
 
@@ -129,12 +132,102 @@ def with_graph(stub: Stub, run: Made, x: Tensor) -> None:
     assert run.numbers.graphs >= 1
 
 
-def test_what_comes_again_is_replayed_and_what_differs_is_updated(recorder: Stub) -> None:
+def test_what_comes_again_is_launched_as_a_graph_at_any_size(recorder: Stub) -> None:
     run, x = Made(chain(kernel())), torch.randn(24)
     with_graph(recorder, run, x)
     before = run.numbers
-    called(recorder, run, x)
-    assert (run.numbers.replayed, run.numbers.direct) == (before.replayed + 1, before.direct)
-    for size in (25, 30, 17):
+    held = [run(x) for _ in range(6)]
+    for size in (24, 25, 30, 27, 24, 24):
         called(recorder, run, torch.randn(size))
-    assert run.numbers.updated + run.numbers.direct >= before.updated + before.direct + 3
+    after = run.numbers
+    assert after.replayed + after.updated == before.replayed + before.updated + 12
+    assert after.direct == before.direct and after.updated > before.updated and after.refused == 0
+    assert recorder.launched_graphs == after.replayed + after.updated
+    assert len({result.data_ptr() for result in held}) == 6, "results belong to the caller"
+    assert 1 <= after.graphs <= 6 and after.nodes == LAUNCHES * after.graphs
+
+
+def test_the_same_launches_are_replayed_without_an_update(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    with_graph(recorder, run, x)
+    seen = {}
+    for _ in range(40):
+        calls = called(recorder, run, x)
+        background.wait(30)
+        addresses = tuple(tuple(call.values) for call in calls)
+        seen[addresses] = seen.get(addresses, 0) + 1
+    assert run.numbers.replayed >= 40 - 4 * len(seen)
+
+
+def test_library_calls_come_between_the_launches_around_them(recorder: Stub) -> None:
+    counts: list[int] = []
+    run, x = Made(chain(kernel(), lambda tensor: counts.append(recorder.count))), torch.randn(9)
+    run.graphs  # noqa: B018
+    for _ in range(8):
+        called(recorder, run, x)
+        background.wait(30)
+    assert counts == [LAUNCHES // 2] * 8
+    assert run.numbers.short == 16, "too few launches on either side"
+
+
+def test_a_program_that_the_user_captures_launches_its_kernels(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    with_graph(recorder, run, x)
+    launched, recorder.capturing = recorder.launched_graphs, 5
+    called(recorder, run, x)
+    assert recorder.launched_graphs == launched and run.numbers.replayed + run.numbers.updated == launched
+
+
+def test_where_graphs_do_not_pay_nothing_is_recorded_any_more(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    recorder.instantiate_error = 801
+    for _ in range(200):
+        called(recorder, run, x)
+        background.wait(30)
+    numbers = run.numbers
+    assert numbers.graphs == 0 and numbers.refused >= 1 and numbers.error == 801 and numbers.rested > 0
+    assert "CUDA_ERROR" in str(numbers)
+
+
+def test_an_update_that_the_driver_refuses_is_launched_one_by_one(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    with_graph(recorder, run, x)
+    recorder.update_error = 910
+    for size in (30, 31, 32):
+        called(recorder, run, torch.randn(size))
+    assert run.numbers.refused >= 1 and run.numbers.error == 910
+    recorder.update_error = 0
+    called(recorder, run, x)
+
+
+def test_scratch_and_freed_memory_stay_until_the_launches_are_made(recorder: Stub) -> None:
+    scratch = (launch.Scratch(encode(4 * M, {M: 0})), launch.Scratch(encode(4 * M, {M: 0}), zeroed=True))
+    run, x = Made(chain(kernel(scratch))), torch.randn(24)
+    recorder.delay = 2000
+    for _ in range(6):
+        called(recorder, run, x)
+        background.wait(30)
+    assert recorder.deleted_early == 0
+
+
+def test_a_launch_that_fails_is_told_of_with_its_kernel(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    called(recorder, run, x)
+    recorder.launch_error = 701
+    with pytest.raises(LaunchFailed, match="kernel 'kernel' could not be launched"):
+        run(x)
+    recorder.launch_error = 0
+    called(recorder, run, x)
+
+
+def test_graphs_go_with_their_program_and_when_there_are_too_many(recorder: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_NODES", 2 * LAUNCHES)
+    graphs.reset()
+    programs = [Made(chain(kernel())) for _ in range(4)]
+    for run in programs:
+        with_graph(recorder, run, torch.randn(24))
+    assert recorder.graphs <= 2 and programs[-1].numbers.all_nodes <= 2 * LAUNCHES
+    assert sum(run.numbers.evicted for run in programs) >= 2
+    del run, programs
+    gc.collect()
+    assert recorder.graphs == 0

@@ -1040,13 +1040,15 @@ void polytile_graphs_forked(void)
     current = NULL;
 }
 
-/* Numbers of a program's graphs, then: the driver's last refusal, graphs there are, their nodes, and of all programs together. */
+/* Numbers of a program's graphs, then: the driver's last refusal, graphs there are, their nodes, and of all programs together; the
+   host's ns for all stretches of a call launched one by one, where that is known, for launches of graphs, a node's update and that of
+   a library's call. */
 void polytile_graphs_numbers(Graphs *graphs, int64_t *numbers)
 {
     for (int i = 0; i < NUMBERS; i++)
         numbers[i] = atomic_load(&graphs->numbers[i]);
     int64_t *own = numbers + NUMBERS;
-    memset(own, 0, 5 * sizeof *own);
+    memset(own, 0, 9 * sizeof *own);
     own[0] = atomic_load(&graphs->error);
     wait_for_lock();
     for (Graph *graph = all; graph != NULL; graph = graph->next) {
@@ -1056,5 +1058,16 @@ void polytile_graphs_numbers(Graphs *graphs, int64_t *numbers)
         own[3]++;
         own[4] += (int64_t)graph->total;
     }
+    for (int i = 0; i < MOST_PLACES; i++) {
+        const Graph *last = NULL;
+        own[5] += (int64_t)(1e9 * graphs->places[i].direct);
+        for (int k = 0; k < MOST_GRAPHS; k++) {
+            const Graph *graph = graphs->places[i].graphs[k];
+            last = graph != NULL && (last == NULL || graph->used > last->used) ? graph : last;
+        }
+        own[6] += last == NULL ? 0 : (int64_t)(1e9 * last->seconds);
+    }
+    own[7] = (int64_t)(1e9 * seconds_of_node);
+    own[8] = (int64_t)(1e9 * seconds_of_call);
     unlock();
 }

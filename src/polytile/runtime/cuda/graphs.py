@@ -54,6 +54,8 @@ class Numbers:
     calls, rested        calls, and those of them that recorded nothing, as graphs had served none of many calls before
     graphs, nodes        of this program, now
     all_graphs, all_nodes    of all programs, now
+    direct_ns, launch_ns     of the host, for a call's stretches one by one, and as the graphs that ran last
+    node_ns, call_ns         of the host, for the update of a kernel's node and of a library's call, in any program
     """
 
     replayed: int
@@ -72,6 +74,10 @@ class Numbers:
     nodes: int
     all_graphs: int
     all_nodes: int
+    direct_ns: int
+    launch_ns: int
+    node_ns: int
+    call_ns: int
 
     def __str__(self) -> str:
         served = f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
@@ -99,6 +105,9 @@ class ProgramGraphs:
         found = (ctypes.c_int64 * len(Numbers.__dataclass_fields__))()
         _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, found)
         return Numbers(*found)
+
+    def __str__(self) -> str:
+        return str(self.numbers() or "the program is gone")
 
     def make(self) -> None:
         """Makes the graphs that calls want."""
