@@ -55,6 +55,13 @@ int cuGetErrorName(int code, const char **text)
 }
 int cuGetErrorString(int code, const char **text) { *text = "as the test asked"; return 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    CUlaunchAttribute *attributes;
+    unsigned count;
+} CUlaunchConfig;
 /* Graphs: a node is a launch with the values of its parameters; a launched graph makes the calls of its nodes. */
 typedef struct Node { Call call; struct Node *before; } Node;
 typedef struct { Node *last; size_t count; } Graph;
@@ -132,6 +139,26 @@ int cuGraphExecKernelNodeSetParams_v2(void *executable, void *node, const NodePa
         }
     return 1;
 }
+int cuFuncGetParamInfo(void *function, size_t number, size_t *at, size_t *bytes)
+{
+    *at = 8 * number;
+    *bytes = 8;
+    return number >= (size_t)stub_parameters;
+}
+/* A library's call: two kernels, of (first address, size) and of (second address, something else by `stub_odd`). */
+int stub_library_calls, stub_odd;
+int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameters, void **extra);
+int stub_library(const void *data, void *stream)
+{
+    const uint64_t *words = data;
+    uint64_t nothing = 0, odd = stub_odd ? words[1] + 8 : 5;
+    void *first[] = {(void *)&words[0], (void *)&words[2], &nothing, &nothing};
+    void *second[] = {(void *)&words[1], &odd, &nothing, &nothing};
+    CUlaunchConfig how = {{(unsigned)words[2], 1, 1}, {128, 1, 1}, 0, stream};
+    stub_library_calls++;
+    int code = cuLaunchKernelEx(&how, (void *)0x5000, first, NULL);
+    return code != 0 ? -code : -cuLaunchKernelEx(&how, (void *)0x5001, second, NULL);
+}
 int cuGraphUpload(void *executable, void *stream) { return 0; }
 int cuGraphLaunch(void *executable, void *stream)
 {
@@ -169,13 +196,6 @@ int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uintptr_t add
     memcpy(map, told, sizeof told);
     return (uintptr_t)map % 64 != 0 || strides[0] % 16 != 0 || sizes[0] == 0 || sizes[1] == 0;
 }
-typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
-typedef struct {
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    CUlaunchAttribute *attributes;
-    unsigned count;
-} CUlaunchConfig;
 int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameters, void **extra)
 {
     if (stub_launch_error)

@@ -147,6 +147,50 @@ def test_what_comes_again_is_launched_as_a_graph_at_any_size(recorder: Stub) -> 
     assert 1 <= after.graphs <= 6 and after.nodes == LAUNCHES * after.graphs
 
 
+class Calls(ctypes.Structure):
+    """graphs.h's Recorder, as far as these tests use it."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in (
+        "records", "kernel", "call", "holds", "keep", "share", "workspace", "make", "new_graphs", "delete_graphs", "begin", "end",
+        "set", "tell", "finish", "wants_graph")]  # fmt: skip
+
+    def do(self, name: str, result: Any, *arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, *[type(argument) for argument in arguments])(getattr(self, name))(*arguments)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: int) -> None:
+    recorder.odd = odd
+    run = Made(chain(kernel()))
+    made, library = Calls.from_address(graphs._recorder()), ctypes.cast(recorder.library.stub_library, ctypes.c_void_p)
+
+    def stretch(first: int, second: int) -> None:
+        """Three calls of the library, the second of one the first of the next."""
+        origin = ctypes.c_void_p()
+        record = made.do("begin", ctypes.c_void_p, ctypes.c_void_p(run.graphs._address), ctypes.c_int32(0))
+        recorder.count = 0
+        for k in range(4):
+            data = (ctypes.c_uint64 * 3)(first + 256 * k, second + 256 * k, 7)
+            made.do("call", ctypes.c_int, library, ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2))
+        assert made.do("finish", ctypes.c_int, ctypes.c_void_p(record), ctypes.c_void_p(ctypes.addressof(origin))) == 0
+        made.do("end", None, ctypes.c_void_p(record))
+        wanted = [(first + 256 * k, 7, second + 256 * k, second + 256 * k + 8 if odd else 5) for k in range(4)]
+        calls = recorder.calls()
+        assert [call.function for call in calls] == [0x5000, 0x5001] * 4
+        found = [(*one.values[:2], *other.values[:2]) for one, other in zip(calls[::2], calls[1::2], strict=True)]
+        assert found == wanted
+        run.graphs.make()
+
+    for k in range(12):
+        stretch(0x10000, 0x20000 + 0x1000 * (k % 2))
+    made_by_library = recorder.library_calls
+    for k in range(5):
+        stretch(0x30000 + 0x1000 * k, 0x50000)
+    assert run.numbers.replayed + run.numbers.updated >= 8
+    assert (run.numbers.proved, run.numbers.hopeless) == ((0, 1) if odd else (1, 0))
+    assert odd or recorder.library_calls == made_by_library, "no call is asked what it launches"
+
+
 def test_the_same_launches_are_replayed_without_an_update(recorder: Stub) -> None:
     run, x = Made(chain(kernel())), torch.randn(24)
     with_graph(recorder, run, x)

@@ -24,6 +24,7 @@ enum { RELAXED = 2, NON_BLOCKING = 1, KERNEL_NODE = 0 }; /* CU_STREAM_CAPTURE_MO
 enum { COOPERATIVE = 2, CLUSTER = 4, MAY_OVERLAP = 6 };  /* CUlaunchAttributeID */
 enum { LEAST_LAUNCHES = 4, MOST_PLACES = 64, MOST_GRAPHS = 6, SEEN = 32, COMES_BACK = 3 };
 enum { FIRST_GRAPHS = 8, CALLS_A_GRAPH = 128, FRUITLESS = 64, REST = 1024, MOST_NODES_OF_CALL = 8, MOST_PARAMETERS = 256 };
+enum { MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
 enum { MOST_KEPT_BYTES = 32 << 20, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
 
 typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
@@ -51,6 +52,7 @@ typedef struct {
     int (*launch)(void *executable, void *stream);
     int (*delete_executable)(void *executable);
     int (*delete_graph)(void *graph);
+    int (*parameter)(void *function, size_t number, size_t *at, size_t *bytes); /* NULL: the driver does not tell */
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                           int32_t device, void **tensor);
@@ -68,6 +70,7 @@ typedef struct { /* one launch; what it is about follows: of a kernel its parame
     uint32_t count; /* parameters; or bytes of data */
     uint32_t grid[3], threads, shared;
     uint16_t overlaps, cluster;
+    uint32_t addresses; /* with which a call's data begins */
 } Item;
 
 typedef struct {
@@ -215,10 +218,11 @@ struct Place {
     uint64_t stretches;
     double direct; /* seconds of the host for a stretch's launches one by one; 0: not known */
     uint64_t direct_shape;
-    int made, waits; /* graphs that were made here; whether `wanted` waits to be one */
+    int made, waits; /* graphs that were made here; what `wanted` waits for */
     Launches wanted;
 };
 
+enum { LEARN = 1, GRAPH = 2 };
 enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, NUMBERS };
 
 typedef struct {
@@ -255,7 +259,7 @@ static atomic_flag busy = ATOMIC_FLAG_INIT;
 static Graph *all;
 static uint64_t clock_of_use;
 static size_t most_nodes = 8192;
-static double seconds_of_node = 0.8e-6, seconds_of_call = 12e-6;
+static double seconds_of_node = 0.8e-6, seconds_of_written_call = 1.2e-6, seconds_of_call = 12e-6;
 static void *spare_stream[64];
 
 static Record *unused;
@@ -434,21 +438,246 @@ static int update_kernel(Graph *graph, size_t i, Item *item)
     return api.set_parameters(graph->executable, graph->nodes[i], &given);
 }
 
-/* Whether a node of another kernel may take the place of one: what a node's parameters do not cover is equal. */
-static int may_replace(void *node, void *old)
+/* ---- what a library's call launches ----
+
+   To learn it takes a capture, several µs. What is learned is kept: the parameters of each kernel, and where among them the call's
+   addresses stand. Another capture of the same call with other addresses shows whether that is all; from then on the parameters for
+   new ones of those addresses are written, not asked for. */
+
+typedef struct {
+    NodeParameters node;
+    uint64_t attributes;
+    uint32_t count, bytes;
+    uint32_t at[MOST_PARAMETERS_OF_CALL];
+    unsigned char *values;
+} Learned;
+
+typedef struct { /* an address of the call at a place of the parameters */
+    uint32_t kernel, at, address;
+} Patch;
+
+typedef struct { /* a call but for its addresses */
+    unsigned char *data; /* what the call's data is, with the addresses that it was learned with; NULL: nothing is known */
+    int (*run)(const void *data, void *stream);
+    uint32_t bytes, addresses;
+    uint64_t alignment;
+    uint32_t proved; /* a bit for each address of which other values were seen, and were all that changed */
+    int hopeless;
+    int kernels, patches;
+    Learned kernel[MOST_NODES_OF_CALL];
+    Patch patch[MOST_PATCHES];
+} Template;
+
+static Template templates[TEMPLATES];
+
+static uint64_t attributes_of(void *node)
 {
     static const int attributes[] = {COOPERATIVE, CLUSTER, MAY_OVERLAP};
+    uint64_t hash = 1;
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
-        char one[64] = {0}, other[64] = {0};
-        if (api.get_attribute(node, attributes[i], one) != 0 || api.get_attribute(old, attributes[i], other) != 0
-            || memcmp(one, other, sizeof one) != 0)
-            return 0;
+        uint64_t value[8] = {0};
+        int code = api.get_attribute(node, attributes[i], value);
+        for (int k = 0; k < 8; k++)
+            hash = mix(hash, code == 0 ? value[k] : (uint64_t)code);
     }
-    return 1;
+    return hash;
+}
+
+static void *const *addresses_of(const Item *item)
+{
+    return (void *const *)(const void *)(item + 1);
+}
+
+/* Of each address how it is aligned, up to 256 bytes: a library may choose by that. */
+static uint64_t alignment_of(const Item *item)
+{
+    uint64_t all_of_them = 0;
+    for (uint32_t i = 0; i < item->addresses; i++) {
+        uintptr_t address = (uintptr_t)addresses_of(item)[i];
+        all_of_them = all_of_them << 4 | (address == 0 ? 15 : (uint64_t)__builtin_ctzll(address | 256));
+    }
+    return all_of_them;
+}
+
+/* Where what is known of a call is, or would be. */
+static Template *template_of(const Item *item)
+{
+    size_t head = item->addresses * sizeof(void *);
+    const unsigned char *data = (const unsigned char *)(item + 1);
+    uint64_t alignment = alignment_of(item), hash = mix((uint64_t)(uintptr_t)item->run, alignment);
+    for (size_t i = head; i + 8 <= item->count; i += 8) {
+        uint64_t word;
+        memcpy(&word, data + i, 8);
+        hash = mix(hash, word);
+    }
+    Template *first = &templates[hash % TEMPLATES];
+    for (size_t i = 0; i < 4; i++) {
+        Template *found = &templates[(hash + i) % TEMPLATES];
+        if (found->data == NULL)
+            return found;
+        if (found->run == item->run && found->bytes == item->count && found->alignment == alignment
+            && memcmp(found->data + head, data + head, item->count - head) == 0)
+            return found;
+    }
+    return first;
+}
+
+static void forget_template(Template *known)
+{
+    free(known->data);
+    for (int i = 0; i < known->kernels; i++)
+        free(known->kernel[i].values);
+    memset(known, 0, sizeof *known);
+}
+
+static int is_of(const Template *known, const Item *item)
+{
+    size_t head = item->addresses * sizeof(void *);
+    return known->data != NULL && known->run == item->run && known->bytes == item->count && known->alignment == alignment_of(item)
+           && memcmp(known->data + head, (const unsigned char *)(item + 1) + head, item->count - head) == 0;
+}
+
+/* A bit for each address that is not the one that was learned with. */
+static uint32_t changed_addresses(const Template *known, const Item *item)
+{
+    uint32_t changed = 0;
+    for (uint32_t i = 0; i < item->addresses; i++)
+        changed |= (uint32_t)(addresses_of(item)[i] != ((void *const *)(void *)known->data)[i]) << i;
+    return changed;
+}
+
+static int can_write(const Template *known, const Item *item)
+{
+    return is_of(known, item) && !known->hopeless && (changed_addresses(known, item) & ~known->proved) == 0;
+}
+
+/* Copies a kernel's parameters out of a node. */
+static int learn_kernel(void *node, Learned *kernel)
+{
+    NodeParameters *given = &kernel->node;
+    *kernel = (Learned){0};
+    int code = api.get_parameters(node, given);
+    if (code != 0 || given->function == NULL || given->parameters == NULL)
+        return code != 0 ? code : NOT_SUPPORTED;
+    size_t at, bytes, end = 0, count = 0;
+    while (count < MOST_PARAMETERS_OF_CALL && api.parameter(given->function, count, &at, &bytes) == 0) {
+        kernel->at[count++] = (uint32_t)at;
+        end = at + bytes > end ? at + bytes : end;
+    }
+    if (count == MOST_PARAMETERS_OF_CALL || end > MOST_BYTES_OF_CALL || (kernel->values = calloc(1, end + 8)) == NULL)
+        return NOT_SUPPORTED;
+    for (size_t i = 0; i < count; i++)
+        if (api.parameter(given->function, i, &at, &bytes) == 0)
+            memcpy(kernel->values + at, given->parameters[i], bytes);
+    kernel->count = (uint32_t)count;
+    kernel->bytes = (uint32_t)end;
+    kernel->attributes = attributes_of(node);
+    given->parameters = given->extra = NULL;
+    return 0;
+}
+
+static void write_addresses(const Template *known, const Item *item, uint32_t kernel, unsigned char *values)
+{
+    for (int i = 0; i < known->patches; i++)
+        if (known->patch[i].kernel == kernel)
+            memcpy(values + known->patch[i].at, &addresses_of(item)[known->patch[i].address], sizeof(void *));
+}
+
+static int find_addresses(Template *known, const Item *item)
+{
+    for (int k = 0; k < known->kernels; k++)
+        for (uint32_t at = 0; at + 8 <= known->kernel[k].bytes; at += 8)
+            for (uint32_t i = 0; i < item->addresses; i++) {
+                void *address = addresses_of(item)[i];
+                if (address == NULL || memcmp(known->kernel[k].values + at, &address, sizeof address) != 0)
+                    continue;
+                if (known->patches == MOST_PATCHES)
+                    return NOT_SUPPORTED;
+                known->patch[known->patches++] = (Patch){(uint32_t)k, at, i};
+                break;
+            }
+    return 0;
+}
+
+static int equal_nodes(const NodeParameters *one, const NodeParameters *other)
+{
+    return one->function == other->function && one->shared == other->shared && one->kernel == other->kernel
+           && memcmp(one->grid, other->grid, sizeof one->grid) == 0 && memcmp(one->block, other->block, sizeof one->block) == 0;
+}
+
+/* Compares what a call has launched with what would have been written for it. */
+static void prove(Template *known, const Item *item, void *const *nodes, int count)
+{
+    int equal = count == known->kernels;
+    for (int k = 0; k < count && equal; k++) {
+        const Learned *kernel = &known->kernel[k];
+        Learned other;
+        unsigned char values[MOST_BYTES_OF_CALL];
+        equal = learn_kernel(nodes[k], &other) == 0 && equal_nodes(&kernel->node, &other.node) && kernel->bytes == other.bytes;
+        if (equal) {
+            memcpy(values, kernel->values, kernel->bytes);
+            write_addresses(known, item, (uint32_t)k, values);
+            equal = memcmp(values, other.values, kernel->bytes) == 0;
+        }
+        free(other.values);
+    }
+    if (equal)
+        known->proved |= changed_addresses(known, item);
+    else
+        known->hopeless = 1;
+}
+
+/* Learns what a call launches, whose nodes these are. */
+static void learn(const Item *item, void *const *nodes, int count)
+{
+    Template *known = template_of(item);
+    if (api.parameter == NULL || count > MOST_NODES_OF_CALL || item->addresses > 8)
+        return;
+    if (is_of(known, item)) {
+        if (!known->hopeless && !can_write(known, item))
+            prove(known, item, nodes, count);
+        return;
+    }
+    forget_template(known);
+    known->data = malloc(item->count);
+    if (known->data == NULL)
+        return;
+    memcpy(known->data, item + 1, item->count);
+    known->run = item->run;
+    known->bytes = item->count;
+    known->addresses = item->addresses;
+    known->alignment = alignment_of(item);
+    for (; known->kernels < count; known->kernels++)
+        if (learn_kernel(nodes[known->kernels], &known->kernel[known->kernels]) != 0) {
+            free(known->kernel[known->kernels].values);
+            known->hopeless = 1;
+            return;
+        }
+    known->hopeless = find_addresses(known, item) != 0;
+}
+
+/* Gives the nodes of a library's call the parameters that are known for it. */
+static int write_call(Graph *graph, size_t i, const Item *item, const Template *known)
+{
+    void *nodes[MOST_NODES_OF_CALL];
+    int code = graph->counts[i] == known->kernels ? chain(graph->nodes[i], known->kernels, nodes) : NOT_SUPPORTED;
+    for (int k = 0; k < known->kernels && code == 0; k++) {
+        const Learned *kernel = &known->kernel[k];
+        unsigned char values[MOST_BYTES_OF_CALL];
+        void *parameters[MOST_PARAMETERS_OF_CALL];
+        NodeParameters given = kernel->node;
+        memcpy(values, kernel->values, kernel->bytes);
+        write_addresses(known, item, (uint32_t)k, values);
+        for (uint32_t p = 0; p < kernel->count; p++)
+            parameters[p] = values + kernel->at[p];
+        given.parameters = parameters;
+        code = kernel->attributes == attributes_of(nodes[k]) ? api.set_parameters(graph->executable, nodes[k], &given) : NOT_SUPPORTED;
+    }
+    return code;
 }
 
 /* Gives the nodes of a library's call what the same number of nodes of the new one have. */
-static int replace_nodes(Graph *graph, size_t i, void *last, size_t total)
+static int replace_nodes(Graph *graph, size_t i, const Item *item, void *last, size_t total)
 {
     void *nodes[MOST_NODES_OF_CALL], *old[MOST_NODES_OF_CALL];
     int count = graph->counts[i], code = 0, type = KERNEL_NODE;
@@ -460,31 +689,39 @@ static int replace_nodes(Graph *graph, size_t i, void *last, size_t total)
     for (int k = 0; k < count && code == 0; k++) {
         NodeParameters given = {0};
         code = api.type(nodes[k], &type);
-        if (code == 0 && (type != KERNEL_NODE || !may_replace(nodes[k], old[k])))
+        if (code == 0 && (type != KERNEL_NODE || attributes_of(nodes[k]) != attributes_of(old[k])))
             code = NOT_SUPPORTED;
         if (code == 0)
             code = api.get_parameters(nodes[k], &given);
         if (code == 0)
             code = api.set_parameters(graph->executable, old[k], &given);
     }
+    if (code == 0)
+        learn(item, nodes, count);
     return code;
 }
 
-static int update_call(Graph *graph, size_t i, Item *item, void *stream)
+/* Captures a call by itself. Its last node, and how many it has. The graph is the caller's. */
+static int capture_call(Item *item, void *stream, void **graph, void **last, size_t *total)
 {
-    void *captured = NULL, *last = NULL;
-    size_t total = 0;
     int code = api.begin_capture(stream, RELAXED);
     if (code != 0)
         return code;
     code = item->run(item + 1, stream);
     code = code < 0 ? -code : code;
     if (code == 0)
-        code = last_node(stream, &last, &total);
-    int ended = api.end_capture(stream, &captured);
-    code = code != 0 ? code : ended;
+        code = last_node(stream, last, total);
+    int ended = api.end_capture(stream, graph);
+    return code != 0 ? code : ended;
+}
+
+static int update_call(Graph *graph, size_t i, Item *item, void *stream)
+{
+    void *captured = NULL, *last = NULL;
+    size_t total = 0;
+    int code = capture_call(item, stream, &captured, &last, &total);
     if (code == 0)
-        code = replace_nodes(graph, i, last, total);
+        code = replace_nodes(graph, i, item, last, total);
     if (captured != NULL)
         api.delete_graph(captured);
     return code;
@@ -501,10 +738,18 @@ static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64
         if (same(item, item_at(&graph->launches, i)))
             continue;
         updated++;
-        double began = now();
-        code = item->run == NULL ? update_kernel(graph, i, item) : update_call(graph, i, item, stream);
-        double *known = item->run == NULL ? &seconds_of_node : &seconds_of_call;
-        *known = followed(*known, now() - began);
+        double began = now(), *seconds = &seconds_of_node;
+        const Template *known = item->run == NULL ? NULL : template_of(item);
+        if (item->run == NULL) {
+            code = update_kernel(graph, i, item);
+        } else if (can_write(known, item)) {
+            code = write_call(graph, i, item, known);
+            seconds = &seconds_of_written_call;
+        } else {
+            code = update_call(graph, i, item, stream);
+            seconds = &seconds_of_call;
+        }
+        *seconds = followed(*seconds, now() - began);
     }
     if (code != 0) {
         forget(&own);
@@ -524,7 +769,9 @@ static double seconds_of_update(const Graph *graph, const Launches *launches)
     for (size_t i = 0; i < launches->count; i++) {
         const Item *item = item_at(launches, i);
         if (!same(item, item_at(&graph->launches, i)))
-            seconds += item->run == NULL ? seconds_of_node : seconds_of_call;
+            seconds += item->run == NULL                         ? seconds_of_node
+                       : can_write(template_of(item), item) ? seconds_of_written_call
+                                                            : seconds_of_call;
     }
     return seconds;
 }
@@ -553,22 +800,37 @@ static int times_seen(Place *place, uint64_t hash)
     return 1;
 }
 
-/* Whether a graph should be made of what is recorded: it, or others of its shape where that has no graph, has come several times. */
-static int is_worth_a_graph(Place *place, uint64_t hash, uint64_t shape)
+static int is_known(const Launches *launches)
+{
+    for (size_t i = 0; i < launches->count; i++) {
+        const Item *item = item_at(launches, i);
+        const Template *known = item->run == NULL ? NULL : template_of(item);
+        if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item))
+            return 0;
+    }
+    return 1;
+}
+
+/* What the background should do about launches that were made one by one, if they have come several times: a graph, where they are
+   the same or of a shape that has none; or learn what the library's calls are, so that another graph can be updated. */
+static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
     for (int i = 0; i < MOST_GRAPHS; i++)
         known += place->graphs[i] != NULL && place->graphs[i]->shape == shape;
-    if (again < COMES_BACK && (known > 0 || alike < COMES_BACK))
+    if (place->waits)
         return 0;
-    return !place->waits && (uint64_t)place->made < FIRST_GRAPHS + place->stretches / CALLS_A_GRAPH;
+    if ((again >= COMES_BACK || (known == 0 && alike >= COMES_BACK))
+        && (uint64_t)place->made < FIRST_GRAPHS + place->stretches / CALLS_A_GRAPH)
+        return GRAPH;
+    return known > 0 && again > 1 && api.parameter != NULL && !is_known(launches) ? LEARN : 0;
 }
 
-static void want_graph(Graphs *graphs, Place *place, const Launches *launches)
+static void want(Graphs *graphs, Place *place, const Launches *launches, int what)
 {
     if (copy(launches, &place->wanted) != 0)
         return;
-    place->waits = 1;
+    place->waits = what;
     graphs->wanted = 1;
     atomic_store(&graphs->wants, 1);
 }
@@ -674,8 +936,9 @@ static void make_stretch(Record *record)
         shape = shape_of(&record->launches);
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
-        if (!graph_serves && is_worth_a_graph(place, hash, shape))
-            want_graph(graphs, place, &record->launches);
+        int what = graph_serves ? 0 : wants(place, &record->launches, hash, shape);
+        if (what != 0)
+            want(graphs, place, &record->launches, what);
         unlock();
     }
     if (graph_serves)
@@ -775,7 +1038,7 @@ static int add_kernel(const How *how, void *function, void *const *parameters, c
     return 0;
 }
 
-static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes)
+static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses)
 {
     Item *item = add(bytes);
     if (item == NULL)
@@ -783,6 +1046,7 @@ static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, c
     item->run = run;
     item->function = (void *)(uintptr_t)kind;
     item->count = (uint32_t)bytes;
+    item->addresses = addresses;
     memcpy(item + 1, data, bytes);
     return 0;
 }
@@ -1002,6 +1266,37 @@ static void put(Graphs *graphs, Place *place, Graph *graph)
     count(graphs, MADE, 1);
 }
 
+/* Learns what the library's calls of a new graph launch. */
+static void learn_calls(const Graph *graph)
+{
+    void *nodes[MOST_NODES_OF_CALL];
+    for (size_t i = 0; i < graph->launches.count; i++) {
+        const Item *item = item_at(&graph->launches, i);
+        int count = graph->counts[i];
+        if (item->run != NULL && count <= MOST_NODES_OF_CALL && chain(graph->nodes[i], count, nodes) == 0)
+            learn(item, nodes, count);
+    }
+}
+
+/* Learns what the library's calls launch of which that is not known yet. */
+static void learn_alone(const Launches *launches, void *stream)
+{
+    for (size_t i = 0; i < launches->count; i++) {
+        Item *item = item_at(launches, i);
+        void *captured = NULL, *last = NULL, *nodes[MOST_NODES_OF_CALL];
+        size_t total = 0;
+        wait_for_lock();
+        const Template *known = item->run == NULL ? NULL : template_of(item);
+        if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item)
+            && capture_call(item, stream, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
+            && chain(last, (int)total, nodes) == 0)
+            learn(item, nodes, (int)total);
+        if (captured != NULL)
+            api.delete_graph(captured);
+        unlock();
+    }
+}
+
 /* Makes the graphs that are wanted, on a stream of the caller's. The program must stay, and what its launches depend on. */
 void polytile_graphs_make(Graphs *graphs, void *stream)
 {
@@ -1015,11 +1310,20 @@ void polytile_graphs_make(Graphs *graphs, void *stream)
         unlock();
         if (!waits || wanted.count == 0)
             continue;
+        if (waits == LEARN) {
+            learn_alone(&wanted, stream);
+            forget(&wanted);
+            wait_for_lock();
+            place->waits = 0;
+            unlock();
+            continue;
+        }
         Graph *graph = NULL;
         int code = new_graph(&wanted, stream, &graph);
         wait_for_lock();
         if (code == 0) {
             put(graphs, place, graph);
+            learn_calls(graph);
         } else {
             place->made++;
             atomic_store(&graphs->error, code);
@@ -1048,7 +1352,7 @@ void polytile_graphs_numbers(Graphs *graphs, int64_t *numbers)
     for (int i = 0; i < NUMBERS; i++)
         numbers[i] = atomic_load(&graphs->numbers[i]);
     int64_t *own = numbers + NUMBERS;
-    memset(own, 0, 9 * sizeof *own);
+    memset(own, 0, 13 * sizeof *own);
     own[0] = atomic_load(&graphs->error);
     wait_for_lock();
     for (Graph *graph = all; graph != NULL; graph = graph->next) {
@@ -1069,5 +1373,11 @@ void polytile_graphs_numbers(Graphs *graphs, int64_t *numbers)
     }
     own[7] = (int64_t)(1e9 * seconds_of_node);
     own[8] = (int64_t)(1e9 * seconds_of_call);
+    own[9] = (int64_t)(1e9 * seconds_of_written_call);
+    for (int i = 0; i < TEMPLATES; i++) {
+        own[10] += templates[i].data != NULL;
+        own[11] += templates[i].proved != 0 && !templates[i].hopeless;
+        own[12] += templates[i].hopeless;
+    }
     unlock();
 }

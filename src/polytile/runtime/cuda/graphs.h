@@ -23,8 +23,8 @@ typedef struct {
     /* Adds the launch of a kernel; `bytes` of each parameter. Returns the driver's error. */
     int (*kernel)(const How *how, void *function, void *const *parameters, const uint32_t *bytes, unsigned count);
     /* Adds a call of run(data, stream), which makes launches alone, the same ones for the same bytes, and the same kernels for the
-       same `kind`. Returns the driver's error. */
-    int (*call)(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes);
+       same `kind`. The data begins with so many addresses. Returns the driver's error. */
+    int (*call)(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses);
     int (*holds)(void);          /* whether launches are recorded that have not been made */
     void (*keep)(void *tensor, int64_t bytes); /* deletes the tensor once what is recorded has been launched: now, if nothing is or
                                                   more bytes wait than should */

@@ -38,6 +38,8 @@ _DRIVER_FUNCTIONS = (
     "cuGraphKernelNodeGetParams_v2", "cuGraphKernelNodeGetAttribute", "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphInstantiateWithFlags", "cuGraphUpload", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 )  # fmt: skip
+_PARAMETERS = "cuFuncGetParamInfo"
+"""What tells where a kernel's parameters are; drivers before CUDA 12.4 lack it."""
 _NON_BLOCKING = 1
 
 
@@ -55,7 +57,9 @@ class Numbers:
     graphs, nodes        of this program, now
     all_graphs, all_nodes    of all programs, now
     direct_ns, launch_ns     of the host, for a call's stretches one by one, and as the graphs that ran last
-    node_ns, call_ns         of the host, for the update of a kernel's node and of a library's call, in any program
+    node_ns, call_ns, written_ns    of the host, for the update of a kernel's node, of a library's call that is asked what it
+                                    launches, and of one of which that is known, in any program
+    learned, proved, hopeless    library calls of which that is known, with other addresses too; of which that cannot be
     """
 
     replayed: int
@@ -78,6 +82,10 @@ class Numbers:
     launch_ns: int
     node_ns: int
     call_ns: int
+    written_ns: int
+    learned: int
+    proved: int
+    hopeless: int
 
     def __str__(self) -> str:
         served = f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
@@ -167,6 +175,8 @@ def _recorder() -> int:
         library = prepare().result()
         found = driver.library()
         functions = [ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0 for name in _DRIVER_FUNCTIONS]
+        tells = getattr(found, _PARAMETERS, None)
+        functions.append(0 if tells is None else ctypes.cast(tells, ctypes.c_void_p).value or 0)
         functions += launch.torch_functions()
         functions += launch.new_handle()
     except (CompilerMissing, CompileFailed, CacheError) as error:

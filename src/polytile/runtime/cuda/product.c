@@ -91,6 +91,7 @@ typedef struct {
     int32_t integers; /* the first of a call's that matter */
     /* the rest belongs to C and starts as zeros */
     int32_t refusals, has_run;
+    uint64_t number; /* tells it from all others, where calls are recorded; 0: not given yet */
     atomic_flag busy;
     size_t capacity, used;
     int64_t *keys; /* integers + 1 of each slot */
@@ -366,9 +367,12 @@ static int run(const Plan *plan, const Known *known, const Proposal *proposal, v
 
 /* ---- calls that are recorded and made later ---- */
 
+enum { ADDRESSES = ALL + 2 };
+
 typedef struct { /* followed by the integers */
+    void *operands[ALL], *bias, *workspace; /* ADDRESSES of them */
     Plan *plan;
-    void *workspace, *operands[ALL], *bias;
+    uint64_t number, algorithm; /* the plan's own, as another may come to lie where it was; and the proposal's */
     int64_t proposal;
 } Later;
 
@@ -413,17 +417,21 @@ static int make_later(const void *data, void *stream)
 
 static int record(Plan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
 {
+    static atomic_ullong numbers;
     size_t bytes = sizeof(Later) + (size_t)plan->integers * sizeof(long);
     _Alignas(Later) unsigned char data[bytes];
     Later *later = memset(data, 0, bytes);
-    *later = (Later){.plan = plan, .workspace = workspace, .bias = pointer_to(pointers, plan->bias), .proposal = at};
-    for (int i = 0; i < ALL; i++)
-        later->operands[i] = pointer_to(pointers, plan->operands[i].tensor);
-    memcpy(later + 1, integers, (size_t)plan->integers * sizeof(long));
+    if (plan->number == 0)
+        plan->number = atomic_fetch_add(&numbers, 1) + 1;
     uint64_t kind = (uint64_t)known->proposals[at].workspace;
     for (int i = 0; i < 8; i++)
         kind = (kind ^ known->proposals[at].algorithm[i]) * 0x9E3779B97F4A7C15u;
-    return -recorder->call(make_later, kind, data, bytes);
+    *later = (Later){.plan = plan, .workspace = workspace, .bias = pointer_to(pointers, plan->bias), .proposal = at,
+                     .number = plan->number, .algorithm = kind};
+    for (int i = 0; i < ALL; i++)
+        later->operands[i] = pointer_to(pointers, plan->operands[i].tensor);
+    memcpy(later + 1, integers, (size_t)plan->integers * sizeof(long));
+    return -recorder->call(make_later, kind, data, bytes, ADDRESSES);
 }
 
 /* Makes the call now, or records it: of a proposal that has run before, as nobody could be told then that the library refuses. */
