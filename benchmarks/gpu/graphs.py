@@ -184,7 +184,7 @@ def training() -> dict[str, Any]:
             torch.manual_seed(k)
             x = torch.randn(n, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             run(x).float().square().mean().backward()
-            own += [x.grad.clone(), model[0].weight.grad.clone()]
+            own += [given.grad.clone() for given in (x, *model.parameters()) if given.grad is not None]
             model.zero_grad()
             if k in (15, 30):
                 settle()
@@ -350,7 +350,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.graphs needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 64
-    deadline, results = time.monotonic() + given.seconds, {}
+    deadline = time.monotonic() + given.seconds
+    results: dict[str, Any] = {}
     for part in given.parts:
         if time.monotonic() > deadline:
             results[part] = "no time left"

@@ -165,13 +165,14 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
     made, library = Calls.from_address(graphs._recorder()), ctypes.cast(recorder.library.stub_library, ctypes.c_void_p)
 
     def stretch(first: int, second: int) -> None:
-        """Three calls of the library, the second of one the first of the next."""
+        """Four calls of the library."""
         origin = ctypes.c_void_p()
         record = made.do("begin", ctypes.c_void_p, ctypes.c_void_p(run.graphs._address), ctypes.c_int32(0))
         recorder.count = 0
         for k in range(4):
             data = (ctypes.c_uint64 * 3)(first + 256 * k, second + 256 * k, 7)
-            made.do("call", ctypes.c_int, library, ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2))
+            given = ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2)
+            assert made.do("call", ctypes.c_int, library, *given) == 0
         assert made.do("finish", ctypes.c_int, ctypes.c_void_p(record), ctypes.c_void_p(ctypes.addressof(origin))) == 0
         made.do("end", None, ctypes.c_void_p(record))
         wanted = [(first + 256 * k, 7, second + 256 * k, second + 256 * k + 8 if odd else 5) for k in range(4)]
