@@ -30,7 +30,7 @@ def compiled(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`function` under one dynamic compile. Hints and options are polytile's; other backends compile without them."""
-    if backend == "polytile" and (hints is not None or options):
+    if backend == "polytile":
         return polytile.compile(function, hints=hints, options=dict(options or {}))
     if backend == TUNED:
         return torch.compile(function, mode=MODE, dynamic=True)

@@ -150,8 +150,8 @@ TABLE: tuple[Option, ...] = (
         "is replayed, or updated for other sizes and addresses, where that takes the host less time (docs/cuda-graphs.md).",
         choices=("off", "auto"), keys=NOTHING),
     Option("race_eager", bool, True,
-        "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all that "
-        "surrounds it (docs/calls.md).", keys=NOTHING),
+        "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all "
+        "that surrounds it (docs/calls.md).", keys=NOTHING),
     Option("threads", int, 0, "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().", least=0),
     Option("packed_weights_mib", int, 4096,
         "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made (docs/cpu-products.md).",

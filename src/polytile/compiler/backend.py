@@ -335,7 +335,8 @@ class _Compiler:
         something has."""
         never = settings.get("stall") == "never" and not self.hints
         if not never or compiler.is_decided(loaded.calls, traced):
-            return compiler.finish_program(loaded, traced, self.hints, self.ahead).call
+            call = compiler.finish_program(loaded, traced, self.hints, self.ahead).call
+            return tiers.noticed(call) if never else call
         record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)
         return self._tiered(
             graph, loaded.name, lambda: compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True), record

@@ -57,7 +57,8 @@ def install(compiled: Any, function: Any, backend: Any, dynamic: bool | None, mo
         return compiled
     if isinstance(compiled, torch._dynamo.OptimizedModule):
         if "_forward" not in vars(compiled):  # which lazy modules have until they know their sizes
-            compiled.forward = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race).function()
+            door = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race)
+            compiled.forward = door.function()
         return compiled
     inner = torch._dynamo.eval_frame.innermost_fn(function)
     if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:

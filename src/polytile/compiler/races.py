@@ -5,8 +5,8 @@ tensors (runtime/entry.c). Where they are many, and nothing about them is left t
 some the function, in turns. Both give the call's result, so no call is made for the race alone. The faster one serves calls of
 these sizes from then on, until Dynamo compiles something new.
 
-There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other devices,
-where the host's clock says little. Where the same kernels have to run in every process there are none either.
+There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other
+devices, where the host's clock says little. Where the same kernels have to run in every process there are none either.
 """
 
 from __future__ import annotations

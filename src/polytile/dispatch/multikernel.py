@@ -202,8 +202,8 @@ class MultiKernel:
                 self.fallbacks.look_around(ints, cells, varying)
 
     def offer(self, form: Candidate) -> None:
-        """Loads a form of a candidate, to serve in regimes that are not decided yet. One that cannot be loaded serves nowhere; the
-        decision that wants it meets the reason again, and records it."""
+        """Loads a form of a candidate, to serve in regimes that are not decided yet. One that cannot be loaded serves nowhere:
+        the decision that wants it meets the reason again, and records it."""
         try:
             entry = form.entry()
         except (CandidateRejected, CompileFailed):

@@ -1,7 +1,9 @@
 """Decisions on disk: a later process runs what an earlier one decided, without choosing anew.
 
 Each kernel of a program has a file of its decisions in the cache directory, named by a digest of what it computes, polytile's
-sources, the device and the conditions (conditions.py). It is written again with each decision.
+sources, the device and the conditions (conditions.py). It is written again with each decision. What the background decides is
+written once nothing that calls run by is left to decide, and at the latest when the process ends: a file holds all of a kernel's
+decisions, and hundreds are taken in a row when sizes are new.
 
 The measurements in the store stay what decisions rest on. Where calls wait for nothing, they run by the file at once, and the
 background looks whether more has been measured since. Where calls wait, the store is asked as ever. Where there is no compiler,
@@ -10,6 +12,7 @@ the file is followed in any case, as it names what is compiled.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import json
@@ -43,6 +46,9 @@ FORMAT = 1
 
 MEASURED = ("measured", "exact")
 """Links whose decisions rest on measurements at their sizes."""
+
+PATIENCE = 0.02
+"""Seconds that a process which ends waits for what the background does with a kernel."""
 
 Row = dict[str, Any]
 
@@ -122,6 +128,52 @@ def keep(multikernel: MultiKernel) -> None:
     record = _recorded.get(multikernel)
     if record is None or _planned():
         return
+    if not background.is_here():
+        _write(multikernel, record)
+    elif multikernel not in _changed:
+        _changed.add(multikernel)
+        background.submit(_Write(weakref.ref(multikernel)))
+
+
+_changed: weakref.WeakSet[MultiKernel] = weakref.WeakSet()
+"""Kernels with decisions that are to be written."""
+
+
+@dataclass(frozen=True)
+class _Write:
+    """Writes the decisions of a kernel, after what calls run by is decided."""
+
+    owner: weakref.ref[MultiKernel]
+    disturbs: bool = False
+
+    def urgency(self) -> tuple[float, ...]:
+        return 0.5, 0.0
+
+    def run(self) -> None:
+        owner = self.owner()
+        if owner is not None:
+            _write_changed(owner)
+
+
+def _write_changed(multikernel: MultiKernel) -> None:
+    with multikernel.lock:
+        if multikernel in _changed:
+            _changed.discard(multikernel)
+            _write(multikernel, _recorded[multikernel])
+
+
+@atexit.register
+def _write_all() -> None:
+    """As a process ends: what it has decided is for those that come after it."""
+    for multikernel in list(_changed):
+        if multikernel.lock.acquire(timeout=PATIENCE):
+            try:
+                _write_changed(multikernel)
+            finally:
+                multikernel.lock.release()
+
+
+def _write(multikernel: MultiKernel, record: _Recorded) -> None:
     own = {fields: _row(fields, each) for fields, each in multikernel.regimes.items() if each.ints and not each.postponed}
     if any(record.rows.get(fields) != row for fields, row in own.items()):
         record.rows.update(own)

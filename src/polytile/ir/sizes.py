@@ -11,6 +11,7 @@ A size is a sympy expression over the ShapeEnv's positive integer symbols; an in
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
@@ -437,6 +438,13 @@ def substitute(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> 
 
 def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
     """The integer value of `expr` with every symbol given; raises KeyError naming a missing symbol."""
+    if expr.is_Symbol and expr in values:
+        return values[expr]
+    if expr.is_Integer:
+        return int(expr)
+    if (expr.is_Mul or expr.is_Add) and all(part.is_integer for part in expr.args):  # sympy's own way takes some 30 times as long
+        parts = [evaluate(part, values) for part in expr.args]
+        return math.prod(parts) if expr.is_Mul else sum(parts)
     missing = [s for s in expr.free_symbols if s not in values]
     if missing:
         raise KeyError(f"size {expr} needs a value for {missing[0]}")

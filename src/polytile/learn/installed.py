@@ -22,7 +22,12 @@ SHIPPED = Path(__file__).with_name("models")
 
 def users() -> Path:
     """Where the user's models are."""
-    return cache.within(options.cache_dir()) / "models"
+    return _users_of(options.cache_dir())
+
+
+@functools.cache
+def _users_of(directory: str) -> Path:
+    return cache.within(directory) / "models"
 
 
 def models() -> tuple[Trained, ...]:

@@ -1,0 +1,116 @@
+"""Calls of small CPU tensors run eager's own code where that is faster than what was compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polytile
+from polytile.compiler import front_door, races
+from polytile.counters import counters
+from polytile.dispatch import learning
+
+ENOUGH = 256 + 4 * races.TURNS
+"""Calls after which a race is over."""
+
+
+class Compiled:
+    """A function behind a front door that may race. Each call of compiled code takes `seconds` more, and is counted. `fused` does
+    what the graph does to its last argument."""
+
+    def __init__(self, function: Any, seconds: float = 0.0, fused: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.seconds, self.calls, self.fused = seconds, 0, fused
+        compiled = torch.compile(function, backend=self.backend, dynamic=True)
+        self.call = front_door.install(compiled, function, self.backend, True, "on", True)
+
+    def backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            time.sleep(self.seconds)
+            return graph.forward(*args) if self.fused is None else (self.fused(args[-1]),)
+
+        counters.add("graphs_compiled")
+        return run
+
+    def serves(self, *args: Any) -> bool:
+        """Whether compiled code serves a call, after many."""
+        for _ in range(ENOUGH):
+            self.call(*args)
+        before = self.calls
+        self.call(*args)
+        return self.calls > before
+
+
+def plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+class PlusOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def plus_many(x: Tensor) -> Tensor:
+    for _ in range(50):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("function", [plus_one, PlusOne()], ids=["function", "module"])
+def test_what_eager_does_faster_it_does_itself(function: Any) -> None:
+    made = Compiled(function, seconds=1e-4)
+    x = torch.randn(3, 5)
+    assert not made.serves(x)
+    torch.testing.assert_close(made.call(x), x + 1)
+    assert "calls of 1 size(s) are eager's own" in str(front_door.of(made.call))
+    made.call(torch.randn(3, 4))
+    before = made.calls
+    made.call(x.expand(1000, 3, 5)[:, 0])
+    assert made.calls == before + 1, "other sizes have a race of their own"
+    made.call(x.double())
+    made.call(x.double())
+    before = made.calls
+    made.call(x)
+    assert made.calls == before + 1, "once more is compiled, all are counted anew"
+
+
+def test_what_compiled_code_does_faster_it_goes_on_doing() -> None:
+    made = Compiled(plus_many, fused=lambda x: x + 50)
+    assert made.serves(torch.randn(4, 4))
+    assert "eager's own" not in str(front_door.of(made.call))
+
+
+def test_a_race_that_cannot_be_won_ends_early() -> None:
+    race = races.Race(compiled=[10, 12], function=[16])
+    assert race.function_is_faster() is None
+    race.function.append(17)
+    assert race.function_is_faster() is False
+    level = races.Race([10] * races.TURNS, [10] * races.TURNS)
+    assert level.function_is_faster() is False
+    assert races.Race([10] * races.TURNS, [9] * races.TURNS).function_is_faster() is True
+
+
+def test_calls_that_need_gradients_are_not_raced() -> None:
+    made = Compiled(plus_one, seconds=1e-4)
+    x = torch.randn(3, 5, requires_grad=True)
+    assert made.serves(x)
+
+
+def test_there_is_no_race_while_kernels_are_still_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, x = Compiled(plus_one, seconds=1e-4), torch.randn(3, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(learning, "is_settled", lambda: False)
+        assert made.serves(x) and made.serves(x)
+    assert not made.serves(x)
+
+
+@pytest.mark.parametrize("given", [{"race_eager": False}, {"tune": "off"}, {"stall": "compile"}], ids=str)
+def test_options_that_fix_what_runs(given: dict[str, Any]) -> None:
+    call = polytile.compile(plus_one, options=given)
+    call(torch.randn(3, 5))
+    assert front_door.of(call).races is None
