@@ -110,7 +110,7 @@ def test_a_mode_of_torch_compile_stands_for_options(mode: str | None, caplog: py
     assert found == (("thorough", 6) if much else ("auto", 3))
     assert own == (found[0], 2), "an option is stronger than the mode"
     assert not [m for m in caplog.messages if "mode" in m]
-    assert options.of_mode(mode).get("cuda_graphs", "off") == ("auto" if mode in ("reduce-overhead", "max-autotune") else "off")
+    assert options.of_mode(mode).get("cuda_graphs", "off") == ("auto" if mode == "reduce-overhead" else "off")
 
 
 def test_an_unknown_mode_is_refused_and_the_known_are_named() -> None:

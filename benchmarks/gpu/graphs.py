@@ -32,6 +32,7 @@ from benchmarks import record
 from polytile.compiler.programs import compiled_programs
 from polytile.compiler.tiers import wait_until_built
 from polytile.runtime import compile as compiling
+from polytile.runtime.cuda.graphs import ProgramGraphs
 
 MODES = ("off", "auto")
 SHAPES = ((1, 16), (1, 128), (8, 200))
@@ -58,7 +59,7 @@ def settle() -> None:
 def numbers() -> list[dict[str, int]]:
     """What graphs did for each program that has some."""
     found = [getattr(program.call, "cuda_graphs", None) for program in compiled_programs()]
-    every = [graphs.numbers() for graphs in found if graphs is not None]
+    every = [graphs.numbers() for graphs in found if isinstance(graphs, ProgramGraphs)]
     return [asdict(one) for one in every if one is not None]
 
 
@@ -206,7 +207,7 @@ def streams_threads_and_captures() -> dict[str, Any]:
     def many(own: bool) -> None:
         stream = torch.cuda.Stream() if own else torch.cuda.current_stream()
         stream.wait_stream(torch.cuda.default_stream())
-        with torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream):  # as where it was compiled: no thread compiles
             for k in range(200):
                 i = k % 3
                 got = run(x[i])

@@ -199,7 +199,7 @@ MODES: tuple[Mode, ...] = (
         "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt. First calls take "
         "longer. `tune=all` measures every candidate.",
     ),
-    Mode("max-autotune", _PATIENT | _GRAPHS, "Both: max-autotune-no-cudagraphs and reduce-overhead."),
+    Mode("max-autotune", _PATIENT, "The same as max-autotune-no-cudagraphs. For CUDA graphs give `cuda_graphs=auto` beside it."),
 )
 """The modes of torch.compile. An option that is given beside a mode overrides it."""
 

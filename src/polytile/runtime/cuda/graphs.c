@@ -23,7 +23,7 @@ enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801, INVALID_VALUE = 1 };
 enum { RELAXED = 2, NON_BLOCKING = 1, KERNEL_NODE = 0 }; /* CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_NON_BLOCKING, CU_GRAPH_NODE_TYPE_KERNEL */
 enum { COOPERATIVE = 2, CLUSTER = 4, MAY_OVERLAP = 6 };  /* CUlaunchAttributeID */
 enum { LEAST_LAUNCHES = 4, MOST_PLACES = 64, MOST_GRAPHS = 6, SEEN = 32, COMES_BACK = 3 };
-enum { FIRST_GRAPHS = 8, CALLS_A_GRAPH = 128, FRUITLESS = 64, REST = 1024, MOST_NODES_OF_CALL = 8, MOST_PARAMETERS = 256 };
+enum { FIRST_LAUNCHES = 3, FIRST_GRAPHS = 8, CALLS_A_GRAPH = 128, FRUITLESS = 64, REST = 1024, MOST_NODES_OF_CALL = 8, MOST_PARAMETERS = 256 };
 enum { MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
 enum { MOST_KEPT_BYTES = 32 << 20, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
 
@@ -200,7 +200,8 @@ struct Graph {
     void **nodes; /* of each launch the last one */
     int *counts;  /* nodes of each launch */
     uint64_t hash, shape, used;
-    double seconds; /* of the host for a launch; 0: not known */
+    double seconds; /* of the host for a launch; 0: not known yet, as the first launches take longer */
+    int launched;
     size_t total;   /* nodes */
     Place *place;
     Graph *next; /* of all */
@@ -867,7 +868,9 @@ static int launch_graph(Graphs *graphs, Graph *graph, void *stream)
 {
     double began = now();
     int code = api.launch(graph->executable, stream);
-    graph->seconds = followed(graph->seconds, now() - began);
+    double seconds = now() - began;
+    if (graph->launched++ >= FIRST_LAUNCHES)
+        graph->seconds = followed(graph->seconds, seconds);
     graph->used = ++clock_of_use;
     graphs->ran = 1;
     return code;
