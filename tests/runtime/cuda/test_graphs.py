@@ -44,7 +44,7 @@ def recorder(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     addresses[program.STABLE.index("get_current_device_index")] = ctypes.cast(device, ctypes.c_void_p).value or 0
     loaded.configure_programs(tuple(addresses), program._allocate)
     graphs.reset()
-    stub.delay = 100  # a graph's launch takes the host less than its kernels' launches
+    stub.delay = 40  # a graph's launch takes the host less than its kernels' launches
     with driver.current(0):
         yield stub
     gc.collect()
@@ -226,7 +226,7 @@ def test_a_program_that_the_user_captures_launches_its_kernels(recorder: Stub) -
 def test_where_graphs_do_not_pay_nothing_is_recorded_any_more(recorder: Stub) -> None:
     run, x = Made(chain(kernel())), torch.randn(24)
     recorder.instantiate_error = 801
-    for _ in range(200):
+    for _ in range(120):
         called(recorder, run, x)
         background.wait(30)
     numbers = run.numbers
