@@ -145,6 +145,10 @@ TABLE: tuple[Option, ...] = (
         "How a call finds its compiled code. on: polytile asks Dynamo's guards itself, without Dynamo's evaluation of frames, "
         "where that changes nothing (docs/calls.md). off: always as torch.compile does. check: as torch.compile does, and "
         "FrontDoorError is raised where polytile would have run other code.", choices=("on", "off", "check"), keys=NOTHING),
+    Option("cuda_graphs", str, "off",
+        "CUDA graphs. off: each kernel is launched by itself. auto: launches that come again are made together, as a graph that "
+        "is replayed, or updated for other sizes and addresses, where that takes the host less time (docs/cuda-graphs.md).",
+        choices=("off", "auto"), keys=NOTHING),
     Option("race_eager", bool, True,
         "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all "
         "that surrounds it (docs/calls.md).", keys=NOTHING),
@@ -184,18 +188,18 @@ class Mode:
 
 
 _PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6}
-_NO_GRAPHS = "polytile records no CUDA graphs"
+_GRAPHS = {"cuda_graphs": "auto"}
 
 MODES: tuple[Mode, ...] = (
     Mode("default", {}, "Sets no option."),
-    Mode("reduce-overhead", {}, f"The same as default, with a warning: {_NO_GRAPHS}."),
+    Mode("reduce-overhead", _GRAPHS, "Uses CUDA graphs where they take the host less time."),
     Mode(
         "max-autotune-no-cudagraphs",
         _PATIENT,
         "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt. First calls take "
         "longer. `tune=all` measures every candidate.",
     ),
-    Mode("max-autotune", _PATIENT, f"The same as max-autotune-no-cudagraphs: {_NO_GRAPHS}."),
+    Mode("max-autotune", _PATIENT, "The same as max-autotune-no-cudagraphs. For CUDA graphs give `cuda_graphs=auto` beside it."),
 )
 """The modes of torch.compile. An option that is given beside a mode overrides it."""
 

@@ -44,6 +44,8 @@ class Unit:
     arguments: int
     tensors: int
     memories: int
+    device: int
+    """Number of the GPU that it runs on; -1: it runs on none."""
 
     @property
     def source(self) -> str:
@@ -82,6 +84,7 @@ class UnitWriter(lines.LineWriter):
         self.numbers: dict[sympy.Basic, str] = {}
         self.arrays: dict[tuple[sympy.Expr, ...], str] = {}
         self.arguments = 0
+        self.device = -1
         self.accepted = False
         self.computed = False
         """Whether a number has been computed since `bad` was last looked at."""
@@ -103,7 +106,7 @@ class UnitWriter(lines.LineWriter):
         body = self.function()
         errors = [f"({error.__name__}, {message!r})" for error, message in self.errors]
         held = [list(self.kernels), self.parts, self.constants, errors]
-        counts = self.arguments, len(self.tensors), self.memories
+        counts = self.arguments, len(self.tensors), self.memories, self.device
         after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
@@ -219,7 +222,8 @@ class UnitWriter(lines.LineWriter):
         self.constants.append(line.name)
 
     def on_device(self, line: lines.OnDevice) -> None:
-        self.add(f"if (!api->on_device({line.device.index or 0})) return REFUSED;")
+        self.device = line.device.index or 0
+        self.add(f"if (!api->on_device({self.device})) return REFUSED;")
 
     def take_arguments(self, line: lines.TakeArguments) -> None:
         self.arguments = len(line.names)
