@@ -14,8 +14,8 @@ import sympy
 import torch
 
 from polytile.attention.problem import AttentionProblem, symbol
-from polytile.attention.triton.bounds import WHOLE, Analysis, Bounds, Interval, Range
-from polytile.attention.triton.scores import HEAD, KEY, QUERY, SCORE, scores_of
+from polytile.attention.bounds import WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, scores_of
 from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -349,7 +349,7 @@ class Unit:
         words = launch_text.words(lines)
         constants = {name: value for name, value in self.constants.items() if name in words}
         return launch_text.launch(
-            [f"# {problem.text}; {config}"], lines, [each for each in given if each.name in words], constants, facts,
+            [f"# {line}" for line in f"{problem.text}; {config}".splitlines()], lines, [each for each in given if each.name in words], constants, facts,
             self.chip.overlaps, num_warps=warps or int(config["warps"]), num_stages=int(config["stages"]), grid=grid,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.attention import EMPTY
 from polytile.ir.expr import Node
-from polytile.ir.program import Attention, Gradients, View, whole
+from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Store, View, whole
 from polytile.ir.sizes import Size
 from polytile.runtime.target import Target
 
@@ -50,17 +50,55 @@ def emit(
         raise LoweringError("attention of nothing is left to the library.")
     q_view, k_view, v_view = agreed(*operands)
     batch, heads, rows, _ = q_view.sizes
-    mask = expanded(builder.stored(bias), (batch, heads, rows, k_view.sizes[2])) if bias is not None else None
+    points = (batch, heads, rows, k_view.sizes[2])
+    mask, scores = None, None
+    if bias is not None and not with_lse and is_expression(builder, bias):
+        scores = scores_with(builder, bias, points, causal, fill, k_view.sizes[2] - rows)
+        causal, fill = "", EMPTY
+    elif bias is not None:
+        mask = expanded(builder.stored(bias), points)
     strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
     out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
     lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
     builder.emit(
         Attention(
             builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
-            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,),
+            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores,
         )
     )
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+
+
+def is_expression(builder: Builder, bias: Tensor) -> bool:
+    """Whether a mask or bias is computed where it is used: it is not in memory, and kernels compute its type."""
+    return builder.place_of(bias) is None and bias.dtype in (torch.bool, *DTYPES) and bias.rank <= 4
+
+
+def scores_with(
+    builder: Builder, bias: Tensor, points: tuple[Size, ...], causal: str, fill: float, shift: Size
+) -> Loop:
+    """The scores (batch, heads, m, n) of products whose `bias` is computed at each point: see Attention. A causal mask from the
+    bottom right lies `shift` keys further."""
+    axes = builder.axes(points)
+    point = tuple(axis.symbol for axis in axes)
+    own = expr.make(expr.Accumulator, dtype=torch.float32)
+    value = builder.element(bias, points, point)
+    if bias.dtype == torch.bool:
+        score: Node = expr.op("where", torch.float32, value, own, expr.const(fill, torch.float32))
+    else:
+        score = expr.op("add", torch.float32, own, value)
+    if causal:
+        last = point[2] + (shift if causal == "bottom right" else sizes.ZERO)
+        seen = expr.op("le", torch.bool, expr.index_value(point[3]), expr.index_value(last))
+        score = expr.op("where", torch.float32, seen, score, expr.const(EMPTY, torch.float32))
+    return scores_loop(builder, axes, score)
+
+
+def scores_loop(builder: Builder, axes: tuple[Axis, ...], score: Node) -> Loop:
+    """The Loop that says what the score of each point is."""
+    strides = sizes.contiguous_strides(tuple(axis.size for axis in axes))
+    place = sum((axis.symbol * stride for axis, stride in zip(axes, strides, strict=True)), sizes.ZERO)
+    return Loop(SCORES, axes, (), (Store(SCORES, place, score),), (builder.origin,))
 
 
 def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:

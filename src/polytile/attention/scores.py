@@ -3,6 +3,7 @@
     causal              mask   n <= m,  n <= m + Mkv - Mq
     bias added          score  s + bias[b, h, m, n]
     bias of booleans    score  s + (bias[b, h, m, n] ? 0 : -inf),  bias[b, h, m, n] ? s : fill
+    scores of a graph   cap · tanh(s / cap), s + slope[h] · (n - m), ...; what replaces a score by -inf becomes the mask
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 
 from polytile.attention.problem import AXES, AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Node
-from polytile.ir.program import Axis, Loop, Store, compute_dtype
+from polytile.ir.expr import Accumulator, Const, Node, Op
+from polytile.ir.program import SCORES, Axis, Loop, Store, compute_dtype
 from polytile.schedule.canonical import LoopKernel
 
 BATCH, HEAD, QUERY, KEY = PLACE = tuple(sizes.axis(f"p{k}") for k in range(4))
@@ -40,12 +41,14 @@ class Scores:
         problem, lengths = self.problem, map(symbol, ("B", "Hq", "Mq", "Mkv"))
         axes = tuple(Axis(axis, size) for axis, size in zip(PLACE, lengths, strict=True))
         values = [self.score if self.score is not None else SCORE, *([self.mask] if self.mask is not None else [])]
-        loop = Loop("scores", axes, (), tuple(Store("out", KEY, value) for value in values))
+        loop = Loop("scores", axes, (), tuple(Store(SCORES, KEY, value) for value in values))
         return LoopKernel(loop, problem.tensors, problem.symbols)
 
 
 def scores_of(problem: AttentionProblem) -> Scores:
     """The scores and the mask of a problem."""
+    if problem.scores is not None:
+        return Scores(problem, *_parted(problem.scores.loop.stores[0].value))
     score, mask = None, _causal(problem.causal)
     if problem.bias is not None and problem.bias.dtype != torch.bool:
         score = expr.op("add", torch.float32, SCORE, _added(problem.bias))
@@ -57,6 +60,42 @@ def scores_of(problem: AttentionProblem) -> Scores:
         else:
             score = expr.op("where", torch.float32, seen, SCORE, fill)
     return Scores(problem, score, mask)
+
+
+def _parted(value: Node) -> tuple[Node | None, Node | None]:
+    """A score, None where it is the product, and the mask that hides keys, None for none: where(mask, score, -inf)."""
+    mask: Node | None = None
+    while (peeled := _peeled(value)) is not None:
+        condition, value = peeled
+        mask = condition if mask is None else expr.op("logical_and", torch.bool, mask, condition)
+    return None if value is SCORE else value, mask
+
+
+def _peeled(value: Node) -> tuple[Node, Node] | None:
+    """A mask and the value where it is true, of a value that is -inf elsewhere. A score plus -inf is that too, as of the causal
+    masks of kernels: a key that is not seen counts for nothing, whatever its score is."""
+    match value:
+        case Op(name="where", args=(condition, kept, Const(value=fill))) if fill == -math.inf:
+            return condition, kept
+        case Op(name="where", args=(condition, Const(value=fill), kept)) if fill == -math.inf:
+            return expr.op("logical_not", torch.bool, condition), kept
+        case Op(name="add", args=(left, right)):
+            for one, other in ((left, right), (right, left)):
+                inner = _peeled(other)
+                if inner is not None and not _has_score(other):
+                    condition, kept = inner
+                    nothing = isinstance(kept, Const) and kept.value == 0
+                    return condition, one if nothing else expr.op("add", value.dtype, one, kept)
+        case Op(name="cast" | "round_bf16" | "round_f16" as name, args=(inner_value,)):
+            inner = _peeled(inner_value)
+            if inner is not None and not _has_score(value):
+                condition, kept = inner
+                return condition, kept if isinstance(kept, Const) else expr.op(name, value.dtype, kept)
+    return None
+
+
+def _has_score(value: Node) -> bool:
+    return any(node is SCORE for node in expr.walk(value))
 
 
 def _causal(causal: Causal) -> Node | None:
