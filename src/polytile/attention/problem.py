@@ -67,10 +67,11 @@ class Bias:
 class AttentionProblem:
     """What is the same for all attentions that share kernels.
 
-    Its tensors are q, k, v, `bias` where there is one or what `scores` load ("a0", "a1", ...), then out, then `lse` where it is wanted: log Σ_n exp(score), natural,
-    float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the attention left it), grad (the gradient of
-    out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES, then the strides of each tensor but lse,
-    "q_stride_b" and so on as in AXES, then those of `scores` ("n0", "n1", ...). Any size may be 0, and any stride of what is read.
+    Its tensors are q, k, v, `bias` where there is one or what `scores` load ("a0", "a1", ...), then out, then `lse` where it
+    is wanted: log Σ_n exp(score), natural, float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the
+    attention left it), grad (the gradient of out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES,
+    then the strides of each tensor but lse, "q_stride_b" and so on as in AXES, then those of `scores` ("n0", ...). Any size
+    may be 0, and any stride of what is read.
 
     dtype       of q, k, v and out
     scale       factor of the products; None: D ** -0.5

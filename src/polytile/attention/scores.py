@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import sympy
@@ -17,7 +17,7 @@ import torch
 
 from polytile.attention.problem import AXES, AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Const, Node, Op
+from polytile.ir.expr import Accumulator, Const, Index, Node, Op
 from polytile.ir.program import SCORES, Axis, Loop, Store, compute_dtype
 from polytile.schedule.canonical import LoopKernel
 
@@ -60,6 +60,36 @@ def scores_of(problem: AttentionProblem) -> Scores:
         else:
             score = expr.op("where", torch.float32, seen, SCORE, fill)
     return Scores(problem, score, mask)
+
+
+def narrowed(scores: Scores) -> Scores:
+    """The same with comparisons of positions in 32 bits, which hold them: sums of positions and lengths with factors of 1."""
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children)
+        if isinstance(node, Op) and node.name in _COMPARISONS and all(map(_is_short, node.args)):
+            return expr.op(node.name, node.dtype, *(expr.index_value(_index(each), torch.int32) for each in node.args))
+        return node
+
+    parts = [None if part is None else expr.rewrite((part,), rule)[0] for part in (scores.score, scores.mask)]
+    return replace(scores, score=parts[0], mask=parts[1])
+
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_LENGTHS = frozenset(map(symbol, ("B", "Hq", "Hkv", "Mq", "Mkv")))
+
+
+def _index(node: Node) -> sympy.Expr:
+    assert isinstance(node, Index | Const)
+    return node.expr if isinstance(node, Index) else sympy.Integer(int(node.value))
+
+
+def _is_short(node: Node) -> bool:
+    if node.dtype != torch.int64 or not isinstance(node, Index | Const):
+        return False
+    terms = [term.as_coeff_Mul() for term in sympy.Add.make_args(_index(node))]
+    known = _LENGTHS | set(PLACE)
+    return all(abs(factor) < 1 << 28 if rest == 1 else abs(factor) == 1 and rest in known for factor, rest in terms)
 
 
 def _parted(value: Node) -> tuple[Node | None, Node | None]:

@@ -48,7 +48,7 @@ def attend(
     scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.program.Attention in `precision` (None: the type in which `q` is computed). q is (batch, heads, m, d),
-    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q. `scores`: what makes scores of the
+    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q. `scores` makes scores of the
     scaled products (batch, heads, m, n), in place of bias and causal."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale

@@ -443,6 +443,7 @@ LOOP_RULES: dict[str, LoopCheck] = {
     "a buffer written in place is read at the same element, not later": _in_place,
 }
 SCORE_RULES = (
-    "an axis is defined once, by known sizes", "types are as the table of operations says", "one part of several results is named",
+    "an axis is defined once, by known sizes", "types are as the table of operations says",
+    "one part of several results is named",
 )
 """Those of LOOP_RULES that hold for the scores of an Attention, which have no memory."""

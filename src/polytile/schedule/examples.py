@@ -20,8 +20,18 @@ def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str,
         top = {s: max(0, ranges[s] - 1) for s in access.index.free_symbols if s in ranges}
         for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
-        extents[access.buffer] = max(extents[access.buffer], sizes.evaluate(access.index, {**values, **top}) + 1)
+        extents[access.buffer] = max(extents[access.buffer], _farthest(access.index, values, top) + 1)
     return extents
+
+
+def _farthest(index: sympy.Expr, values: Mapping[sympy.Symbol, int], top: Mapping[sympy.Symbol, int]) -> int:
+    """The largest value of an index that rises or falls along each symbol of `top`, from 0 up to where that says."""
+    place, far = dict(top), sizes.evaluate(index, {**values, **top})
+    for each in top:
+        other = sizes.evaluate(index, {**values, **place, each: 0})
+        if other > far:
+            place[each], far = 0, other
+    return far
 
 
 def index_ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:

@@ -103,11 +103,11 @@ class _Functions:
         result = self._body().operand(node, str(self.lanes), scope)
         places = ", ".join(f"const long {place}" for place in PLACE)
         kind = f"V<float, {self.lanes}>"
-        head = f"template <class Tail> static inline {kind} {name}(Tail tail, {GIVEN}, {places}, const {kind} acc, const long n) {{"
-        self._function(out, head, [*scope.lines, f"return {result};"])
+        own = f"Tail tail, {GIVEN}, {places}, const {kind} acc, const long n"
+        self._function(out, f"template <class Tail> static inline {kind} {name}({own}) {{", [*scope.lines, f"return {result};"])
 
     def _of_block(self, out: Writer) -> None:
-        """A function that writes the ends of the keys that the queries from `first` to `last` may see, and of those that all see."""
+        """A function that writes where the keys that queries from `first` to `last` may see, and those that all see, end."""
         body, scope = self._body(), Scope(leave="return;")
         mask = self.scores.mask
         found = WHOLE if mask is None else Analysis(_opaque(body, scope)).bounds(mask)

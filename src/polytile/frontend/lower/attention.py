@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from polytile.errors import LoweringError
-from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Tensor, computed, stored
+from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.frontend.lower.views import has_static_zero
-from polytile.ir import expr, sizes
+from polytile.ir import expr, ops, sizes
 from polytile.ir.attention import EMPTY
 from polytile.ir.expr import Node
 from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Store, View, whole
@@ -27,13 +27,19 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OPERATORS = (
-    ATTENTION, aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    ATTENTION, ATTENTION_OF, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default, aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default, aten._scaled_dot_product_cudnn_attention_backward.default,
 )  # fmt: skip
 """Whatever reads q, k and v as they lie in memory."""
+
+
+DEAREST_BIAS = 16.0
+"""Multiply-adds for one element (ir.ops) up to which a bias is computed by kernels, for each batch and head that adds it. An
+exponential costs 12. Wrong where the bias is so large that it comes from far."""
 
 
 def emit(
@@ -70,8 +76,12 @@ def emit(
 
 
 def is_expression(builder: Builder, bias: Tensor) -> bool:
-    """Whether a mask or bias is computed where it is used: it is not in memory, and kernels compute its type."""
-    return builder.place_of(bias) is None and bias.dtype in (torch.bool, *DTYPES) and bias.rank <= 4
+    """Whether a mask or bias is computed where it is used: it is not in memory, kernels compute its type, and numbers cost little
+    to compute."""
+    if builder.place_of(bias) is not None or bias.node is None or bias.dtype not in (torch.bool, *DTYPES):
+        return False
+    cost = sum(ops.definition(node.name).cost for node in expr.walk(bias.node) if isinstance(node, expr.Op))
+    return bias.dtype == torch.bool or cost <= DEAREST_BIAS
 
 
 def scores_with(
@@ -132,6 +142,46 @@ def attention(
     empty_is_0: bool,
 ) -> Tensor:  # fmt: skip
     return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0)[0]
+
+
+@lowers(PRODUCTS)
+def products(builder: Builder, q: Tensor, k: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Nothing is computed: until the scores are an attention's, their elements are those of a buffer that is not there."""
+    name, shape = builder.name(SCORES), builder.result_sizes()
+    strides = sizes.contiguous_strides(shape)
+
+    def at(point: Point) -> Node:
+        place = sum((i * stride for i, stride in zip(point, strides, strict=True)), sizes.ZERO)
+        return expr.load(torch.float32, name, place)
+
+    return computed(shape, dtype, q.device, at)
+
+
+@lowers(ATTENTION_OF)
+def attention_of(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool
+) -> Tensor:
+    """The attention whose scores are computed from products of `products`, at the same points."""
+    q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    points = (*q_view.sizes[:3], k_view.sizes[2])
+    axes = builder.axes(points)
+    score = builder.element(scores, points, tuple(axis.symbol for axis in axes))
+    own = expr.make(expr.Accumulator, dtype=torch.float32)
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        absent = isinstance(node, expr.Load) and node.buffer not in builder.buffers
+        return own if absent else expr.rebuild(node, children)
+
+    (score,) = expr.rewrite((score,), rule)
+    strides = tuple(sizes.as_stride(n) for n in builder.result().stride())
+    out = builder.new_buffer((*points[:3], v_view.sizes[3]), q.dtype, q.device, strides)
+    builder.emit(
+        Attention(
+            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
+            origins=(builder.origin,), scores=scores_loop(builder, axes, widen(score, torch.float32)),
+        )
+    )  # fmt: skip
+    return stored(whole(out), q.device)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
