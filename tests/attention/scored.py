@@ -61,7 +61,8 @@ def soft_capped() -> Node:
 
 def relative() -> Node:
     """Scores without a mask."""
-    slope = number("mul", expr.load(torch.float32, "a1", HEAD), expr.index_value(KEY - QUERY, torch.float32))
+    slope = number("mul", expr.load(torch.float32, "a1", HEAD), expr.const(0.01, torch.float32))
+    slope = number("mul", slope, expr.index_value(KEY - QUERY, torch.float32))
     return number("add", SCORE, slope)
 
 

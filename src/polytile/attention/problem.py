@@ -99,7 +99,7 @@ class AttentionProblem:
     @cached_property
     def tensors(self) -> tuple[TensorArg, ...]:
         """Every tensor argument, in order."""
-        bias = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
+        bias: tuple[TensorArg, ...] = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
         bias += self.scores.tensors if self.scores is not None else ()
