@@ -16,7 +16,7 @@ from polytile.compiler.programs import compiled_programs
 from polytile.ir.program import Attention
 from tests.behaviour.helpers import compiled, graphs
 
-LENGTHS = ((3, 7, 40), (2, 12, 12), (2, 70, 300), (2, 19, 5))
+LENGTHS = ((3, 7, 40), (2, 12, 12), (2, 70, 120), (2, 19, 5))
 HEADS, GROUPS, WIDTH = 4, 2, 16
 INF = float("inf")
 
