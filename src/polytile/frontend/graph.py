@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import subgraphs
+from polytile.frontend.attention.operator import COMPUTED
 from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
@@ -100,6 +101,9 @@ def is_repeatable(graph: torch.fx.GraphModule) -> bool:
     return not opaque and not _changed_inputs(graph.graph)
 
 
+IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
+"""Of an attention: why no buffer holds what is done to its scores."""
+
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
 
@@ -175,7 +179,7 @@ class _Driver:
         self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))
 
     def _placed(self, node: torch.fx.Node, result: Any) -> Any:
-        if not isinstance(result, Tensor):
+        if not isinstance(result, Tensor) or (result.node is not None and node.meta.get(COMPUTED)):
             return result
         return place(self.builder, node, result, node in self.bases, written=node in self.partly_written)
 
@@ -326,7 +330,8 @@ class _Driver:
         if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template | Attention) for op in new):
-            how, reason = "template", node.meta.get(REASON, "")
+            inside = any(isinstance(op, Attention) and op.scores is not None for op in new)
+            how, reason = "template", IN_KERNEL if inside else node.meta.get(REASON, "")
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")

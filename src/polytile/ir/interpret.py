@@ -15,7 +15,7 @@ import torch
 from polytile.errors import IRError
 from polytile.ir import sizes
 from polytile.ir.attention import attend, attend_backward, settings_of
-from polytile.ir.evaluate import flat_view, run_loop
+from polytile.ir.evaluate import changed_scores, flat_view, run_loop
 from polytile.ir.program import (
     Assert,
     Attention,
@@ -96,7 +96,9 @@ def run_attention(
         out, lse, grad = (view_tensor(view, buffers, size_values) for view in saved)
         results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, bias, **settings)
     else:
-        results = attend(q, k, v, bias, **settings)
+        loop = attention.scores
+        changed = None if loop is None else lambda products: changed_scores(loop, products, buffers, size_values, precision)
+        results = attend(q, k, v, bias, **settings, scores=changed)
     for view, value in zip(attention.written, results, strict=False):
         view_tensor(view, buffers, size_values).copy_(value)
 

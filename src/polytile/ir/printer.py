@@ -146,7 +146,7 @@ def operation_text(op: Operation) -> str:
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []
         return "\n".join([head, *parts])
     if isinstance(op, Attention):
-        return _attention_text(op)
+        return "\n".join([_attention_text(op), *([loop_text(op.scores, "  scores ")] if op.scores is not None else [])])
     if isinstance(op, Extern):
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])

@@ -351,6 +351,10 @@ class Gradients:
     dv: View
 
 
+SCORES = "scores"
+"""The name under which an Attention's `scores` store; no memory belongs to it."""
+
+
 @dataclass(frozen=True)
 class Attention:
     """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
@@ -361,6 +365,9 @@ class Attention:
     booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
     scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
     float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
+
+    `scores` is a Loop over (batch, heads, m, n) in place of `bias` and `causal`. Its one store has the score, which is computed
+    from the Accumulator, the scaled product; nothing is in memory of the buffer SCORES that it names, which is row-major.
     """
 
     name: str
@@ -376,6 +383,7 @@ class Attention:
     lse: View | None = None
     origins: tuple[str, ...] = ()
     gradients: Gradients | None = None
+    scores: Loop | None = None
 
     @property
     def read(self) -> tuple[View, ...]:
@@ -394,7 +402,7 @@ class Attention:
         return (*self.read, *self.written)
 
     def reads(self) -> set[str]:
-        return {view.buffer for view in self.read}
+        return {view.buffer for view in self.read} | (self.scores.reads() if self.scores is not None else set())
 
     def writes(self) -> set[str]:
         return {view.buffer for view in self.written}

@@ -135,6 +135,7 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
             symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Attention():
             symbols |= _view_symbols(*operation.views)
+            symbols |= _loop_symbols(operation.scores) if operation.scores is not None else set()
         case Extern():
             symbols |= _argument_symbols((operation.args, operation.kwargs))
         case Assert():
