@@ -66,7 +66,7 @@ TABLE: tuple[Option, ...] = (
         "directory, polytile uses a subdirectory that belongs to you.", path=True),
     Option("debug", int, 0,
         "What polytile prints on stderr. 0: nothing. 1: each decision. 2: also the program around the kernels. 3: also the "
-        "graph, and the IR after each pass (docs/looking-inside.md).", least=0),
+        "graph, and the IR after each pass. 4: also what each schedule makes of its loop (docs/looking-inside.md).", least=0),
     Option("persist", bool, True, "Keep measurements, programs, decisions and compiled kernels on disk for later processes."),
     Option("store", str, "",
         "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file in "

@@ -10,6 +10,7 @@ loop softmax0 for p0 < s0 over r0 < s1        # softmax
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from types import FunctionType
 
@@ -60,21 +61,28 @@ def loop_text(loop: Loop, indent: str = "") -> str:
 def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
     """One line a value and one a store."""
     stores = list(stores)
-    names: dict[int, str] = {}
-    lines: list[str] = []
-    roots = [r for s in stores for r in s.roots]
-    for node in expr.walk(*roots):
-        if isinstance(node, Const):
-            names[id(node)] = f"{node.value!r}"
-            continue
-        names[id(node)] = f"t{len(lines)}"
-        lines.append(f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}")
+    names = value_names(stores)
+    nodes = [node for node in _nodes(stores) if not isinstance(node, Const)]
+    lines = [f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}" for node in nodes]
     for store in stores:
         assign = _ASSIGN[store.mode]
         target = f"{store.buffer}[{_indirect(store.index, store.indirect, names)}]"
         mask = f" where {names[id(store.mask)]}" if store.mask is not None else ""
         lines.append(f"{indent}{target} {assign} {names[id(store.value)]}{mask}")
     return lines
+
+
+def value_names(stores: Iterable[Store]) -> dict[int, str]:
+    """The name of each value by its id: t0, t1, ... in evaluation order; a constant is its own."""
+    names: dict[int, str] = {}
+    numbers = itertools.count()
+    for node in _nodes(stores):
+        names[id(node)] = f"{node.value!r}" if isinstance(node, Const) else f"t{next(numbers)}"
+    return names
+
+
+def _nodes(stores: Iterable[Store]) -> Iterable[Node]:
+    return expr.walk(*[root for store in stores for root in store.roots])
 
 
 def _axes(axes: tuple[Axis, ...]) -> str:
