@@ -27,7 +27,7 @@ typedef float T;
 typedef T V __attribute__((vector_size(4 * L)));
 typedef unsigned U32 __attribute__((vector_size(4 * L)));
 typedef pt::V<float, L> Floats;
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f, NONE = -__builtin_inff();
+constexpr float LOG2E = 1.4426950408889634f, NONE = -__builtin_inff();
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most(long a, long b) { return a < b ? b : a; }
@@ -152,7 +152,9 @@ static void finish(const Call& c, long item, long r, const T* sums, const Row& r
   long j = 0;
   for (; j + L <= c.Dv; j += L) pt::store(out + j, Floats(load(sums + j)) / total);
   if (j < c.Dv) pt::store_n(out + j, Floats(load(sums + j)) / total, c.Dv - j);
-  store_lse(c, (b * c.Hq + h) * c.Mq + m, (FOLDED ? row.base * LN2 : row.base) + pt::log(row.total));
+  // `unit` is rounded: of the logarithm of a large score that is more than one rounding, which the derivative would show.
+  const double base = FOLDED && c.unit != 0 ? row.base * (static_cast<double>(c.scale) / c.unit) : row.base;
+  store_lse(c, (b * c.Hq + h) * c.Mq + m, static_cast<float>(base + pt::log(row.total)));
 }
 """
 
