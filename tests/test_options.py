@@ -49,7 +49,7 @@ def test_a_choice_outside_the_table_lists_the_choices() -> None:
         ({"sources": " , "}, "choose one or more from triton"),
         ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),
         ({3: 1}, "polytile has no option 3"),
-        ({"zzz": 3}, r"no option 'zzz'\. Options: builder, cache_dir, "),
+        ({"zzz": 3}, r"no option 'zzz'\. Options: agree, agree_seconds, builder, "),
         ([("threads", 1)], "takes a mapping from names of options to their values; it was given"),
     ],
 )

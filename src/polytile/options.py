@@ -115,6 +115,12 @@ TABLE: tuple[Option, ...] = (
     Option("progress", str, "off",
         "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: always "
         "lines.", choices=("off", "auto", "lines"), keys=NOTHING),
+    Option("agree", str, "alone",
+        "Who decides which kernels run. alone: each process. ranks: the ranks of a job of torch.distributed together, so that "
+        "all run the same (docs/distributed.md).", choices=("alone", "ranks")),
+    Option("agree_seconds", float, 60.0,
+        "With agree=ranks, how long a rank waits for the decision of another, in seconds; then the prediction decides.", least=0,
+        keys=NOTHING),
     Option("check_inputs", bool, False,
         "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names of the "
         "kernel and the argument. For debugging."),

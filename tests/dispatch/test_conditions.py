@@ -40,6 +40,8 @@ def other_value(option: options.Option) -> Any:
     if option.name in OTHER:
         return OTHER[option.name]
     value = options.get(option.name)
+    if option.choices:
+        return next(choice for choice in option.choices if choice != value)
     return not value if option.type is bool else value + 1
 
 

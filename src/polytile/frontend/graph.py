@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
@@ -77,7 +78,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
 def unsupported(graph: torch.fx.GraphModule) -> str:
     """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
     tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers nor
-    generators."""
+    objects that library calls take as they are."""
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -88,7 +89,7 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
                     return f"polytile generates no kernels for {kind} tensors"
                 if node.op == "placeholder" and value.is_neg():
                     return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
-            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | torch.Generator | str | None):
+            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | _OBJECTS | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
 
@@ -103,6 +104,9 @@ def is_repeatable(graph: torch.fx.GraphModule) -> bool:
 
 IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
 """Of an attention: why no buffer holds what is done to its scores."""
+
+_OBJECTS = torch.Generator | FakeScriptObject
+"""What a library call takes, or the caller gets back, as it came: generators, and what DTensor has of devices and groups."""
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
@@ -149,7 +153,7 @@ class _Driver:
             self._define(*value.shape, *value.stride())
             return
         size = _number(value) if isinstance(value, _NUMBERS) else None
-        if isinstance(value, torch.Generator):  # library calls take it under a name, as they take sizes
+        if isinstance(value, _OBJECTS):  # library calls take it under a name, as they take sizes
             size = sympy.Symbol(node.name)
         self._define(size)
         self.inputs.append(Input(node.name, size=size))

@@ -489,8 +489,8 @@ def views_in(value: Any) -> Iterator[View]:
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression), or a
-    generator, which library calls alone take (a symbol)."""
+    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression), or an
+    object that only library calls take, or that is only returned, such as a generator (a symbol)."""
 
     name: str
     buffer: str | None = None

@@ -19,8 +19,8 @@ volatile int stub_delay, stub_launching, stub_deleted_early; /* microseconds tha
 int stub_described = -1; /* the parameter that is a descriptor */
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
-static void *contexts[16];
-static int depth;
+static __thread void *contexts[16];
+static __thread int depth;
 
 int cuInit(unsigned flags) { return 0; }
 int stub_version = 13000;

@@ -100,6 +100,7 @@ static long run(const Call& c, long threads) {
   Scratch none;
   const long bytes = lay_out(c, chunk, nullptr, none) - (char*)nullptr;
   char* memory = (char*)malloc(threads * bytes + 64);
+  if (!memory) return NO_MEMORY;
   long next = 0;
   pt::parallel(threads, [&](long thread, long) {
     Scratch s;

@@ -136,6 +136,7 @@ static long run(const Call& c, long threads) {
   part_at(left, c, width);
   const long kept = parts > 1 ? units : threads;    // parts whose results are kept until all are there
   char* memory = (char*)malloc(threads * long(own) + kept * long(left) + 64);
+  if (!memory) return NO_MEMORY;
   char* begin = (char*)(((unsigned long)memory + 63) / 64 * 64);
   const auto part_of = [&](long u) { char* at = begin + threads * long(own) + u * long(left); return part_at(at, c, width); };
   const auto finish_all = [&](long item, const Part& p) {

@@ -18,7 +18,7 @@ import torch
 from polytile.codegen.cpp import domain, memory, reductions, scans, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.cpp.unit import LEAVE_KERNEL, LEAVE_THREAD, Unit, scratch
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node
@@ -44,7 +44,7 @@ def split_columns(unit: Unit, out: Writer) -> None:
     tile.declare(out)
     for one in unit.loop.passes:
         if one.reduces:
-            out.line(f"Scratch<Slots<Acc{one.number}, {COLUMNS}>> all{one.number}(2 * threads);")
+            scratch(out, f"Slots<Acc{one.number}, {COLUMNS}>", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
     with unit.parallel(out):
         out.line("long turn = 0;")
         _tiles(unit, out, tile, "0", "total")
@@ -183,7 +183,8 @@ class _Tile:
         if not values:
             return
         out.line(f"const long room = ({length} + L - 1) / L * L * L;")
-        out.line(f"Scratch<char> tiles_here(({' + '.join(f'sizeof({kind})' for _, kind in values)}) * room);")
+        sizes = " + ".join(f"sizeof({kind})" for _, kind in values)
+        scratch(out, "char", "tiles_here", f"({sizes}) * room", LEAVE_THREAD)
         place = "(char*)tiles_here"
         for name, kind in values:
             out.line(f"{kind}* const {name} = ({kind}*)({place});")

@@ -11,7 +11,7 @@ import sympy
 from polytile.codegen.cpp import domain, reductions, scans, sweeps, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.cpp.unit import LEAVE_KERNEL, LEAVE_THREAD, Unit, scratch
 from polytile.codegen.writer import Writer
 from polytile.ir.expr import Node
 from polytile.schedule.cpu.scheduled import Pass, Threads
@@ -23,7 +23,7 @@ def whole_rows(unit: Unit, out: Writer) -> None:
         out.line("threads = 1;")
     with unit.parallel(out):
         domain.share(out, domain.count(unit.nest.outer))
-        _cache_rows(unit, out)
+        _cache_rows(unit, out, LEAVE_THREAD)
         domain.place(out, unit.nest.outer, "begin")
         with out.block("for (long row = begin; row < end; ++row) {"):
             _row(unit, out)
@@ -34,14 +34,14 @@ def split_rows(unit: Unit, out: Writer) -> None:
     """Each row divided over threads. What they share is the calling thread's."""
     nest = unit.nest
     out.line(f"const long rows = {domain.count(nest.outer)};")
-    _cache_rows(unit, out)
+    _cache_rows(unit, out, LEAVE_KERNEL)
     for one in unit.loop.passes:
         if one.reduces:
             _accumulator(out, one)
-            out.line(f"Scratch<Acc{one.number}> all{one.number}(2 * threads);")
+            scratch(out, f"Acc{one.number}", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
     for scan in nest.scans:
         name = scans.carry_name(nest, scan)
-        out.line(f"Scratch<V<{text.value_type(scan.args[0].dtype)}, 1>> shares_{name}(2 * threads);")
+        scratch(out, f"V<{text.value_type(scan.args[0].dtype)}, 1>", f"shares_{name}", "2 * threads", LEAVE_KERNEL)
     with unit.parallel(out):
         if not nest.inner:
             size = text.index(nest.vec.size)
@@ -52,12 +52,12 @@ def split_rows(unit: Unit, out: Writer) -> None:
             domain.advance(out, nest.outer)
 
 
-def _cache_rows(unit: Unit, out: Writer) -> None:
+def _cache_rows(unit: Unit, out: Writer, leave: str) -> None:
     """Room for the cached values of one row."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
     for node in unit.loop.cached:
         if node not in unit.loop.homes:
-            out.line(f"Scratch<{text.value_type(node.dtype)}> {_cached(unit, node)}({length});")
+            scratch(out, text.value_type(node.dtype), _cached(unit, node), length, leave)
 
 
 def _cached(unit: Unit, node: Node) -> str:

@@ -80,6 +80,16 @@ def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -
     return lines
 
 
+def scratch(out: Writer, kind: str, name: str, count: str, leave: str) -> None:
+    """Room for `count` values while the kernel runs. Where there is no memory for it, `error` says so and `leave` follows."""
+    out.line(f"Scratch<{kind}> {name}({count});")
+    out.line(f"if ({name}.is_missing(error)) {leave}")
+
+
+LEAVE_THREAD, LEAVE_KERNEL = "return;", "return error;"
+"""What follows a failure within a parallel region, and outside of it."""
+
+
 def preamble(body: str) -> str:
     """What must stand before `body`: the parts of the prelude and of the generated loops' own helpers that it uses."""
     helpers = support.text(body)

@@ -12,7 +12,7 @@ from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry
 from polytile.counters import counters
-from polytile.dispatch import trials
+from polytile.dispatch import leases, trials
 from polytile.dispatch.links import exact
 from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.links.prior import is_library, shortlist
@@ -45,6 +45,13 @@ def choose(request: Request) -> Answer | None:
     tightest = budget.tightest(request.budget)
     if tightest is not None and tightest.left() <= 0:
         return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
+    with leases.turn(request) as waited:
+        if waited and request.store.refresh() and (answer := exact.choose(request)) is not None and answer.candidate is not None:
+            return answer
+        return _measured_now(request)
+
+
+def _measured_now(request: Request) -> Answer | None:
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = _not_on_record(request, [candidate for candidate in request.alive if candidate.name in names])
     try:

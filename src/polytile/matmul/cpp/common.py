@@ -14,6 +14,7 @@ typedef {acc} VACC __attribute__((vector_size({bytes})));
 DECLARATIONS = """\
 extern "C" void* malloc(unsigned long);
 extern "C" void free(void*);
+constexpr long NO_MEMORY = -2;                     // what a call answers that finds no memory for its work
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 extern "C" void GOMP_barrier();
 extern "C" int omp_get_thread_num();
@@ -226,7 +227,7 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
   if (c.p.batch <= 0 || c.p.m <= 0 || c.p.n <= 0) return 0;
   if (c.p.k < 0) c.p.k = 0;
   c.p.threads = least(threads, most_threads(c.p));
-  open(c);
+  if (!open(c)) return NO_MEMORY;
   if (c.p.threads <= 1) work(c, 0, 1);
   else GOMP_parallel(region, &c, unsigned(c.p.threads), 0);
   close(c);
@@ -277,5 +278,5 @@ def _masked(accumulator: str, lanes: int) -> str:
 
 
 def entry(name: str) -> str:
-    """The exported function; the form has defined Call, most_threads, open, work and close."""
+    """The exported function; the form has defined Call, most_threads, open (whether there is memory), work and close."""
     return ENTRY.format(name=name)

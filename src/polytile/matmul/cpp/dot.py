@@ -33,9 +33,10 @@ CONVERT = {True: "static inline PA convert(S x) { return x; }\n", False: "static
 WORK = """\
 struct Call { Problem p; long tile_block; PA* tiles; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.m, MR) * ceil_div(p.n, L); }
-static void open(Call& c) {
+static bool open(Call& c) {
   c.tile_block = (least(MC, c.p.m) * c.p.k + 63) / 64 * 64;
   c.tiles = PACK_A ? (PA*)malloc(c.p.threads * c.tile_block * sizeof(PA) + 64) : nullptr;
+  return !PACK_A || c.tiles;
 }
 static void close(Call& c) { if (PACK_A) free(c.tiles); }
 

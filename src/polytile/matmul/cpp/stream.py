@@ -14,7 +14,7 @@ constexpr long MR = {mr}, NC = {nc}, KC = {kc};
 WORK = """\
 struct Call { Problem p; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.n, L); }
-static void open(Call&) {}
+static bool open(Call&) { return true; }
 static void close(Call&) {}
 
 // Rows [m, m + rows) x columns [n, n + cols) over the whole of K, then the epilogue. No sum is of more than KC products in a row:

@@ -126,7 +126,7 @@ struct Call {
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.m, MR) * ceil_div(p.n, NR); }
 static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
 
-static void open(Call& c) {
+static bool open(Call& c) {
   const Problem& p = c.p;
   const long rows = least(MC, p.m), deepest = least(KC / STEP, KEPT && !PACK_A ? BLOCK_OF_A / (rows * sizeof(PA)) : KC);
   const long steps = ceil_div(p.k, STEP), depths = steps > deepest ? ceil_div(steps, deepest) : 1;
@@ -143,6 +143,7 @@ static void open(Call& c) {
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
   c.partial = (T*)((char*)c.panels + panels);
   c.tiles = (PA*)((char*)c.partial + partial);
+  return c.memory;
 }
 static void close(Call& c) { free(c.memory); }
 
@@ -210,7 +211,7 @@ struct Call { Problem p; long depth, width, stride; PB* panels; T* partial; PA* 
 static inline long most_threads(const Problem& p) { return least(p.threads, ceil_div(p.k, 4 * STEP) + !p.k); }
 static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
 
-static void open(Call& c) {
+static bool open(Call& c) {
   const Problem& p = c.p;
   c.depth = least(KC / STEP, ceil_div(p.k, STEP));
   c.stride = ceil_div(p.n, NR) * NR;
@@ -222,6 +223,7 @@ static void open(Call& c) {
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
   c.partial = (T*)((char*)c.panels + panels);
   c.tiles = (PA*)((char*)c.partial + partial);
+  return c.memory;
 }
 static void close(Call& c) { free(c.memory); }
 
@@ -260,24 +262,29 @@ static void work(const Call& c, long thread, long threads) {
 """
 
 SMALL_WORK = """\
-struct Call { Problem p; };
+constexpr long WIDTH = PACK_B || RAGGED ? NR : L;   // columns of the one panel of a thread
+
+struct Call { Problem p; long panel; PB* panels; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.n, NR); }
-static void open(Call&) {}
-static void close(Call&) {}
+
+static bool open(Call& c) {
+  c.panel = ceil_div(c.p.k, STEP) * WIDTH;
+  c.panels = c.p.k <= KC ? nullptr : (PB*)malloc(c.p.threads * c.panel * sizeof(PB));
+  return c.p.k <= KC || c.panels;
+}
+static void close(Call& c) { free(c.panels); }
 
 // Each thread takes whole panels; one panel (direct: its ragged last vector) lies on the stack while K fits KC.
 static void work(const Call& c, long thread, long threads) {
   const Problem& p = c.p;
-  constexpr long WIDTH = PACK_B || RAGGED ? NR : L;
   alignas(64) PB on_stack[KC / STEP * WIDTH];
   const long panels = ceil_div(p.n, NR), units = p.batch * panels, steps = ceil_div(p.k, STEP);
-  PB* panel = p.k <= KC ? on_stack : (PB*)malloc(steps * WIDTH * sizeof(PB));
+  PB* panel = c.panels ? c.panels + thread * c.panel : on_stack;
   for (long unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
     const long item = unit / panels, n = unit % panels * NR, cols = least(NR, p.n - n);
     pack_b(p, item, n, cols, 0, steps, panel);
     compute(p, {item, 0, p.m, n, n + cols, 0, steps, true, true, panel, nullptr, 0}, nullptr);
   }
-  if (panel != on_stack) free(panel);
 }
 """
 

@@ -282,5 +282,5 @@ def failed(name: str, code: int) -> NoReturn:
     if (refused := products.failed(name, code)) is not None:
         raise refused
     if code == -driver.OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
+        raise torch.OutOfMemoryError(f"kernel {name!r}: there is no memory left for its scratch buffers.")
     raise driver.refusal(-code, f"kernel {name!r} could not be launched")
