@@ -50,6 +50,7 @@ def test_a_program_prints_what_is_recorded(
     for option, value in BRIEFLY.items():
         monkeypatch.setenv(option, value)
     run = EXAMPLES[name][0]
+    monkeypatch.setattr("sys.argv", [run.script])
     runpy.run_path(str(FOLDER / run.script), run_name="__main__")
     told = f"{run}\n{capsys.readouterr().out}"
     assert {tuple(masked(told))} == {tuple(masked(text)) for text in recorded(name)}
