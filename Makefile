@@ -3,7 +3,8 @@
 # make lint        ruff, mypy, and a search for names that nothing uses
 # make test        the tests, about 25 minutes on 2 cores; a part: make test TESTS=tests/ir
 # make test-gpu    what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
-# make sanitize    GPU tests under compute-sanitizer, half an hour; minutes: make sanitize SANITIZE="--brief --jobs 8"
+# make sanitize    the runtime's C, programs in C and generated C++ under AddressSanitizer and ThreadSanitizer; needs g++
+# make sanitize-gpu  GPU tests under compute-sanitizer, half an hour; minutes: make sanitize-gpu SANITIZE="--brief --jobs 8"
 # make conformance every operator of torch's test database against eager, half an hour on 2 cores; resumable
 # make models      whole models and many random expressions against eager, half an hour on 2 cores
 # make demo        one compile, many shapes: an encoder, a product, softmax and RMSNorm against eager, 4 minutes on 2 cores
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: help hooks setup demo test test-gpu sanitize conformance models bench bench-gpu programs lint clean
+.PHONY: help hooks setup demo test test-gpu sanitize sanitize-gpu conformance models bench bench-gpu programs lint clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -45,6 +46,9 @@ test-gpu: $(STAMP)
 	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
 
 sanitize: $(STAMP)
+	$(RUN) -m scripts.sanitize_host $(SANITIZE)
+
+sanitize-gpu: $(STAMP)
 	$(RUN) -m scripts.sanitize $(SANITIZE)
 
 conformance: $(STAMP)

@@ -1,4 +1,4 @@
-"""Runs GPU tests of loops and of what surrounds kernels under NVIDIA's compute-sanitizer: `make sanitize`; `--tests` has others.
+"""Runs GPU tests of loops and of what surrounds kernels under NVIDIA's compute-sanitizer (`make sanitize-gpu`).
 
 memcheck finds accesses outside of memory and misaligned ones, racecheck races in shared memory; both look at generated kernels
 alone. Memory comes from the driver, not from torch's cache, so that what lies beyond a tensor is no memory. Tests that fault on
@@ -119,7 +119,7 @@ def main() -> int:
     tool = find(os.environ)
     trouble = missing(tool, torch.cuda.is_available())
     if trouble:
-        print(f"make sanitize: {trouble}", file=sys.stderr)
+        print(f"make sanitize-gpu: {trouble}", file=sys.stderr)
         return 2
     untuned = {"POLYTILE_TUNE": "off"} if arguments.brief or arguments.predicted else {}
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", **untuned}

@@ -30,9 +30,11 @@ BUILT_ON: dict[str, set[str]] = {
     "tuning": {"candidates", "ir", "runtime", "store"},
     "learn": {"runtime", "store", "tuning"},
     "dispatch": {"attention", "candidates", "ir", "learn", "matmul", "runtime", "schedule", "store", "tuning"},
+    "autotuner": {"candidates", "dispatch", "runtime", "store", "tuning"},
     "report": {"runtime", "store", "tuning"},
     "compiler": {"candidates", "dispatch", "frontend", "ir", "matmul", "passes", "report", "runtime", "tuning", "wrapper"},
-    "cli": {"candidates", "dispatch", "learn", "matmul", "report", "runtime", "store", "tuning"},
+    "packages": {"candidates", "compiler", "dispatch", "frontend", "ir", "runtime", "wrapper"},
+    "cli": {"autotuner", "candidates", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store", "tuning"},
 }
 """What each room may import. The package's public functions (`__init__.py`) import what they hand on to."""
 

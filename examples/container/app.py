@@ -2,13 +2,16 @@
 
 `python app.py warm` runs while the image is built (see the Dockerfile beside this file). `python app.py` runs in the image, which
 has neither a compiler nor a toolchain. Both print whether a compiler was found, what came from the cache directory, how often a
-compiler ran, and how many operators run as ATen calls. docs/serving.md says what such a cache directory depends on.
+compiler ran, and how many operators run as ATen calls. Beside the cache directory lies the model as a package, which is loaded
+without any tracing. docs/serving.md says what such a cache directory depends on, docs/packages.md what packages are.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from torch import nn
 import polytile
 
 ROWS = (4, 40, 400)
+PACKAGE = Path(os.environ["POLYTILE_CACHE_DIR"]).with_name("model.ptp")
 
 
 def build() -> nn.Module:
@@ -37,6 +41,13 @@ def main(warm: bool) -> None:
     print("warm:" if warm else "serve:", "a compiler is installed" if compiler else "no compiler is installed")
     print(f"  {seen['programs_loaded']} of {seen['graphs_compiled']} programs from the cache directory")
     print(f"  {seen['compiler_runs']} compiler runs, {seen['candidates_benchmarked']} candidates timed")
+    if warm:
+        polytile.package(model, (torch.randn(40, 128),), PACKAGE)
+    packaged = polytile.load_package(PACKAGE)
+    for rows in ROWS:
+        x = torch.randn(rows, 128)
+        torch.testing.assert_close(packaged(x), model(x), rtol=1e-4, atol=1e-4)
+    print(f"  {PACKAGE.name} gives eager's results at {len(ROWS)} sizes")
     print(f"  {sum(seen['library_calls'].values())} operators run as ATen calls, {seen['failures']} failures")
 
 

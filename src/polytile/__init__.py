@@ -4,11 +4,14 @@
 
 compile         torch.compile with this backend, with hints, kernels compiled ahead, and options
 kernel          makes one call of several kernels that you wrote
+autotune        takes the place of triton.autotune: tunes the configs of a Triton kernel for ranges of sizes
 explain         reports what became of every operator of a function, which kernels run, and why
 profile         calls a function some times, and says how long each kernel of it takes
 options         every setting; `options.override(...)` sets some within a block
 counters        a mapping of what was compiled, measured and found on record
 wait            waits until the background has compiled and measured everything that calls have asked for
+package         writes a compiled program to one file, which runs without a compiler, and without Python
+load_package    loads such a file
 save_plan       writes every decision made so far to a file, which the option `plan` follows
 forget_weights  drops the packed copies of weights
 reset           sets `counters` to zero and has `explain` forget the graphs compiled so far
@@ -31,20 +34,26 @@ from polytile.errors import PolytileError
 from polytile.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from polytile.candidates.sources import Source
     from polytile.compiler.explanation import Explanation
     from polytile.compiler.profiling import Profile
     from polytile.dispatch.handwritten import Kernel
+    from polytile.packages.load import Package
 
 __all__ = [
     "PolytileError",
     "__version__",
+    "autotune",
     "compile",
     "counters",
     "explain",
     "forget_weights",
     "kernel",
+    "load_package",
     "options",
+    "package",
     "profile",
     "register_source",
     "reset",
@@ -188,6 +197,81 @@ def kernel(
     return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
 
 
+def autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    exact: Sequence[str] | bool = (),
+    hints: Sequence[Mapping[str, int]] = (),
+    make_args: Callable[..., Mapping[str, Any]] | None = None,
+    reference: Callable[..., None] | None = None,
+    reduction: Sequence[str | int] = (),
+    search: Mapping[str, Sequence[Any]] | None = None,
+    stall: str = "tune",
+    plan: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Any], Any]:
+    """Takes the place of `triton.autotune`: the same arguments, in the same order, and the same kernels and Configs.
+
+    Integers of `key` are sizes: calls whose sizes are in one range share a choice, which is kept for later processes. Configs are
+    compared with each other before one is timed, on copies of what the kernel changes. docs/autotune.md says what else differs.
+
+    Parameters
+    ----------
+    configs, key, prune_configs_by, reset_to_zero, restore_value, pre_hook, post_hook, do_bench
+        As in `triton.autotune`.
+    warmup, rep, use_cuda_graph, cache_results
+        Taken, and without effect: polytile times in its own way and always keeps results.
+    exact
+        Names in `key` whose every value has a choice of its own; True: all.
+    hints
+        Sizes, as [{"M": 16, "N": 4096}], that are tuned at the first call. They need `make_args`.
+    make_args
+        A function of the sizes by name that returns the kernel's arguments for them by name, tensors on the launch's device.
+    reference
+        What is right: a function that writes the kernel's outputs. It is called with those of the kernel's arguments that its
+        parameters name, floating-point tensors in float64 as well as in their own dtype.
+    reduction
+        Names of sizes, and numbers, whose product is the number of terms that an output element sums. Default: 4096 terms.
+    search
+        A space beside `configs`, as {"BLOCK": [64, 128, 256], "num_warps": [2, 4, 8]}: a sample of it is timed, then what lies
+        beside the best.
+    stall, plan, options
+        Values of `polytile.options` for this kernel: what a call waits for ("tune" or "never"), a plan, any others.
+
+    Returns
+    -------
+    A decorator for what `triton.jit` or `triton.heuristics` returns. It makes a kernel that is launched as kernel[grid](...).
+
+    Raises
+    ------
+    SignatureError
+        A name is none of the kernel's parameters, `search` is no mapping to lists, or `hints` come without `make_args`.
+    OptionError
+        As in `compile`.
+    """
+    from polytile.autotuner.tuner import Autotuner, Extras
+
+    given = {
+        "configs": configs, "key": key, "prune_configs_by": prune_configs_by, "reset_to_zero": reset_to_zero,
+        "restore_value": restore_value, "pre_hook": pre_hook, "post_hook": post_hook, "warmup": warmup, "rep": rep,
+        "use_cuda_graph": use_cuda_graph, "do_bench": do_bench, "cache_results": cache_results,
+    }  # fmt: skip
+    own = {"stall": stall, **({"plan": plan} if plan else {}), **(options or {})}
+    extras = Extras(exact, tuple(hints), reference, tuple(reduction), search, make_args, own)
+    return lambda fn: Autotuner(fn, given, extras)
+
+
 def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = None) -> bool:
     """Waits until the background has generated, compiled and measured everything that calls so far have asked for.
 
@@ -238,6 +322,89 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     from polytile.compiler.profiling import profile as run
 
     return run(function, args, kwargs)
+
+
+def package(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    path: str | Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    weights_apart: bool = False,
+    folder: bool = False,
+    check: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a model to one file that holds all it takes to run it on a CPU: no compiler, no tracing, and from C++ no Python.
+
+    docs/packages.md says what can be packaged. The kernels are those that measurements have shown to be fastest, or that are
+    predicted to be, at sizes within the bounds of `dynamic_shapes`; elsewhere something runs that is right at all sizes.
+
+    Parameters
+    ----------
+    model
+        A function or module, what `polytile.compile` made of one, or an exported program (torch.export), whose `args` may be
+        empty.
+    args, kwargs
+        Example inputs. Sizes of 0 and 1 among them are taken to be constants.
+    path
+        The file to write; an earlier one is replaced.
+    dynamic_shapes
+        As in torch.export.export. None lets every size vary that can.
+    hints
+        Sizes, in elements, for which kernels are measured now, as in `compile`.
+    weights_apart
+        Whether the weights are a file of their own, `path` with ".safetensors" behind it.
+    folder
+        Whether to write a folder of files in place of one file.
+    check
+        Whether to call the package on the example inputs, and to compare its results with eager's.
+    options
+        Values of `polytile.options` while kernels are generated and chosen.
+
+    Returns
+    -------
+    `path`.
+
+    Raises
+    ------
+    PackageError
+        The model has no form as a package, the file cannot be written, or its results are not eager's.
+    OptionError, HintError, CompilerMissing
+        As in `compile`; a compiler is needed.
+    """
+    from polytile.packages import write
+
+    return write.package(
+        model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart, folder=folder,
+        check=check, options=options,
+    )  # fmt: skip
+
+
+def load_package(path: str | Path, *, verify: bool = False) -> Package:
+    """Loads what `package` has written. Needs torch and no compiler.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    verify
+        Whether to compare the weights, too, with their digest; everything else always is. They are read as a whole then.
+
+    Returns
+    -------
+    A Package, called as the model was.
+
+    Raises
+    ------
+    PackageError
+        There is no package, it is damaged, or it was made for another processor or another version of polytile.
+    """
+    from polytile.packages import load
+
+    return load.load_package(path, verify=verify)
 
 
 def reset() -> None:

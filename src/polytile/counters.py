@@ -24,6 +24,7 @@ NAMES = {
     "dispatch_misses": "calls that met a regime for which nothing was decided",
     "compiler_runs": "runs of the C and C++ compiler; Triton kernels compiled",
     "weights_packed": "packed copies of weights made",
+    "cuda_graphs": "CUDA graphs made (option `cuda_graphs`)",
     "seconds": "seconds that first calls took, by stage",
 }
 """What each of them counts."""

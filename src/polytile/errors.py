@@ -98,6 +98,11 @@ class NotInPlan(InvalidInput):
     sizes without the plan, and save the plan again."""
 
 
+class PackageError(PolytileError, ValueError):
+    """A program has no form as a package, a package is damaged or was made for another machine or version, or a call does not fit
+    it. See docs/packages.md."""
+
+
 class StoreError(PolytileError):
     """A store of measurements, or a file of exported measurements, is missing or damaged, or belongs to another program."""
 

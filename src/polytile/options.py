@@ -69,7 +69,7 @@ TABLE: tuple[Option, ...] = (
         "directory, polytile uses a subdirectory that belongs to you.", path=True),
     Option("debug", int, 0,
         "What polytile prints on stderr. 0: nothing. 1: each decision. 2: also the program around the kernels. 3: also the "
-        "graph, and the IR after each pass (docs/looking-inside.md).", least=0),
+        "graph, and the IR after each pass. 4: also what each schedule makes of its loop (docs/looking-inside.md).", least=0),
     Option("persist", bool, True, "Keep measurements, programs, decisions and compiled kernels on disk for later processes."),
     Option("store", str, "",
         "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file in "
@@ -124,6 +124,12 @@ TABLE: tuple[Option, ...] = (
     Option("progress", str, "off",
         "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: always "
         "lines.", choices=("off", "auto", "lines"), keys=NOTHING),
+    Option("agree", str, "alone",
+        "Who decides which kernels run. alone: each process. ranks: the ranks of a job of torch.distributed together, so that "
+        "all run the same (docs/distributed.md).", choices=("alone", "ranks")),
+    Option("agree_seconds", float, 60.0,
+        "With agree=ranks, how long a rank waits for the decision of another, in seconds; then the prediction decides.", least=0,
+        keys=NOTHING),
     Option("check_inputs", bool, False,
         "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names of the "
         "kernel and the argument. For debugging."),
@@ -154,6 +160,10 @@ TABLE: tuple[Option, ...] = (
         "How a call finds its compiled code. on: polytile asks Dynamo's guards itself, without Dynamo's evaluation of frames, "
         "where that changes nothing (docs/calls.md). off: always as torch.compile does. check: as torch.compile does, and "
         "FrontDoorError is raised where polytile would have run other code.", choices=("on", "off", "check"), keys=NOTHING),
+    Option("cuda_graphs", str, "off",
+        "CUDA graphs. off: each kernel is launched by itself. auto: launches that come again are made together, as a graph that "
+        "is replayed, or updated for other sizes and addresses, where that takes the host less time (docs/cuda-graphs.md).",
+        choices=("off", "auto"), keys=NOTHING),
     Option("race_eager", bool, True,
         "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all "
         "that surrounds it (docs/calls.md).", keys=NOTHING),
@@ -194,18 +204,18 @@ class Mode:
 
 
 _PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6}
-_NO_GRAPHS = "polytile records no CUDA graphs"
+_GRAPHS = {"cuda_graphs": "auto"}
 
 MODES: tuple[Mode, ...] = (
     Mode("default", {}, "Sets no option."),
-    Mode("reduce-overhead", {}, f"The same as default, with a warning: {_NO_GRAPHS}."),
+    Mode("reduce-overhead", _GRAPHS, "Uses CUDA graphs where they take the host less time."),
     Mode(
         "max-autotune-no-cudagraphs",
         _PATIENT,
         "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt. First calls take "
         "longer. `tune=all` measures every candidate.",
     ),
-    Mode("max-autotune", _PATIENT, f"The same as max-autotune-no-cudagraphs: {_NO_GRAPHS}."),
+    Mode("max-autotune", _PATIENT, "The same as max-autotune-no-cudagraphs. For CUDA graphs give `cuda_graphs=auto` beside it."),
 )
 """The modes of torch.compile. An option that is given beside a mode overrides it."""
 

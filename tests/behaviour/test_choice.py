@@ -269,13 +269,15 @@ def test_the_debug_log_says_a_decision_in_one_line(capfd: pytest.CaptureFixture[
         assert word in lines[0]
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_each_level_of_debugging_shows_more_on_stderr(level: int, capfd: pytest.CaptureFixture[str]) -> None:
-    compiled(lambda x: torch.softmax(x * 5, -1), debug=level)(*sized((20, 300)))
+    inner = (torch.sin, torch.cos, torch.tanh, torch.sigmoid)[level - 1]  # what another test generated is known
+    compiled(lambda x: torch.softmax(inner(x), -1), debug=level)(*sized((20, 300)))
     told = capfd.readouterr().err
     assert "polytile: " in told
     assert ("# polytile program" in told) == (level >= 2)
     assert ("def forward" in told and "after vertical fusion" in told and "reduce max" in told) == (level >= 3)
+    assert ("threads divide" in told) == (level >= 4)
 
 
 def test_explain_lists_operators_and_decisions() -> None:

@@ -63,6 +63,76 @@ def test_threads_that_make_the_first_call_together_share_its_kernels_and_all_get
     assert len(decisions()) == len({(d.kernel, d.regime) for d in decisions()}), "each regime is decided once"
 
 
+THREADS, CALLS = 16, 1000
+
+
+@pytest.mark.parametrize("front_door", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_sixteen_threads_make_a_thousand_calls_each_at_changing_sizes(front_door: str) -> None:
+    """Through the front door and through Dynamo; some sizes are new to the threads, and are learned while they call."""
+    run = polytile.compile(scaled_softmax, options={"stall": "never", "front_door": front_door})
+    inputs = list(sized(*[(rows, 40) for rows in (2, 3, 5, 9, 17, 33, 65, 129)]))
+    expected = [scaled_softmax(x) for x in inputs]
+    for x in inputs[:2]:
+        run(x)
+    start, wrong = threading.Barrier(THREADS), []
+
+    def work(thread: int) -> None:
+        start.wait(PATIENCE)
+        for call in range(CALLS):
+            which = (call + thread) % len(inputs)
+            difference = (run(inputs[which]) - expected[which]).abs().max()
+            if not difference < 1e-5:
+                wrong.append((thread, call, which))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads) and not wrong
+    assert polytile.wait(PATIENCE)
+
+
+def scaled_softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x * 1.4375, -1)
+
+
+# Modes of torch.
+
+
+def test_one_function_serves_inference_mode_and_calls_outside_of_it() -> None:
+    run = compiled(scaled_softmax)
+    for rows in (3, 40):
+        with torch.inference_mode():
+            x = torch.randn(rows, 300)
+            check_equal(run(x), scaled_softmax(x))
+            assert run(x).is_inference()
+        outside = torch.randn(rows, 300)
+        check_equal(run(outside), scaled_softmax(outside))
+        assert not run(outside).is_inference()
+        with torch.inference_mode():
+            check_equal(run(outside), scaled_softmax(outside))
+
+
+def test_one_function_computes_in_the_type_that_autocast_asks_for() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ weight) * 2
+
+    run = compiled(function)
+    for rows in (3, 40):
+        x, weight = torch.randn(rows, 32), torch.randn(32, 24)
+        with torch.autocast("cpu", torch.bfloat16):
+            got, expected = run(x, weight), function(x, weight)
+        assert got.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+        check_equal(run(x, weight), function(x, weight))
+
+
+def check_equal(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
 # Forks.
 
 
@@ -73,7 +143,6 @@ def check_in_child(child: int, run: Callable[..., Any], sizes: Sequence[int]) ->
         return
     faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
     try:
-        torch.set_num_threads(1)  # as torch's own workers do: GNU OpenMP has no threads after a fork, in eager either
         for rows in sizes:
             x = torch.randn(rows, 500)
             torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
@@ -102,7 +171,6 @@ import torch, polytile
 from polytile.tuning import racing
 from tests.behaviour.test_concurrency import check_in_child, program
 
-torch.set_num_threads(1)
 run = polytile.compile(program, options={"tune": "all"})
 choosing, forked = threading.Event(), threading.Event()
 race = racing.race

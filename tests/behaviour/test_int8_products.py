@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.out_dtype import out_dtype
 
+import polytile
 from polytile.matmul import cpp as gemm
 from polytile.runtime import toolchain
 from tests.behaviour.helpers import compiled, decisions, multikernels
@@ -51,3 +53,42 @@ def test_generated_candidates_stand_beside_the_library_s() -> None:
     compiled(dequantised)(bytes_of(20, 200), bytes_of(200, 30), torch.rand(30), torch.rand(30))
     (kernel,) = [kernel for kernel in multikernels() if "int_mm" in kernel.spec.name]
     assert {candidate.origin for candidate in kernel.candidates} == {"library", "cpp"}
+
+
+def test_sums_of_65536_products_of_the_least_numbers_are_exact() -> None:
+    call = compiled(product, tune="off")
+    for rows, columns in ((1, 20), (3, 20), (20, 3)):
+        x, w = torch.full((rows, 1 << 16), -128, dtype=torch.int8), torch.full((1 << 16, columns), -128, dtype=torch.int8)
+        assert (call(x, w) == 1 << 30).all()
+        assert (call(x, w + 255) == -128 * 127 << 16).all()
+
+
+def shifted(x: Tensor, w: Tensor) -> Tensor:
+    sums = torch._int_mm((x.to(torch.int32) + 128).to(torch.uint8), w)
+    return sums.sub_(w.sum(dim=0, keepdim=True, dtype=torch.int32) * 128)
+
+
+def left_shifted(x: Tensor, w: Tensor) -> Tensor:
+    return torch._int_mm((x.to(torch.int32) + 128).to(torch.uint8), w) - 128
+
+
+def test_products_of_what_was_shifted_to_uint8_are_products_of_int8() -> None:
+    call = compiled(shifted, tune="off")
+    for m, k, n in ((5, 64, 9), (17, 300, 70)):
+        x, w = bytes_of(m, k), bytes_of(k, n)
+        assert torch.equal(call(x, w), (x.long() @ w.long()).int())
+    rows = {row.operator: row.how for row in polytile.explain(call, x, w).operators}
+    assert rows["aten._int_mm.default"] == "template" and not any("sum" in operator for operator in rows)
+
+
+def test_other_products_of_uint8_are_the_library_s() -> None:
+    call, x, w = compiled(left_shifted), bytes_of(17, 64), bytes_of(64, 32)
+    assert torch.equal(call(x, w), ((x.long() + 128) @ w.long() - 128).int())
+
+
+def test_mm_of_int8_in_int32_is_a_product_of_int8() -> None:
+    call = compiled(lambda x, w: out_dtype(torch.ops.aten.mm.default, torch.int32, x, w), tune="off")
+    for m, k, n in ((3, 65, 9), (17, 30, 70)):
+        x, w = bytes_of(m, k), bytes_of(k, n)
+        assert torch.equal(call(x, w), (x.long() @ w.long()).int())
+    assert {row.how for row in polytile.explain(call, x, w).operators} == {"template"}

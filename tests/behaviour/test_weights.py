@@ -20,7 +20,7 @@ import polytile
 from polytile.facts import Size
 from polytile.matmul.cpp import panels
 from polytile.runtime import weights
-from tests.behaviour.helpers import check, compiled, decisions
+from tests.behaviour.helpers import check, compiled, decisions, multikernels
 
 K, N = 200, 260
 DTYPES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float64: 1e-10}
@@ -96,6 +96,40 @@ def test_int8_weights_are_packed() -> None:
     module.weight.copy_(module.weight.roll(1, 0))
     torch.testing.assert_close(call(x), module(x))
     assert made() >= 1 and used() == {True, False}  # once packed, once while the changed weight was watched
+
+
+class Nibbles(nn.Module):
+    """Two numbers a byte, the low half first, less 8; a scale for each group of 20 along k."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
+        self.register_buffer("scale", torch.rand(N, K // 20, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, 20)
+        return nn.functional.linear(x, ((numbers.to(x.dtype) - 8) * self.scale.to(x.dtype)).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_four_bits_are_packed_once_and_scaled_as_their_scales_are(dtype: torch.dtype) -> None:
+    module = Nibbles()
+    call, x = run(module), torch.randn(20, K, dtype=dtype)
+
+    def check_result() -> None:
+        exact = module(x.double())
+        assert (call(x) - exact).abs().max() <= (1e-5 if dtype == torch.float32 else 1e-2) * exact.abs().max()
+
+    check_result()
+    module.scale.mul_(3)
+    check_result()
+    products = [kernel for kernel in multikernels() if kernel.spec.family == "mm"]
+    assert made() == 1 and {d.candidate.split()[0] for k in products for d in k.decisions} == {"tile_prepacked"}
+    module.weight.copy_(module.weight.roll(1, 0))
+    check_result()
 
 
 def test_weights_of_a_function_and_slices_of_weights_are_packed() -> None:
@@ -432,8 +466,8 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
     module = linear()
     call, whole = run(module), panels.make
 
-    def stops(matrix: Tensor, lanes: int) -> Tensor:
-        whole(matrix, lanes).zero_()
+    def stops(matrix: Tensor, lanes: int, together: int) -> Tensor:
+        whole(matrix, lanes, together).zero_()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(panels, "make", stops)
@@ -449,7 +483,7 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
 def test_without_memory_for_a_copy_the_weight_itself_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     module = linear()
 
-    def refuses(matrix: Tensor, lanes: int) -> Tensor:
+    def refuses(matrix: Tensor, lanes: int, together: int) -> Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(panels, "make", refuses)

@@ -30,12 +30,14 @@ def small_blocks(dtype: str, mr: int = 6, nv: int = 4) -> GemmConfig:
     return GemmConfig("tile_prepacked", mr, nv, kc=64, mc=2 * mr, nc=128, pairs=dtype == "bfloat16")
 
 
-def product(spec: GemmSpec, config: GemmConfig, a: torch.Tensor, b: torch.Tensor, threads: int, lanes: int) -> torch.Tensor:
+def product(
+    spec: GemmSpec, config: GemmConfig, a: torch.Tensor, b: torch.Tensor, threads: int, lanes: int, together: int | None = None
+) -> torch.Tensor:
     """The kernel's result on the panels of b[0]; in place of B it gets no memory at all."""
     function = compiled(generate(spec, config, "kept_under_test", None, lanes, KEPT_AT), "kept_under_test")
     c = torch.full((1, a.shape[1], b.shape[2]), -12345, dtype=getattr(torch, spec.out_dtype))
-    kept = panels.make(b[0], lanes)
-    assert kept.dtype == torch.uint8 and kept.numel() == panels.size_of(*b.shape[1:], b.dtype, lanes)
+    kept = panels.make(b[0], lanes, together)
+    assert kept.dtype == torch.uint8 and kept.numel() == panels.size_of(*b.shape[1:], b.dtype, lanes, together)
     tensors = (a, None, c, kept)
     sizes = (1, a.shape[1], b.shape[2], a.shape[2], *a.stride(), *b.stride(), *c.stride())
     pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))

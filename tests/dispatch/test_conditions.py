@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
     "gpu_cache": "cold", "stall": "compile", "progress": "lines", "isolation": "never", "force": "a", "plan": "/tmp/p",
     "plan_missing": "error", "metrics": "/tmp/m.csv", "random": "philox", "wrapper": "marked", "sources": "library",
     "collect": "/tmp/c.sqlite3", "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "library",
-    "builder": "process", "front_door": "check",
+    "builder": "process", "front_door": "check", "cuda_graphs": "auto", "cutlass": "/tmp/cutlass",
 }  # fmt: skip
 """A value other than the one in tests, of options that are neither numbers nor switches."""
 
@@ -40,6 +40,8 @@ def other_value(option: options.Option) -> Any:
     if option.name in OTHER:
         return OTHER[option.name]
     value = options.get(option.name)
+    if option.choices:
+        return next(choice for choice in option.choices if choice != value)
     return not value if option.type is bool else value + 1
 
 

@@ -15,8 +15,9 @@ from scripts.record_examples import EXAMPLES, FOLDER
 
 SCRIPTS = sorted({run.script for runs in EXAMPLES.values() for run in runs})
 CONTAINER = "container/app"
-OTHERWISE = ("serving", "training", "quantised")
-"""What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour."""
+OTHERWISE = ("serving", "training", "quantised", "package/package")
+"""What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour,
+packages in tests/packages."""
 PROGRAMS = [
     pytest.param(name, marks=pytest.mark.slow) if name in OTHERWISE else name for name in EXAMPLES if name != CONTAINER
 ]
@@ -49,6 +50,7 @@ def test_a_program_prints_what_is_recorded(
     for option, value in BRIEFLY.items():
         monkeypatch.setenv(option, value)
     run = EXAMPLES[name][0]
+    monkeypatch.setattr("sys.argv", [run.script])
     runpy.run_path(str(FOLDER / run.script), run_name="__main__")
     told = f"{run}\n{capsys.readouterr().out}"
     assert {tuple(masked(told))} == {tuple(masked(text)) for text in recorded(name)}

@@ -191,6 +191,14 @@ def multihead(x: Tensor, padding: Tensor) -> Tensor:
     return _multihead(x, x, x, key_padding_mask=padding, need_weights=False)[0]
 
 
+def soft_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.tanh(q @ k.transpose(-1, -2) / 30) * 30).softmax(-1) @ v
+
+
+def scaled_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return ((q @ k.transpose(-1, -2) + bias) * 0.5).softmax(-1) @ v
+
+
 def _lowest(*shape: int) -> Tensor:
     """0 or the smallest number, as transformers' masks are."""
     return torch.where(torch.rand(shape) < 0.7, 0.0, torch.finfo(torch.float32).min)
@@ -227,6 +235,8 @@ SPELLINGS = (
         *(normal(2, 24, HEADS, WIDTH) for _ in range(3)), torch.rand(2, 24) < 0.7)),
     Spelling("Whisper", unscaled_keys, lambda: (heads(), heads(length=30), heads(length=30))),
     Spelling("scores in memory", safe_softmax, lambda: (heads(), heads(), heads(), torch.rand(24, 24) < 0.9)),
+    Spelling("soft cap", soft_cap, lambda: (heads(), heads(), heads())),
+    Spelling("bias before the scale", scaled_bias, lambda: (heads(), heads(), heads(), normal(24, 24))),
     Spelling("nn.MultiheadAttention", multihead, lambda: (rows(), torch.rand(2, 24) < 0.2)),
 )  # fmt: skip
 
@@ -236,22 +246,12 @@ def weights_wanted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def soft_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (torch.tanh(q @ k.transpose(-1, -2) / 30) * 30).softmax(-1) @ v
-
-
-def scaled_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    return ((q @ k.transpose(-1, -2) + bias) * 0.5).softmax(-1) @ v
-
-
 def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.transpose(-1, -2)).softmax(-1).transpose(-1, -2) @ v
 
 
 OTHERS = (
     ("the softmax is used besides", weights_wanted, lambda: (heads(), heads(), heads())),
-    ("aten.tanh.default stands between", soft_cap, lambda: (heads(), heads(), heads())),
-    ("a bias is multiplied by the scale", scaled_bias, lambda: (heads(), heads(), heads(), normal(24, 24))),
     ("the softmax is transposed", transposed, lambda: (heads(), heads(), heads())),
     ("its operands are of torch.float64", in_three, lambda: (*(normal(8, 24, WIDTH).double() for _ in range(3)),)),
 )

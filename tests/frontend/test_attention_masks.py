@@ -63,8 +63,8 @@ def shifted(q: Tensor, k: Tensor, padding: Tensor) -> Tensor:
         (below, "top left", False),
         (after_a_cache, "bottom right", False),
         (padded, "", True),
-        (window, "", True),
-        (shifted, "", True),
+        (window, "", False),
+        (shifted, "", False),
     ],
 )
 def test_a_mask_of_positions_is_what_it_says(mask: Callable[..., Tensor], causal_as: str, reads: bool) -> None:
@@ -82,6 +82,7 @@ def test_a_mask_of_positions_is_what_it_says(mask: Callable[..., Tensor], causal
     assert program is not None
     (found,) = (operation for operation in program.operations if isinstance(operation, Attention))
     assert found.causal == causal_as and (found.bias is not None) == reads
+    assert (found.scores is not None) == (mask in (window, shifted))
 
 
 def test_what_is_left_of_a_mask_keeps_its_repetitions() -> None:

@@ -123,12 +123,12 @@ CASES = {
     "squares of rows": Case(row_squares, lambda m, n, k: (half(m, k), half(n, k), half(m, n)), SIZES, GENERATED | {"aten"}),
     "logsumexp of rows": Case(row_logsumexp, lambda m, n, k: (half(m, k), half(n, k)), SIZES[:4], {"tile", "aten"}),
     "int8": Case(dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda")), SIZES[:1], {"split"}),
-    "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "stored"}),
+    "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "materialised"}),
     "int4 weights": Case(
         weights_int4,
         lambda m, n, k: (half(m, k), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda"), half(n, 1)),
         SIZES[:3],
-        {"tile", "stored"},
+        {"tile", "materialised"},
     ),
     "fp8 by blocks": Case(
         scaled,

@@ -9,10 +9,12 @@ from polytile.codegen.cpp.loops import EMITTERS
 from polytile.ir.program import Loop
 from polytile.schedule.cpu import schedule as cpu
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.scheduled import scheduled, spelled
 from polytile.schedule.cpu.space import legal, schedules
 from polytile.schedule.nest import Form, nest_of
 from polytile.schedule.schedule import Combine, Hold, Share
 from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
+from tests.codegen.test_loops_golden import embedding_backward, softmax
 from tests.schedule.test_schedules import columns, points, rows, running_products
 
 
@@ -45,7 +47,7 @@ def test_answers_without_code_are_refused() -> None:
 
 @pytest.mark.parametrize("make", LOOPS)
 def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
-    kernel = loops.spelled(kernel_of(make()))
+    kernel = spelled(kernel_of(make()))
     nest = nest_of(kernel.loop)
     found = schedules(nest, 4)
     assert found[0][1] == 1 and not found[0][0].needs_threads
@@ -54,6 +56,32 @@ def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
         form = Form.COLUMN if schedule is cpu.SHORT_ROWS else nest.form
         assert (form, schedule.share, schedule.lanes) in EMITTERS
         assert "kernel" in loops.generate(kernel, schedule, "kernel", 64)
+
+
+def printed(make: type, schedule: CpuSchedule) -> list[str]:
+    return scheduled(spelled(kernel_of(make())), schedule).text.splitlines()
+
+
+def test_a_loop_under_a_schedule_prints_its_passes() -> None:
+    assert printed(softmax, cpu.PERSISTENT) == [
+        "persistent: threads divide rows of p0; vectors along r0",
+        "  pass 0: reduces t1; 4 vectors at a time",
+        "  pass 1: reduces t4; caches t3 in a1; 4 vectors at a time",
+        "  pass 2: takes t3; stores a1",
+    ]
+    assert printed(softmax, cpu.LOOPED)[-1] == "  pass 2: stores a1"  # computed again
+    assert printed(softmax, cpu.SPLIT)[1] == "  pass 0: reduces t1; 4 vectors at a time; barrier"
+    assert printed(softmax, cpu.SHORT_ROWS)[0] == "short: threads divide rows of p0; vectors along p0; a0, a1 transposed"
+    assert printed(columns, cpu.SPLIT) == [
+        "split: threads divide shares of each row of p0; vectors along p0", "  pass 0: reduces t1; barrier",
+    ]  # fmt: skip
+    assert printed(points, cpu.STREAMED)[-1] == "  pass 0: streams a1"
+
+
+def test_no_two_threads_store_to_one_element_unless_they_do_so_atomically() -> None:
+    assert printed(embedding_backward, cpu.PLAIN)[0] == "plain: threads divide p1, a range each; vectors along p1"
+    assert printed(sums_by_an_axis, cpu.PLAIN)[0] == "plain: threads divide nothing; vectors along p0"
+    assert printed(sums_by_an_axis, cpu.ATOMIC)[0] == "atomic: threads divide points; vectors along p0"
 
 
 def test_stores_that_meet_are_one_threads_or_atomic() -> None:

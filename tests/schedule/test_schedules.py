@@ -12,8 +12,10 @@ from polytile.schedule import named
 from polytile.schedule.legality import fits, legal
 from polytile.schedule.nest import nest_of
 from polytile.schedule.schedule import Blocks, Combine, Hold, Schedule, Share
+from polytile.schedule.scheduled import scheduled
 from polytile.schedule.space import schedules
 from tests.codegen.helpers import F32, P0, R0, S0, S1, kernel_of, load, loop, op, store
+from tests.codegen.test_loops_golden import cumsum
 
 X = load("x", P0 * S1 + R0)
 CENTRED = op("sub", X, expr.reduce("sum", F32, X))
@@ -64,6 +66,30 @@ def test_the_names_under_which_measurements_are_stored() -> None:
     assert finalised.combine is Combine.LAUNCH and SHARED[0].combine is Combine.LAST_PROGRAM
     assert [one.name for one in (POINTS, *ROWS, *SHARED)] == ["pointwise", "persistent", "looped", "split", "cluster"]
     assert [one.name for one in SUMS] == ["column_reduction", "column_reduction", "column_reduction", "column_parallel"]
+
+
+def launches(make: type, schedule: Schedule) -> list[str]:
+    return [line.split(": ", 1)[1] for line in scheduled(kernel_of(make()), schedule).text.splitlines()[1:]]
+
+
+def test_a_loop_under_a_schedule_prints_its_launches() -> None:
+    assert launches(rows, ROWS[1]) == ["passes 0, 1 over blocks"]
+    assert launches(rows, SHARED[0]) == ["pass 0 over shares of rows; leaves t1", "pass 1 over shares of rows, backwards"]
+    assert launches(columns, SHARED[0]) == ["pass 0 over shares of rows; leaves t1; the last program stores the rows' values"]
+    assert launches(columns, named.split(x=32, r=64, warps=4, splits=64, finalise=8)) == [
+        "pass 0 over shares of rows; leaves t1", "combines what pass 0 left",
+    ]  # fmt: skip
+    assert launches(rows_and_columns, SUMS[0]) == [
+        "passes 0, 1 over blocks of rows in turn; leaves t0", "combines what pass 1 left",
+    ]  # fmt: skip
+    assert len(launches(rows_and_columns, named.column_reduction(x=1, r=64, warps=2, programs=1))) == 1
+    assert launches(rows_and_columns, SUMS[3]) == [
+        "pass 0 over blocks of columns, backwards; leaves t1", "combines what pass 0 left", "pass 1 over blocks",
+    ]  # fmt: skip
+
+
+def test_a_scan_that_programs_share_has_a_launch_before_for_their_totals() -> None:
+    assert launches(cumsum, SHARED[0]) == ["totals over shares of rows; leaves t1", "pass 0 over shares of rows"]
 
 
 def test_one_program_of_a_column_reduction_shares_no_column() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import sanitize, setup_env, update_readme
+from scripts import sanitize, sanitize_host, setup_env, update_readme
 
 
 def test_versions_compare_by_their_leading_numbers() -> None:
@@ -79,3 +79,10 @@ def test_the_sanitizer_looks_at_generated_kernels_and_its_finding_is_the_status(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert sanitize.main() == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_sanitizers_of_the_host_cover_every_c_file_of_the_runtime() -> None:
+    assert sanitize_host.uncovered() == []
+    named = {test for tests in sanitize_host.COVERED.values() for test in tests}
+    named |= {test for sanitizer in sanitize_host.SANITIZERS.values() for test in sanitizer.tests}
+    assert not [test for test in named if not (sanitize_host.ROOT / test).exists()]

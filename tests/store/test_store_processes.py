@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from polytile.problem import Measurement
 from polytile.store import Store, check
 from polytile.store.place import Place
 from tests.store.helpers import number, writer
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 def ended_well(place: Place, processes: int, each: int) -> None:
@@ -62,3 +63,23 @@ def test_a_forked_child_uses_the_store_and_leaves_the_parents_whole(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     kept.append(measurement(3))
     assert len(kept.measurements()) == 3 and not check.check(place).troubles
+
+
+def test_one_process_at_a_time_holds_a_lease_and_it_ends_with_the_process(place: Place) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        theirs = Store(place)
+        os.write(writing, b"1" if theirs.take_lease("a regime") else b"0")
+        signal.pause()
+    mine = Store(place)
+    try:
+        assert os.read(reading, 1) == b"1"
+        assert not mine.take_lease("a regime") and mine.take_lease("another")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    until(lambda: mine.take_lease("a regime"), "the lease is free")
+    assert mine.take_lease("a regime"), "a process may take it again"
+    mine.give_lease_back("a regime")
+    mine.give_lease_back("a regime")

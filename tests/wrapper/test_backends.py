@@ -51,7 +51,7 @@ def test_pythons_own_may_be_replaced() -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     backend("python")
-    with pytest.raises(OptionError, match=r"no wrapper backend 'rust'; there are: cpp, fx, python\."):
+    with pytest.raises(OptionError, match=r"no wrapper backend 'rust'; there are: cpp, fx, (.+, )?python"):
         backend("rust")
 
 

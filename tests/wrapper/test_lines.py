@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import sympy
 import torch
 
 from polytile.ir.program import Assert, Buffer, Input, Program, View, whole
+from polytile.packages.text import PackageWriter
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import Line, backend, cpp, fx, lines, python
 from polytile.wrapper.lines import Argument
@@ -107,11 +107,11 @@ def test_each_kernel_is_defined_once_before_its_calls() -> None:
     assert len(defined) == len(set(defined)) and set(defined) == called
 
 
-@pytest.mark.parametrize("target", [python, cpp, fx])
-def test_every_target_has_a_form_for_every_line(target: ModuleType) -> None:
+@pytest.mark.parametrize("writer", [python._Writer, cpp.UnitWriter, fx._Writer, PackageWriter])
+def test_every_target_has_a_form_for_every_line(writer: type[lines.LineWriter]) -> None:
     kinds = {kind for kind in vars(lines).values() if isinstance(kind, type) and issubclass(kind, Line)} - {Line}
     assert set(lines._METHODS) == kinds
-    assert issubclass(target._Writer, lines.LineWriter) and not target._Writer.__abstractmethods__
+    assert issubclass(writer, lines.LineWriter) and not writer.__abstractmethods__
 
 
 def test_operators_and_reasons_stand_in_comments() -> None:

@@ -12,8 +12,12 @@ import torch
 
 from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, symbol
 from polytile.ir.attention import attend, attend_backward
+from polytile.ir.evaluate import changed_scores
+from polytile.ir.program import SCORES
 from polytile.runtime import noise
-from polytile.schedule.canonical import precision_of
+from polytile.schedule import examples
+from polytile.schedule.canonical import LoopKernel, TensorArg, precision_of
+from polytile.schedule.facts import reaches
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Operands:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
+    changed: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What makes scores of the scaled products, where the problem has an expression for that."""
 
     @property
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -48,8 +54,11 @@ class Operands:
 
 def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
     """Flat arguments as tensors in their own sizes and strides."""
-    named = {}
-    for tensor, (name, extents, strides) in zip(args, _places(problem), strict=False):
+    named: dict[str, Any] = {}
+    for tensor, place in zip(args, _places(problem), strict=False):
+        if place is None:
+            continue
+        name, extents, strides = place
         shape = tuple([args[k] for k in extents])
         if strides is None:
             named[name] = tensor if tensor.shape == shape else tensor.view(shape)
@@ -57,15 +66,29 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
         steps = tuple([args[k] for k in strides])
         alike = tensor.shape == shape and tensor.stride() == steps
         named[name] = tensor if alike else tensor.as_strided(shape, steps, tensor.storage_offset())
+    if problem.scores is not None:
+        named["changed"] = functools.partial(_changed, problem, args)
     return Operands(**named)
 
 
+def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Tensor) -> torch.Tensor:
+    """The scores of these products by torch's operators; in float64 where the products are."""
+    assert problem.scores is not None
+    tensors = {tensor.name: value for tensor, value in zip(problem.tensors, args, strict=False)}
+    values = dict(zip(problem.symbols, args[len(problem.tensors) :], strict=True))
+    precision = torch.float64 if products.dtype == torch.float64 else None
+    return changed_scores(problem.scores.loop, products, tensors, values, precision)
+
+
 @functools.lru_cache(1024)
-def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] | None]]:
-    """For each tensor its name and where among the flat arguments its sizes and its strides are."""
+def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] | None] | None]:
+    """For each tensor its name and where among the flat arguments its sizes and its strides are; None for what scores load."""
     at = {name: k for k, name in enumerate(problem.size_names, len(problem.tensors))}
-    places: list[tuple[str, list[int], list[int] | None]] = []
+    places: list[tuple[str, list[int], list[int] | None] | None] = []
     for tensor in problem.tensors:
+        if tensor.name not in EXTENTS:
+            places.append(None)
+            continue
         extents = [at[extent] for extent in EXTENTS[tensor.name]]
         strided = AXES.get(tensor.name)
         places.append((tensor.name, extents, [at[f"{tensor.name}_stride_{axis}"] for axis in strided] if strided else None))
@@ -89,7 +112,7 @@ def reference(problem: AttentionProblem) -> Callable[..., None]:
             for gradient, value in zip(given.gradients, found, strict=True):
                 gradient.copy_(value)
             return
-        out, lse = attend(given.q, given.k, given.v, given.bias, **settings(problem), precision=precision)
+        out, lse = attend(given.q, given.k, given.v, given.bias, **settings(problem), precision=precision, scores=given.changed)
         given.out.copy_(out)
         if given.lse is not None:
             given.lse.copy_(lse)
@@ -98,9 +121,11 @@ def reference(problem: AttentionProblem) -> Callable[..., None]:
 
 
 def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
-    """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
-    ends = []
+    """Upper bounds of all positions in tensors that a kernel indexes, as expressions in its integers."""
+    ends = list(reaches(problem.scores)) if problem.scores is not None else []
     for tensor in problem.tensors:
+        if tensor.name not in EXTENTS:
+            continue
         sizes = [symbol(name) for name in EXTENTS[tensor.name]]
         if tensor.name in AXES:
             ends.append(sum(n * symbol(f"{tensor.name}_stride_{a}") for n, a in zip(sizes, AXES[tensor.name], strict=True)))
@@ -112,9 +137,13 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
 def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
     """Random flat arguments for the given sizes, on `target` or the CPU; of a derivative `out` and `saved` are what the attention
     gives. Strides that `size` lacks are row-major ones."""
-    full = {**problem.dense_strides(size), **size}
+    full = {**dict.fromkeys(problem.size_names, 1), **problem.dense_strides(size), **size}
     tensors = []
+    loaded = _loaded(problem, full, target)
     for tensor in problem.tensors:
+        if tensor.name in loaded:
+            tensors.append(loaded[tensor.name])
+            continue
         sizes = [full[name] for name in EXTENTS[tensor.name]]
         count = 1
         if tensor.name in AXES:
@@ -129,6 +158,25 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
         for place, value in zip(given.left, attend(given.q, given.k, given.v, given.bias, **settings(problem)), strict=False):
             place.copy_(value)
     return args
+
+
+def _loaded(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None) -> Mapping[str, torch.Tensor]:
+    """Random tensors for what the scores load."""
+    if problem.scores is None:
+        return {}
+    tensors, loop = problem.scores.tensors, problem.scores.loop
+    given = LoopKernel(loop, (*tensors, TensorArg(SCORES, torch.float32, "out")), problem.symbols)
+    values = {each: size[each.name] for each in problem.symbols}
+    extents, ends = examples.lengths(given, values), examples.index_ends(given, values)
+    divisors = examples.divisors(given)
+    found = {}
+    for tensor in tensors:
+        count, least = max(1, extents[tensor.name]), int(tensor.name in divisors)
+        whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+        end = min(max(least + 1, ends.get(tensor.name, size["Mkv"] + 1)), 1 + torch.iinfo(tensor.dtype).max) if whole else 0
+        numbers = noise.integers(least, end, count, tensor.dtype, target) if whole else _random(count, tensor.dtype, target)
+        found[tensor.name] = numbers
+    return found
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

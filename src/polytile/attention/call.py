@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
 
-from polytile.attention.problem import AttentionProblem, Bias, Causal
-from polytile.ir.program import Attention, Buffer, View
+from polytile.attention.problem import AttentionProblem, Bias, Causal, symbol
+from polytile.ir import expr
+from polytile.ir.program import SCORES, Attention, Axis, Buffer, View
+from polytile.ir.sizes import contiguous_strides
+from polytile.schedule import canonical
+from polytile.schedule.canonical import LoopKernel
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class AttentionSite:
 def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[AttentionProblem, AttentionSite]:
     """The problem that `attention` is, and how to call its kernel here."""
     q, k, v, backward = attention.q, attention.k, attention.v, attention.gradients is not None
-    passed = attention.views
-    strided = [view for view in passed if backward or view is not attention.lse]
+    strided = [view for view in attention.views if backward or view is not attention.lse]
+    scores, captured, integers = _scores(attention, buffers)
     on_gpu = buffers[q.buffer].device.type == "cuda"
     problem = AttentionProblem(
         dtype=q.dtype,
@@ -36,10 +40,40 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         dense=(q.strides[3] == 1, k.strides[3] == 1, v.strides[3] == 1),
         tf32=on_gpu and q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
         backward=backward,
+        scores=scores,
     )
     sizes = (q.sizes[0], q.sizes[1], k.sizes[1], q.sizes[2], k.sizes[2], q.sizes[3], v.sizes[3])
     strides = (stride for view in strided for stride in view.strides)
-    return problem, AttentionSite(tuple(_passed(view, buffers) for view in passed), (*sizes, *strides))
+    read, written = ([_passed(view, buffers) for view in views] for views in (attention.read, attention.written))
+    return problem, AttentionSite((*read, *captured, *written), (*sizes, *strides, *integers))
+
+
+def _scores(
+    attention: Attention, buffers: Mapping[str, Buffer]
+) -> tuple[LoopKernel | None, tuple[str, ...], tuple[sympy.Expr, ...]]:
+    """The scores in the names of a problem, the buffers that they load, and the integers that they need besides the sizes."""
+    if attention.scores is None:
+        return None, (), ()
+    kernel, site = canonical.canonicalize(attention.scores, {**buffers, SCORES: _like_scores(attention, buffers)})
+    names = dict(zip((axis.size for axis in kernel.loop.axes), map(symbol, ("B", "Hq", "Mq", "Mkv")), strict=True))
+    known = {size: name for size, name in names.items() if size.is_Symbol}
+
+    def renamed(e: sympy.Expr) -> sympy.Expr:
+        return e.xreplace(known)
+
+    loop = kernel.loop.map_roots(lambda roots: expr.map_indices(roots, renamed), renamed)
+    axes = (Axis(axis.symbol, symbol(name)) for axis, name in zip(loop.axes, ("B", "Hq", "Mq", "Mkv"), strict=True))
+    tensors = tuple(tensor for tensor in kernel.tensors if tensor.role == "in")
+    own = [(each, size) for each, size in zip(kernel.symbols, site.sizes, strict=True) if each not in known]
+    stores = tuple(replace(store, buffer=SCORES) for store in loop.stores)
+    scores = LoopKernel(replace(loop, axes=tuple(axes), stores=stores), tensors, tuple(each for each, _ in own))
+    return scores, tuple(name for name in site.buffers if name != SCORES), tuple(size for _, size in own)
+
+
+def _like_scores(attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
+    """The buffer that scores would be in."""
+    shape = (*attention.q.sizes[:3], attention.k.sizes[2])
+    return Buffer(SCORES, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
 
 
 def _bias(view: View, fill: float) -> Bias:

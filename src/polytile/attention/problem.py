@@ -3,7 +3,8 @@
     out[b, h, m, :] = Σ_n softmax_n(score(b, h, m, n))·v[b, h // group, n, :]
     score(b, h, m, n) = mask(scale·Σ_d q[b, h, m, d]·k[b, h // group, n, d])
 
-group is Hq // Hkv. Scores and sums are float32 for 16-bit types, whatever the operands' type.
+or, where the problem has `scores`, that expression of the scaled product, of b, h, m and n and of what it loads. group is
+Hq // Hkv. Scores and sums are float32 for 16-bit types, whatever the operands' type.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from polytile.ir.printer import type_name
 from polytile.problem import digest
 from polytile.runtime import regime
-from polytile.schedule.canonical import TensorArg
+from polytile.schedule.canonical import LoopKernel, TensorArg
 
 SIZES = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
 """Batch, heads of q, heads of k and v (a divisor of Hq), rows of q, rows of k and v, length of a row of q and k, of v and out."""
@@ -66,16 +67,18 @@ class Bias:
 class AttentionProblem:
     """What is the same for all attentions that share kernels.
 
-    Its tensors are q, k, v, `bias` where there is one, then out, then `lse` where it is wanted: log Σ_n exp(score), natural,
-    float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the attention left it), grad (the gradient of
-    out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES, then the strides of each tensor but lse,
-    "q_stride_b" and so on as in AXES. Any size may be 0, and any stride of what is read.
+    Its tensors are q, k, v, `bias` where there is one or what `scores` load ("a0", "a1", ...), then out, then `lse` where it
+    is wanted: log Σ_n exp(score), natural, float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the
+    attention left it), grad (the gradient of out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES,
+    then the strides of each tensor but lse, "q_stride_b" and so on as in AXES, then those of `scores` ("n0", ...). Any size
+    may be 0, and any stride of what is read.
 
     dtype       of q, k, v and out
     scale       factor of the products; None: D ** -0.5
     empty_is_0  a row of q all of whose scores are -inf gives 0, as in scaled_dot_product_attention; else NaN, as a softmax does
     dense       for q, k and v whether they are known to have stride 1 along d
     tf32        float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled
+    scores      the scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal: see ir.program.Attention
     """
 
     dtype: torch.dtype
@@ -87,6 +90,7 @@ class AttentionProblem:
     dense: tuple[bool, bool, bool] = (True, True, True)
     tf32: bool = False
     backward: bool = False
+    scores: LoopKernel | None = None
 
     @property
     def family(self) -> str:
@@ -95,9 +99,10 @@ class AttentionProblem:
     @cached_property
     def tensors(self) -> tuple[TensorArg, ...]:
         """Every tensor argument, in order."""
-        bias = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
+        bias: tuple[TensorArg, ...] = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
+        bias += self.scores.tensors if self.scores is not None else ()
         if self.backward:
             kept = (("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype))
             written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv"))
@@ -108,19 +113,27 @@ class AttentionProblem:
     def size_names(self) -> tuple[str, ...]:
         """Every integer argument, in order."""
         strided = [tensor.name for tensor in self.tensors if tensor.name in AXES]
-        return (*SIZES, *[f"{name}_stride_{axis}" for name in strided for axis in AXES[name]])
+        own = [each.name for each in self._own_symbols]
+        return (*SIZES, *[f"{name}_stride_{axis}" for name in strided for axis in AXES[name]], *own)
+
+    @property
+    def _own_symbols(self) -> tuple[sympy.Symbol, ...]:
+        """The integers that the scores have besides the sizes."""
+        return () if self.scores is None else tuple(each for each in self.scores.symbols if each.name not in SIZES)
 
     @property
     def symbols(self) -> tuple[sympy.Symbol, ...]:
         """The integer arguments as symbols of index expressions."""
-        return tuple(map(symbol, self.size_names))
+        count = len(self.size_names) - len(self._own_symbols)
+        return (*map(symbol, self.size_names[:count]), *self._own_symbols)
 
     @cached_property
     def text(self) -> str:
         """Everything that decides what is computed."""
         bias = f"{type_name(self.bias.dtype)} {self.bias}" if self.bias is not None else ""
         marks = f"{self.causal.value} | {bias} | {self.empty_is_0} | {self.lse} | {self.dense} | {self.tf32}"
-        return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}"
+        scores = f"\n{self.scores.text}" if self.scores is not None else ""
+        return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}{scores}"
 
     @cached_property
     def digest(self) -> str:

@@ -141,6 +141,9 @@ class CompiledCandidate(Candidate):
         """Seconds in the compiler; None before it is done, and where an earlier process did it."""
         return sum(promise.result().seconds for promise in self._compilations) or None if self.ready() else None
 
+    @abstractmethod
+    def handle(self) -> NativeHandle: ...
+
     @property
     def threads(self) -> int:
         """The number of threads that the kernel runs on."""

@@ -38,8 +38,9 @@ def attention_candidates(problem: AttentionProblem, name: str, threads: Sequence
         config = Config(tuple(sorted([*plain.values, ("threads", count)])))
 
         def able(size: Mapping[str, int]) -> bool:
-            shared = size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * (size["D"] + size["Dv"]) >= SMALLEST_SHARED
-            return valid(plain, size) and (count == 1 or shared)
+            if count == 1 or not valid(plain, size):
+                return valid(plain, size)
+            return size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * (size["D"] + size["Dv"]) >= SMALLEST_SHARED
 
         return CppAttention(
             label(config), config, name, functools.partial(cpp.generate, problem, plain, ENTRY, lanes), able,

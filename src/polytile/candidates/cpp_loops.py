@@ -19,6 +19,7 @@ from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.lanes import lane_bytes
 from polytile.schedule.cpu.schedule import CpuSchedule
+from polytile.schedule.cpu.scheduled import spelled
 from polytile.schedule.cpu.space import schedules, worth
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
@@ -53,7 +54,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
-    expanded = loops.spelled(kernel)
+    expanded = spelled(kernel)
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)

@@ -42,10 +42,10 @@ static inline void epilogue(void* const* ptrs, const long* sizes, long batch, lo
 
 def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
     """The core for operands as in `spec`: its pointers are A, B (or B packed, where the form reads that), the epilogue's
-    function, then the epilogue's own."""
+    function, the scales of groups if there are any, then the epilogue's own."""
     layout = "any" if config.form == "tile_prepacked" else spec.b_layout
     shared = replace(spec, out_dtype=spec.accumulator, b_layout=layout)
-    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, panels_at=1)
+    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, panels_at=1, scales_at=3)
 
 
 def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
@@ -60,7 +60,7 @@ def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     out.line("typedef long (*Core)(void* const*, const long*, long);")
     out.line(f"static Core cores[{SLOTS}];")
     out.line(f'extern "C" void {BIND}(long slot, void* core) {{ cores[slot] = (Core)core; }}')
-    end = 2 + len(kernel.outer)
+    end = 2 + kernel.spec.beside_b + len(kernel.outer)
     own = ", ".join(f"ptrs[{k}]" for k in range(2, end))
     operands = {ENTRY: 1} | ({f"{ENTRY}_kept": end} if kernel.packed else {})
     for (entry, b), slot in itertools.product(operands.items(), range(SLOTS)):

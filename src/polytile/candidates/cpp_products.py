@@ -41,6 +41,8 @@ def product_candidates(kernel: GemmKernel, name: str, threads: Sequence[int]) ->
     generated: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
+            if any(kernel.prologues) and config.form != "tile_prepacked":
+                continue
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
@@ -83,8 +85,10 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
     machine = _machine()
 
     def valid(size: Mapping[str, int]) -> bool:
-        points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
-        return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
+        """It reads no size that it does not depend on: what depends on none serves at any (dispatch/fallbacks.py)."""
+        if not gemm.valid(spec, config, size):
+            return False
+        return threads == 1 or size["batch"] * size["M"] * size["N"] * max(1, size["K"]) >= 1 << 15
 
     return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
 

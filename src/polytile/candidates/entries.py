@@ -48,11 +48,12 @@ class PythonEntry:
     """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
 
     `recordable`: once it has run for these sizes, all it does is start work on a GPU's current stream, so a CUDA graph can
-    record it.
+    record it. `timer`, if any, takes the time of calls in place of polytile's own: (entry, arguments, repeats) → seconds.
     """
 
     call: Callable[..., None]
     recordable: bool = False
+    timer: Any = None
 
     def synchronise(self) -> None:
         """Nothing: what a callable finds wrong, it raises in the call."""

@@ -13,7 +13,7 @@ from polytile.candidates.cpp_attention import attention_candidates as cpp_attent
 from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.attention import library_candidates
 from polytile.candidates.library.attention_backward import backward_candidates
-from polytile.candidates.library.matmul import DualMatmulLibrary, ScaledLibrary
+from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
 from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.sources import AttentionRequest, ProductRequest, Source
@@ -73,7 +73,8 @@ class _Library(Source):
     def products(self, asked: ProductRequest) -> Sequence[Candidate]:
         kernel, unfused, target = asked.kernel, asked.unfused, asked.target
         if asked.native:
-            return (AtenProduct(kernel, unfused),)
+            library = DequantisedLibrary if kernel.scales is not None else AtenProduct
+            return (asked.materialised or library(kernel, unfused),)
         if (only := alone(asked)) is not None:
             return (only,)
         plain = AtenProduct(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)

@@ -13,9 +13,9 @@ from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.sources import ProductRequest
 from polytile.ir import evaluate, expr, sizes
-from polytile.ir.interpret import scaled_product
+from polytile.ir.interpret import scaled_operand
 from polytile.ir.program import compute_dtype
-from polytile.matmul import prologue
+from polytile.matmul import prologue, scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.schedule import canonical
@@ -31,10 +31,12 @@ def candidates(
     threads: Sequence[int],
     unfused: InnerKernel | None,
     names: Sequence[str],
+    materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
     """The candidates on a CPU, from the sources of these names, in their order; the library's where none of these sources has
-    any."""
-    asked = ProductRequest(kernel, name, torch.device("cpu"), True, unfused, threads)
+    any. For a product with a prologue, which is a weight's, `materialised` stands in the library's place, and the generated
+    kernels are those that read the packed weight."""
+    asked = ProductRequest(kernel, name, torch.device("cpu"), True, unfused, threads, materialised)
     return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY)
 
 
@@ -66,10 +68,12 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         left, right = tensors["A"].to(sums), tensors["B"].to(sums)
-        if kernel.scales is None:
-            product = torch.matmul(left, right)
-        else:
-            product = scaled_product(left, right, tensors["SA"].to(sums), tensors["SB"].to(sums), kernel.scales)
+        blocks = scales.blocks(kernel)
+        if "SA" in blocks:
+            left = scaled_operand(left, blocks["SA"], tensors["SA"].to(sums))
+        if "SB" in blocks:
+            right = scaled_operand(right, blocks["SB"], *[tensors[name].to(sums) for name in ("SB", "ZB") if name in blocks])
+        product = torch.matmul(left, right)
         if kernel.second is not None:
             product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:

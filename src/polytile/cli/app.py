@@ -139,6 +139,24 @@ def tune_ahead(
     raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick, exhaustive))
 
 
+@app.command("autotune")
+def scan_autotuned(
+    files: Annotated[list[Path], typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.")],
+) -> None:
+    """Say what may go wrong when the autotuned Triton kernels of a file are tuned.
+
+    Kernels by `triton.autotune` and by `polytile.autotune` are read alike: whether one changes what it reads, adds to an output
+    that nothing resets, loops up to a size that is not in its key, or names what it does not have. The files are imported; no
+    kernel runs. The status is 1 where something was found.
+    """
+    from polytile.cli.autotune import scanned
+    from polytile.report import show
+
+    table, found = scanned(files)
+    show(table)
+    raise typer.Exit(1 if found else 0)
+
+
 @app.command("replay")
 def replay_measurements(
     file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
@@ -158,6 +176,45 @@ def replay_measurements(
 
     for table in tables(run(file, kernel, shuffle), choices):
         show(table)
+
+
+@app.command("package")
+def write_package(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE.py:FUNCTION", help="As for `polytile tune`; the first call is the example to package."),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("model.ptp"),
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="Shapes of the example's tensors, as 64x512 or 64x512,512x256.")
+    ] = None,
+    dtype: DtypeOfShapes = "float32",
+    device: DeviceOfShapes = "cpu",
+    hint: Annotated[list[int] | None, typer.Option(help="A size for which kernels are measured now. May be given again.")] = None,
+    weights_apart: Annotated[bool, typer.Option("--weights-apart", help="Write the weights to a file of their own.")] = False,
+    folder: Annotated[bool, typer.Option("--folder", help="Write a folder in place of one file.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Take OUTPUT as it is, and compare its results with eager's.")] = False,
+    runtime: Annotated[
+        Path | None, typer.Option(help="Write the C source of what loads packages, and its header, to this folder.")
+    ] = None,
+) -> None:
+    """Write a model as one file that runs on a CPU without a compiler, and from C++ without Python (docs/packages.md).
+
+    With --check nothing is written: the calls of FUNCTION are made by the package and by eager.
+    """
+    from polytile.cli import package
+    from polytile.cli.targets import Kind
+
+    kind = Kind(dtype, device)
+    if target is None and runtime is None:
+        raise typer.BadParameter("name a function as FILE.py:FUNCTION, or a folder by --runtime.")
+    if runtime is not None:
+        for path in package.write_runtime(runtime):
+            typer.echo(f"{path} written.")
+    if target is not None and check:
+        typer.echo(package.checked(target, shapes or [], kind, output))
+    elif target is not None:
+        typer.echo(package.written(target, shapes or [], kind, output, hint or None, weights_apart, folder))
 
 
 @app.command("report")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -109,25 +110,32 @@ def _function(target: str) -> Callable[..., Any]:
     file, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         raise TargetError(f"{target!r} names no function; write it as FILE.py:function.")
-    path = Path(file)
-    if not path.is_file():
+    if not Path(file).is_file():
         raise TargetError(f"there is no file {file}; {target!r} should be FILE.py:function.")
+    module = module_of(Path(file))
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
+        raise TargetError(f"{file} has no function {name!r}; it has {there or 'none at all'}.")
+    return function
+
+
+def module_of(path: Path) -> ModuleType:
+    """The module that a Python file makes when it is run. Raises TargetError where there is none."""
+    if not path.is_file():
+        raise TargetError(f"there is no file {path}.")
     own_name = path.stem if path.stem not in sys.modules else f"polytile_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None:
-        raise TargetError(f"{file} is no Python file; {target!r} should be FILE.py:function.")
+        raise TargetError(f"{path} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise TargetError(f"{file} cannot be run: {in_short(error)}.") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == own_name)
-        raise TargetError(f"{file} has no function {name!r}; it has {there or 'none at all'}.")
-    return function
+        raise TargetError(f"{path} cannot be run: {in_short(error)}.") from error
+    return module
 
 
 def _tensors(text: str, kind: Kind) -> tuple[torch.Tensor, ...]:

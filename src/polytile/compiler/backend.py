@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +43,6 @@ from polytile.frontend.resizing import kept_whole
 from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
 from polytile.runtime import background, native
-
-log = logging.getLogger("polytile")
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -106,15 +103,7 @@ _few_guards = itertools.count(1)
 def _given(mode: str | None, options: Mapping[str, Any] | None, origin: str) -> dict[str, Any]:
     """The options of one compile. Raises OptionError for those, and for what the environment sets, that cannot be."""
     settings.check_environment()
-    given = {**settings.of_mode(mode), **settings.check(options or {}, origin)}
-    if mode == "reduce-overhead":
-        _tell_once("mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md).")
-    return given
-
-
-@functools.cache
-def _tell_once(sentence: str) -> None:
-    log.warning(sentence)
+    return {**settings.of_mode(mode), **settings.check(options or {}, origin)}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Explanation:
     failures   what polytile failed to compile
     pending    jobs that are left to do in the background; `polytile.wait()` returns when there are none
     calls      how calls find their compiled code, of a function that polytile.compile made (docs/calls.md)
+    cuda_graphs  graph's name and what CUDA graphs did for it, of those that may use some (docs/cuda-graphs.md)
     """
 
     graphs: tuple[str, ...]
@@ -99,6 +100,7 @@ class Explanation:
     failures: tuple[Failure, ...] = ()
     pending: int = 0
     calls: str = ""
+    cuda_graphs: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}"]
@@ -114,6 +116,8 @@ class Explanation:
             time = f" {time_text(decision.seconds)}" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
         lines += [f"  {self.pending} more are being measured in the background"] if self.pending else []
+        lines += ["", "CUDA graphs"] if self.cuda_graphs else []
+        lines += [f"  {name}: {what}" for name, what in self.cuda_graphs]
         lines += ["", "failures"] if self.failures else []
         lines += [f"  {failed.reason}; {failed.script or 'no script'} shows it again" for failed in self.failures]
         lines += ["", "weights"] if self.weights else []
@@ -208,7 +212,9 @@ def report(
     sources = tuple(program.source for program in programs)
     failed = tuple(failure for program in programs for failure in program.failures)
     names = tuple(program.name for program in programs)
-    return Explanation(names, rows, tuple(map(_row, decisions)), sources, weights, failed, pending, calls)
+    used = [(program.name, getattr(program.call, "cuda_graphs", None)) for program in programs]
+    graphs = tuple((name, str(found)) for name, found in used if found is not None)
+    return Explanation(names, rows, tuple(map(_row, decisions)), sources, weights, failed, pending, calls, graphs)
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:

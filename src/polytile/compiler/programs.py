@@ -40,7 +40,7 @@ from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.neutral import neutral
 from polytile.runtime.target import Target
 from polytile.tuning import budget
-from polytile.wrapper import KernelCall, backend, schedule
+from polytile.wrapper import KernelCall, Line, backend, schedule
 
 Values = Mapping[sympy.Symbol, int]
 
@@ -115,33 +115,63 @@ def compile_program(
         for operation in program.operations:
             if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
                 operation.target.waits = packed_weights.waits_for_packing()
-        calls: list[tuple[MultiKernel, KernelCall]] = []
-        defined: Defined = {}
-
-        def call_of(operation: Loop | Template | Attention) -> KernelCall:
-            if isinstance(operation, Template):
-                multikernel, tensors, extents = define_template(operation, program.buffers, defined)
-            elif isinstance(operation, Attention):
-                multikernel, tensors, extents = define_attention(operation, program.buffers, defined)
-            else:
-                multikernel, tensors, extents = define_loop(operation, program.buffers, defined)
-            if Target.of(multikernel.spec.target).native:
-                toolchain.require()
-            packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
-            site = packed_weights.site_of(packed) if packed is not None else None
-            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
-            calls.append((multikernel, call))
-            return call
-
+        kernels = _Kernels(program)
         _show_progress()
         write = backend(options.get("wrapper"), _device_type(program))
         with budget.program(options.get("program_seconds")):
-            wrapped = write(program.name, schedule(program, call_of, inplace, traced))
+            wrapped = write(program.name, schedule(program, kernels.call_of, inplace, traced))
         targets = [o.target for o in program.operations if isinstance(o, Extern) and not _subgraphs_of(o, Called)]
-        made = Loaded(program.name, wrapped, calls, lowered.operators, tuple(targets))
+        made = Loaded(program.name, wrapped, kernels.calls, lowered.operators, tuple(targets))
         if slot is not None and not lowered.failures:
             slot.write(made, _device_type(program))
     return finish_program(made, traced, hints, ahead, ready=ready, program=program, failed=lowered.failures)
+
+
+class _Kernels:
+    """The kernels of one program, and how it calls them."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.calls: list[tuple[MultiKernel, KernelCall]] = []
+        self._defined: Defined = {}
+
+    def call_of(self, operation: Loop | Template | Attention) -> KernelCall:
+        """How an operation is called. Raises CompilerMissing."""
+        buffers = self.program.buffers
+        if isinstance(operation, Template):
+            multikernel, tensors, extents = define_template(operation, buffers, self._defined)
+        elif isinstance(operation, Attention):
+            multikernel, tensors, extents = define_attention(operation, buffers, self._defined)
+        else:
+            multikernel, tensors, extents = define_loop(operation, buffers, self._defined)
+        if Target.of(multikernel.spec.target).native:
+            toolchain.require()
+        packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
+        site = packed_weights.site_of(packed) if packed is not None else None
+        call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
+        self.calls.append((multikernel, call))
+        return call
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A program as lines, with the kernels that they call: what packages are made of."""
+
+    program: Program
+    lines: tuple[Line, ...]
+    calls: Calls
+
+
+def schedule_program(lowered: Lowered, traced: Values, hints: Sequence[Values] = ()) -> Scheduled:
+    """The lines of a program, under the options in force; for `hints` kernels are chosen by measuring. Raises CompilerMissing
+    where no C++ compiler is found."""
+    with neutral(), counters.stage("generating"):
+        program, inplace = optimize(lowered.program)
+        kernels = _Kernels(program)
+        all_lines = schedule(program, kernels.call_of, inplace, traced)
+    with neutral(), counters.stage("choosing"):
+        _warm(kernels.calls, hints)
+    return Scheduled(program, all_lines, kernels.calls)
 
 
 def _with_programs(program: Program, compiled: Callable[[Lowered], CompiledProgram]) -> Program:

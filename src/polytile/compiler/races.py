@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from polytile import options
 from polytile.compiler import tiers
-from polytile.dispatch import learning
+from polytile.dispatch import agreement, learning
 from polytile.runtime.entry import DECLINED
 
 TURNS = 12
@@ -35,7 +35,8 @@ MARGIN = 0.97
 
 def allowed() -> bool:
     """Whether calls may be raced under the options in force."""
-    return bool(options.get("race_eager")) and options.get("tune") != "off" and tiers.waits_for() != "compile"
+    alone = options.get("tune") != "off" and tiers.waits_for() != "compile" and not agreement.wanted()
+    return alone and bool(options.get("race_eager"))
 
 
 @dataclass

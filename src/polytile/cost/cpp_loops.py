@@ -20,7 +20,6 @@ from functools import cached_property
 
 import sympy
 
-from polytile.codegen.cpp.columns import WIDTH
 from polytile.codegen.cpp.memory import SHUFFLED
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
@@ -28,6 +27,7 @@ from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.scheduled import COLUMNS
 from polytile.schedule.cpu.transposing import Transposed, transposed
 from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.extent import Extent, extent
@@ -185,7 +185,7 @@ class LoopPrior:
             groups = -(-along // self.lanes) * e.rows / max(1, along)
             return Layout(groups, groups * e.row, groups)
         if self.nest.form is Form.COLUMN:
-            tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
+            tiles = -(-vectors // COLUMNS) * e.rows / max(1, length)
             return Layout(tiles, vectors * others, e.points // 1024 if self.schedule.shared else tiles)
         whole = self.nest.form is Form.ROW and not self.schedule.shared
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polytile.attention.problem import AttentionProblem, Causal
+from polytile.cost.roofline import PLAIN_FLOPS, tensor_flops
 from polytile.runtime.cuda.device import DeviceFacts
 
 SHARES = {"flash": 0.28, "cudnn": 0.54, "efficient": 0.14, "math": 0.3}
@@ -49,12 +50,9 @@ def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
 def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's the first call, which builds the plan, so that only
     measurements choose it."""
-    from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS  # with Triton's rooms, which a CPU does without
-
     products, moved = work(problem, size)
     itemsize = problem.dtype.itemsize
-    rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
-    tensor = rates.get(itemsize, PLAIN_FLOPS) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
+    tensor = tensor_flops(device, itemsize, unknown=80) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
     blocks = size["B"] * size["Hq"] * -(-size["Mq"] // ROWS)
     used = min(1.0, max(1, blocks) / device.sms)
     copied = 2 * size["B"] * size["Hq"] * size["Mq"] * size["Dv"] * itemsize / device.bandwidth + device.launch_seconds

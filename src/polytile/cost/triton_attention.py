@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import Row, head_block, row_of, shared_bytes
 from polytile.attention.triton.split import COLUMNS, MOST, STEP
+from polytile.cost import roofline
 from polytile.cost.library_attention import bias_bytes
-from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
@@ -158,13 +158,10 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
     m, n, _, warps = row
     threads = warps * device.warp
     registers = min(255.0, REGISTERS + (SUMS * m * head + SCORES * m * n) / threads)
-    by_registers = device.registers_per_sm // int(registers * threads)
-    by_memory = device.shared_per_sm // (shared_bytes(row, head, itemsize) + 1024)
-    return max(1, min(by_registers, by_memory, device.threads_per_sm // threads))
+    return roofline.places(device, int(registers * threads), threads, shared_bytes(row, head, itemsize) + 1024)
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:
     """Floating-point operations of a multiprocessor in a second, at most."""
-    rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
-    flops = rates.get(problem.dtype.itemsize, PLAIN_FLOPS)
+    flops = roofline.tensor_flops(device, problem.dtype.itemsize, unknown=80)
     return flops * device.clock / (3 if problem.dtype.itemsize == 4 and not problem.tf32 else 1)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.codegen.triton.unit import registers
+from polytile.cost.roofline import in_turns, overlapping
 from polytile.cost.triton_estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.cost.triton_work import Work
 from polytile.schedule.nest import Form
@@ -55,9 +56,8 @@ class Columns(Estimate):
 
     @property
     def seconds(self) -> float:
-        parts = (self.latency, self.memory, self.cache, self.units)
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
-        own = sum(p**3 for p in parts) ** (1 / 3)
+        own = overlapping(3, self.latency, self.memory, self.cache, self.units)
         return self.launching + self._finish + max(dispatch + own, self.placed)
 
     @property
@@ -133,7 +133,7 @@ class Columns(Estimate):
             rounds = self.work.passes
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
-        return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+        return in_turns(one, turns)
 
     @property
     def _columns(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.split import FINALISE_WARPS
 from polytile.codegen.triton.tile import Dim, Tile
+from polytile.cost import roofline
 from polytile.cost.triton_work import Access, Work, divisible
 from polytile.schedule.nest import Form
 from polytile.schedule.schedule import Schedule, Share
@@ -33,7 +34,6 @@ SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of th
 SECTOR, LINE = 32, 128  # bytes
 GROUPS = 8  # of multiprocessors: a cluster is in one of them
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
-RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
 MOST_REGISTERS = 255
 
 
@@ -181,10 +181,7 @@ class Estimate:
     def places(self) -> int:
         """Programs that one multiprocessor holds at a time."""
         registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
-        by_registers = self.device.registers_per_sm // (registers * self.threads)
-        by_shared = self.device.shared_per_sm // max(1.0, self._shared)
-        by_threads = self.device.threads_per_sm // self.threads
-        return int(max(1, min(by_registers, by_shared, by_threads, self.device.blocks_per_sm)))
+        return roofline.places(self.device, registers * self.threads, self.threads, self._shared)
 
     @property
     def _shared(self) -> float:
@@ -205,8 +202,8 @@ class Estimate:
 
     @functools.cached_property
     def missing(self) -> float:
-        """Share of all data that the L2 cache has not kept since the call before: none up to RESIDENT of it, then soon all."""
-        return min(1.0, max(0.0, (self.unique / self.device.l2_bytes - RESIDENT) / (1.0 - RESIDENT)))
+        """Share of all data that the L2 cache has not kept since the call before."""
+        return roofline.missing(self.unique, self.device)
 
     @property
     def staged(self) -> float:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.tile import Dim, Tile
+from polytile.cost.roofline import in_turns, overlapping
 from polytile.cost.triton_columns import ClusterColumns, ColumnParallel, Columns
 from polytile.cost.triton_estimate import EXCHANGE, LEFT, MOST_REGISTERS, Estimate
 from polytile.cost.triton_work import Access, Work, nest_under, tile_at, work_at
@@ -147,8 +148,8 @@ class Rows(Estimate):
     @property
     def seconds(self) -> float:
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
-        alone = (self.latency**NORM + self.units**NORM) ** (1 / NORM)
-        own = (alone**OVERLAP + self.memory**OVERLAP + self.cache**OVERLAP) ** (1 / OVERLAP)
+        alone = overlapping(NORM, self.latency, self.units)
+        own = overlapping(OVERLAP, alone, self.memory, self.cache)
         finish = self.work.passes * FINISH if self.schedule.chunked else 0.0
         begun = self.begun * self.warps if self.schedule.combine is Combine.NOTHING else 0.0
         return self.launching + begun + finish + max(dispatch + own, self.placed)
@@ -266,10 +267,9 @@ class Rows(Estimate):
         if self.schedule.swept:
             wait += QUEUE * self.accesses / self.work.passes
         rounds = self.work.passes * self.waits if self.schedule.swept else 1
-        turns = self.programs / self.at_once
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
-        return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+        return in_turns(one, self.programs / self.at_once)
 
     @property
     def _own(self) -> float:

@@ -29,22 +29,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from polytile.cost import roofline
+from polytile.cost.roofline import PLAIN_FLOPS
 from polytile.matmul.triton.configs import Kind
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
-TENSOR_FLOPS: dict[int, dict[int, float]] = {
-    70: {2: 1024}, 75: {2: 1024, 1: 2048}, 80: {4: 1024, 2: 2048, 1: 4096}, 86: {4: 256, 2: 1024, 1: 2048},
-    89: {4: 512, 2: 1024, 1: 2048}, 90: {4: 2048, 2: 4096, 1: 8192}, 100: {4: 2048, 2: 8192, 1: 16384},
-}  # fmt: skip
-"""Capability → bytes of an element → floating-point operations of a multiprocessor in a cycle; 4 bytes: TF32."""
-PLAIN_FLOPS = 256.0
-"""The same without tensor cores."""
 GROUP_ROWS, GROUP_WARPS = 64, 4
 """Rows and warps from which Hopper's warp groups multiply."""
 
 REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
 """Registers of a thread beside its sums, for each element that it loads by itself, and at most (sm_90 code of 168 configs)."""
+MOST_PLACES = 64
+"""Programs of a multiprocessor: the constants were fitted without what a device counts, which only programs of one warp reach."""
 SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
 """Sums of a thread and elements that it loads by itself, together, beyond which its code spills (the same; one in six of those
 with as many exactly does). Without tensor cores a block's operands pass through registers as well."""
@@ -205,10 +202,9 @@ class _Product:
         block_m, block_n, block_k, stages, _ = self.block
         if self.config["variant"] in ("persistent", "stream"):
             return 1
-        device, shared = self.device, max(1, stages * self.kind.itemsize * (block_m + block_n) * block_k)
+        shared = stages * self.kind.itemsize * (block_m + block_n) * block_k
         own = min(MOST_REGISTERS, REGISTERS + self.sums + REGISTERS_ALONE * self.loaded_alone / self.threads)
-        by_registers = int(device.registers_per_sm // (self.threads * own))
-        return max(1, min(device.shared_per_sm // shared, by_registers, device.threads_per_sm // self.threads))
+        return roofline.places(self.device, self.threads * own, self.threads, shared, most=MOST_PLACES)
 
     def spills(self) -> bool:
         """Whether so many elements pass through the registers of a thread that its code is expected to spill."""
@@ -258,7 +254,7 @@ class _Product:
 
     def joined(self, *seconds: float) -> float:
         """|seconds|: of what goes on at the same time."""
-        return sum(each**self.constants.joined for each in seconds) ** (1.0 / self.constants.joined)
+        return roofline.overlapping(self.constants.joined, *seconds)
 
     def meeting(self, parts: float, held: float) -> float:
         """Seconds of the second launch: `parts` of a block, `held` bytes of all parts written and read."""
@@ -377,10 +373,8 @@ SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream"
 
 def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
     """Floating-point operations a second of one multiprocessor on operands of this kind."""
-    known = TENSOR_FLOPS[max((c for c in TENSOR_FLOPS if c <= device.capability), default=70)]
-    if kind.itemsize == 4 and not kind.tf32:
-        return PLAIN_FLOPS * device.clock
-    return known.get(kind.itemsize, PLAIN_FLOPS) * device.clock
+    plain = kind.itemsize == 4 and not kind.tf32
+    return (PLAIN_FLOPS if plain else roofline.tensor_flops(device, kind.itemsize)) * device.clock
 
 
 def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.segment_sums import Table, needs_scratch, points_of, size_of, table_of
 from polytile.codegen.triton.sorted_segments import LISTED
+from polytile.cost import roofline
 from polytile.cost import triton_estimate as estimate
 from polytile.cost import triton_loops as prior
 from polytile.ir import sizes
@@ -64,10 +65,10 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     memory = (points + reached) * columns * own / _rate(device, written * own)
     threads, many = device.warp * int(config["warps"]), int(config["many"])
     programs, shared = points * -(-columns // int(config["x"])), max(1.0, points / rows)
-    places = _places(REGISTERS * threads, device)
+    places = roofline.places(device, REGISTERS * threads)
     first = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
     latency = first * max(1.0, programs / (device.sms * places))
-    return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
+    return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + roofline.overlapping(3, memory, latency)
 
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
@@ -84,8 +85,9 @@ def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsi
     registers = prior.BASE_REGISTERS * device.warp * warps + 2 * (x + many)
     one = prior.MEMORY_LATENCY + -(-points // many) * (LOOKED + many * SOUGHT / warps) + points / rows * FOLLOWED
     programs = rows * -(-columns // x)
-    latency = one * max(1.0, programs / (device.sms * _places(registers, device)))
-    return max(estimate.PLACED * programs, (_fetched((points + rows) * columns * itemsize, device) ** 3 + latency**3) ** (1 / 3))
+    latency = one * max(1.0, programs / (device.sms * roofline.places(device, registers)))
+    fetched = _fetched((points + rows) * columns * itemsize, device)
+    return max(estimate.PLACED * programs, roofline.overlapping(3, fetched, latency))
 
 
 def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
@@ -96,24 +98,18 @@ def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int,
     sort = SORT + max(0.5, together) * int(config["many"]) * SORTED_INDEX
     sort += max(1.0, together) * listed * (BLOCK + (listed + 1) / 2 * COMPARED)
     programs = rows * -(-columns // int(config["x"]))
-    places = _places(SORTED_REGISTERS * device.warp * int(config["warps"]), device)
+    places = roofline.places(device, SORTED_REGISTERS * device.warp * int(config["warps"]))
     uneven = 1 + 0.5 / math.sqrt(max(1.0, programs / device.sms) * max(1.0, points / rows))
     wait = prior.MEMORY_LATENCY + prior.CACHE_LATENCY
     one = 3 * prior.CACHE_LATENCY + wait * -(-max(1, points // rows) // int(config["y"]))
     latency = one * max(1.0, programs / (device.sms * places))
-    adding = (uneven * _fetched((points + rows) * columns * itemsize, device)) ** 3 + latency**3
-    return sort + max(estimate.PLACED * programs, adding ** (1 / 3))
-
-
-def _places(registers: int, device: DeviceFacts) -> int:
-    """Programs of so many registers that a multiprocessor has at once."""
-    return max(1, min(device.registers_per_sm // registers, device.blocks_per_sm))
+    adding = roofline.overlapping(3, uneven * _fetched((points + rows) * columns * itemsize, device), latency)
+    return sort + max(estimate.PLACED * programs, adding)
 
 
 def _fetched(moved: float, device: DeviceFacts) -> float:
-    """Seconds in which rows are read and written that come to so many bytes; see estimate.RESIDENT."""
-    missing = min(1.0, max(0.0, (moved / device.l2_bytes - estimate.RESIDENT) / (1.0 - estimate.RESIDENT)))
-    return FETCHED * moved / device.bandwidth * (CACHED + (1.0 - CACHED) * missing)
+    """Seconds in which rows are read and written that come to so many bytes."""
+    return FETCHED * moved / device.bandwidth * (CACHED + (1.0 - CACHED) * roofline.missing(moved, device))
 
 
 def _rate(device: DeviceFacts, held: float) -> float:

@@ -172,15 +172,15 @@ def _product(
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
-    if Target.of(target).native:
-        threads = thread_counts(pytorch.threads())
-        candidates = templates.candidates(kernel, name, threads, fallback, sources)
-        return define(specs.template_spec(kernel, name, origins), candidates)
-    from polytile.dispatch import gpu_specs
-
     stored = None
     if any(kernel.prologues):
         stored = MaterialisedOperands(kernel, first, ProductWork(kernel.plain, origins, target, tuple(sources)).define())
+    if Target.of(target).native:
+        threads = thread_counts(pytorch.threads())
+        candidates = templates.candidates(kernel, name, threads, fallback, sources, stored)
+        return define(specs.template_spec(kernel, name, origins), candidates)
+    from polytile.dispatch import gpu_specs
+
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
@@ -209,7 +209,8 @@ def _attention(
 
 def _stored(problem: AttentionProblem, target: torch.device, made: Defined) -> StoredAttention | None:
     """The candidate with scores in memory, where there are products of the problem's type."""
-    if problem.lse or problem.backward or (Target.of(target).native and problem.dtype == torch.float16):
+    of_library = Target.of(target).native and problem.dtype == torch.float16
+    if problem.lse or problem.backward or problem.scores is not None or of_library:
         return None
     parts = stored_attention(problem, target)
     products = [define_template(product, parts.buffers, made) for product in (parts.first, parts.last)]

@@ -102,7 +102,7 @@ class Fallbacks:
         keys, self._first = self._owner.keys, self._first or tuple(ints)
         differ = zip(keys.size_names, ints, self._first, strict=True)
         self._varying |= {*varying, *(name for name, size, first in differ if size != first)} & keys.bucketed
-        for fields, cell in _around(keys, ints, cells, self._varying or keys.bucketed):
+        for fields, cell in cells_around(keys, ints, cells, self._varying or keys.bucketed):
             if fields not in self._cells:
                 self._cells[fields] = cell
                 self._orders[pack_words(fields)] = bytes(self._order(fields))
@@ -170,7 +170,7 @@ def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None
     )
 
 
-class _Read(Mapping[str, int]):
+class ReadSizes(Mapping[str, int]):
     """Sizes that remember which of them were read."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -193,13 +193,13 @@ def _is_valid(candidate: Candidate, cell: Cell | None, keys: Keys, at_any: bool)
     exact = (n for n, code in zip(keys.size_names, keys.size_codes, strict=True) if code == regime.EXACT)
     told = set[str]() if cell is None or at_any else {*keys.bucketed, *exact}
     for corner in cell.corners if cell is not None else (dict.fromkeys(keys.size_names, 1),):
-        sizes = _Read(corner)
+        sizes = ReadSizes(corner)
         if not candidate.valid(sizes) or not sizes.read <= told:
             return False
     return True
 
 
-def _around(keys: Keys, ints: Sequence[int], cells: int, varying: Collection[str]) -> list[tuple[KeyFields, Cell]]:
+def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collection[str]) -> list[tuple[KeyFields, Cell]]:
     """The cells nearest to the one of these integers, by half octaves."""
     own = regime.cell_of(keys.fields(ints), keys.size_codes)
     codes = [(name, code) for name, code in zip(keys.size_names, keys.size_codes, strict=True) if code != regime.IGNORE]

@@ -10,7 +10,6 @@ from torch.utils._sympy.functions import Min, Mod
 
 from polytile.attention import arguments as attention_arguments
 from polytile.attention.problem import AttentionProblem
-from polytile.attention.problem import symbol as attention_symbol
 from polytile.dispatch import specs
 from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.keys import Condition, PowerBelow16
@@ -83,7 +82,7 @@ def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: 
     """As specs.attention_spec; besides the sizes it matters of every stride and tensor whether it is aligned, and whether
     positions fit 32 bits."""
     spec = specs.attention_spec(problem, origins)
-    positions = {attention_symbol(n): place for place, n in enumerate(spec.size_names)}
+    positions = {symbol: place for place, symbol in enumerate(problem.symbols)}
     return replace(
         spec,
         size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_codes),

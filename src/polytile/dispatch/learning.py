@@ -27,6 +27,9 @@ from polytile.runtime.launcher import deciding
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
+LOOK_AGAIN_SECONDS = 0.05
+"""How long the background leaves what others measure alone, if it has nothing else to do."""
+
 UNMEASURED = ("prior", "default")
 """Links of the selector whose decisions measuring may better."""
 
@@ -92,6 +95,7 @@ class Learning:
             if trial is None:
                 continue
             trial.end()
+            trial.lease.give_back()
             self.measure(key, trial.request.ints)
 
     def _ask(self, kind: type[_Job], key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
@@ -166,10 +170,25 @@ class Measure(_Job):
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is None:
             return
-        if not background.background.is_quiet() and (trial := owner.begin_trial(args)) is not None:
+        if (lease := owner.take_lease(args)) is None:
+            background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
+        elif not background.background.is_quiet() and (trial := owner.begin_trial(args)) is not None:
+            trial.lease = lease
             self.learning.trials[self.key] = trial
         else:
             owner.decide_measured(args)
+            lease.give_back()
+
+
+class Await(_Job):
+    """Looks a little later whether what someone else measures has been decided. Everything else goes first."""
+
+    disturbs = False
+    rank = -1.0
+
+    def work(self, owner: MultiKernel) -> None:
+        time.sleep(LOOK_AGAIN_SECONDS)
+        self.learning.measure(self.key, self.ints)
 
 
 class Judge(_Job):
@@ -181,6 +200,7 @@ class Judge(_Job):
         trial = self.learning.trials.get(self.key)
         if trial is not None and owner.judge(trial):
             self.learning.trials.pop(self.key, None)
+            trial.lease.give_back()
 
 
 class Refine(_Job):

@@ -22,6 +22,7 @@ from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.dispatch import trace
+from polytile.dispatch.leases import Lease
 from polytile.dispatch.links import measured, prior
 from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.request import Answer, Request
@@ -73,6 +74,8 @@ class LiveTrial:
     def __init__(self, owner: MultiKernel, key: int, request: Request, contenders: Sequence[Contender]) -> None:
         self.owner, self.key, self.request, self.contenders = owner, key, request, list(contenders)
         self._predicted: dict[tuple[int, ...], float] = {}
+        self.lease = Lease(None, "")
+        """Held until the trial has ended."""
 
     @classmethod
     def begin(cls, owner: MultiKernel, key: int, request: Request, serving: str) -> LiveTrial | None:

@@ -13,13 +13,26 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import collecting, hinted, last_resort, recorded, refiner, refining, selector, trace, trials
+from polytile.dispatch import (
+    agreement,
+    collecting,
+    hinted,
+    last_resort,
+    leases,
+    recorded,
+    refiner,
+    refining,
+    selector,
+    trace,
+    trials,
+)
 from polytile.dispatch.ahead import compile_elsewhere
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import UNMEASURED, Learning
+from polytile.dispatch.leases import Lease
 from polytile.dispatch.links import forced, plan, prior
 from polytile.dispatch.live import LiveTrial
 from polytile.dispatch.plan_conditions import plan_conditions
@@ -47,6 +60,9 @@ from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
 
+ON_RECORD = ("exact", "nearby")
+"""Links of the selector that answer from the store."""
+
 
 class MultiKernel:
     """A kernel with several implementations.
@@ -70,7 +86,7 @@ class MultiKernel:
     ) -> None:
         self.spec, self.keys = spec, spec.keys
         self.candidates = tuple(candidates)
-        self.options = settings.check(options or {}, f"options of kernel {spec.name!r}")
+        self.options = agreement.restrained(settings.check(options or {}, f"options of kernel {spec.name!r}"))
         self._by_name = {candidate.name: candidate for candidate in self.candidates}
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
@@ -274,6 +290,12 @@ class MultiKernel:
                 _prepared(best.specialise(facts))
             return None if best is None else best.specialise(facts)
 
+    def take_lease(self, args: tuple[Any, ...]) -> Lease | None:
+        """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
+            request = self.request(self.planned_key(args), self.spec.ints_of(args), args)
+            return None if agreement.waits(request) else leases.take(request)
+
     def decide_measured(self, args: tuple[Any, ...]) -> None:
         """Decides for the regime of these arguments, which candidates are tried on; in the background."""
         with self.lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
@@ -289,6 +311,9 @@ class MultiKernel:
             if serving is None or serving.link not in UNMEASURED:
                 return None
             request = self.request(key, self.spec.ints_of(args), args)
+            request.store.refresh()
+            if selector.choose(dataclasses.replace(request, args=None), ON_RECORD) is not None:
+                return None  # another process has found it meanwhile
             trial = LiveTrial.begin(self, key, request, serving.candidate)
             self.learn(request)
             if serving.candidate in request.rejected:
@@ -412,10 +437,10 @@ class MultiKernel:
         return entry
 
     def _decide(self, request: Request) -> Decision:
-        """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
-        run."""
+        """What the selector chooses, or the ranks of a job agree on; eager's own kernel where all candidates were wrong. Raises
+        NoCandidate where nothing can run."""
         forced.check(self.spec.name, self.names)
-        decision = selector.choose(request) if request.candidates else None
+        decision = agreement.decide(request) if request.candidates else None
         self.learn(request)
         if decision is None and (decision := selector.eagers_own(request)) is not None:
             trace.resorted(self.spec, decision)

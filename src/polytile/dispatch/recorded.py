@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polytile import options
-from polytile.dispatch import resuming
+from polytile.dispatch import agreement, resuming
 from polytile.dispatch.conditions import conditions_on_disk
 from polytile.dispatch.decision import Decision, Standing
 from polytile.dispatch.learning import UNMEASURED
@@ -233,8 +233,10 @@ NOT_HERE = (LookupError, TypeError, ValueError)
 
 
 def _planned() -> bool:
-    """Whether it is said what runs, or everything is to be measured: then decisions of other processes do not hold."""
-    return bool(options.get("plan") or options.get("force") or options.get("collect") or options.get("tune") == "all")
+    """Whether it is said what runs, or agreed on by the ranks of a job, or everything is to be measured: then decisions of other
+    processes do not hold."""
+    planned = options.get("plan") or options.get("force") or options.get("collect") or options.get("tune") == "all"
+    return bool(planned) or agreement.wanted()
 
 
 def _row(fields: KeyFields, decision: Decision) -> Row:

@@ -8,7 +8,7 @@ Answer without a candidate: it has nothing to say, and why is worth telling. Lin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -48,13 +48,14 @@ def chain() -> tuple[tuple[str, Link], ...]:
     return tuple(link for link in links if link[0] not in silent)
 
 
-def choose(request: Request) -> Decision | None:
-    """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
+def choose(request: Request, among: Collection[str] | None = None) -> Decision | None:
+    """The decision of the first link that has one, of those named `among` if names are given; None if no candidate can run
+    (`request.rejected` says why)."""
     if len(request.candidates) == 1:
         return decision_from(request, "only", Answer(request.candidates[0], "the only one that can run"))
     notes: list[str] = []
     for name, link in chain():
-        answer = link(request)
+        answer = link(request) if among is None or name in among else None
         if answer is not None and answer.candidate is not None:
             return decision_from(request, name, answer, tuple(notes))
         if answer is not None:

@@ -63,6 +63,7 @@ class KernelSpec:
     device          the fingerprint of that device; empty: this machine's processor
     reference       `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the
                     out and inout tensors; it must be right, not fast
+    wide            whether the reference takes float64; without it runs at the arguments' own precision alone
     sampler         what stands in for the reference where all results would take too long or too much memory (tuning/sample.py)
     make_args       `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be missing where others
                     imply them; without it nothing can be tuned ahead of a call
@@ -86,6 +87,7 @@ class KernelSpec:
     reference: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)
     sampler: Sampler | None = field(default=None, compare=False, repr=False)
+    wide: bool = True
 
     def __post_init__(self) -> None:
         if len(self.size_names) != len(self.size_codes):

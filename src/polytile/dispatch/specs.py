@@ -10,6 +10,7 @@ import torch
 
 from polytile.attention import arguments as attention_arguments
 from polytile.attention.problem import DECIDING, AttentionProblem
+from polytile.attention.scores import scores_of
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import roundings
@@ -20,6 +21,7 @@ from polytile.ir import evaluate
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.runtime import regime
 from polytile.schedule.canonical import LoopKernel, precision_of
+from polytile.schedule.checks import check_messages
 from polytile.schedule.nest import Form, nest_of
 from polytile.tuning.sample import Sample, Sampler
 
@@ -109,6 +111,7 @@ def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> Kerne
         size_codes=tuple(DECIDING.get(name, regime.IGNORE) for name in problem.size_names),
         reduction=("Mq", "Mkv") if problem.backward else ("Mkv",),
         source_ops=origins,
+        checks=check_messages(scores_of(problem).kernel.loop) if problem.scores is not None else (),
         reference=attention_arguments.reference(problem),
         make_args=lambda size: attention_arguments.make_args(problem, size),
     )

@@ -11,10 +11,12 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import subgraphs
+from polytile.frontend.attention.operator import COMPUTED
 from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
@@ -36,6 +38,7 @@ from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
 from polytile.frontend.trace import trace_of
+from polytile.frontend.unsigned_products import sign_products
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Attention, Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
@@ -68,13 +71,14 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     wrong is a library call, or, with the option on_failure="raise", a LoweringFailed that names it."""
     load()
     complete(graph.graph)
+    sign_products(graph.graph)
     return _Driver(graph, name, weights or {}).run()
 
 
 def unsupported(graph: torch.fx.GraphModule) -> str:
     """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
     tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers nor
-    generators."""
+    objects that library calls take as they are."""
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -85,7 +89,7 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
                     return f"polytile generates no kernels for {kind} tensors"
                 if node.op == "placeholder" and value.is_neg():
                     return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
-            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | torch.Generator | str | None):
+            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | _OBJECTS | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
 
@@ -97,6 +101,12 @@ def is_repeatable(graph: torch.fx.GraphModule) -> bool:
     opaque = any(isinstance(target, torch._ops.HigherOrderOperator) or is_drawn(target) for target in targets)
     return not opaque and not _changed_inputs(graph.graph)
 
+
+IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
+"""Of an attention: why no buffer holds what is done to its scores."""
+
+_OBJECTS = torch.Generator | FakeScriptObject
+"""What a library call takes, or the caller gets back, as it came: generators, and what DTensor has of devices and groups."""
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
@@ -143,7 +153,7 @@ class _Driver:
             self._define(*value.shape, *value.stride())
             return
         size = _number(value) if isinstance(value, _NUMBERS) else None
-        if isinstance(value, torch.Generator):  # library calls take it under a name, as they take sizes
+        if isinstance(value, _OBJECTS):  # library calls take it under a name, as they take sizes
             size = sympy.Symbol(node.name)
         self._define(size)
         self.inputs.append(Input(node.name, size=size))
@@ -173,7 +183,7 @@ class _Driver:
         self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))
 
     def _placed(self, node: torch.fx.Node, result: Any) -> Any:
-        if not isinstance(result, Tensor):
+        if not isinstance(result, Tensor) or (result.node is not None and node.meta.get(COMPUTED)):
             return result
         return place(self.builder, node, result, node in self.bases, written=node in self.partly_written)
 
@@ -324,7 +334,8 @@ class _Driver:
         if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template | Attention) for op in new):
-            how, reason = "template", node.meta.get(REASON, "")
+            inside = any(isinstance(op, Attention) and op.scores is not None for op in new)
+            how, reason = "template", IN_KERNEL if inside else node.meta.get(REASON, "")
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")

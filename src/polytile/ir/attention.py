@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,19 +45,22 @@ def attend(
     fill: float = EMPTY,
     empty_is_0: bool = True,
     precision: torch.dtype | None = None,
+    scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.program.Attention in `precision` (None: the type in which `q` is computed). q is (batch, heads, m, d),
-    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q."""
+    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q. `scores` makes scores of the
+    scaled products (batch, heads, m, n), in place of bias and causal."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     group = q.shape[1] // max(1, k.shape[1])
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    scores = masked(q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY)
-    shares = torch.softmax(scores, -1)
+    products = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale
+    changed = masked(products, bias, causal, fill, empty_is_0 and fill == EMPTY) if scores is None else scores(products)
+    shares = torch.softmax(changed, -1)
     if empty_is_0:
-        shares = torch.where((scores == EMPTY).all(-1, keepdim=True), 0.0, shares)
-    return shares @ v.to(dtype), torch.logsumexp(scores, -1)
+        shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
+    return shares @ v.to(dtype), torch.logsumexp(changed, -1)
 
 
 def attend_backward(

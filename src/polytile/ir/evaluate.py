@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import SEGMENT_SUM, Loop, Store, compute_dtype, element_level
+from polytile.ir.program import SCORES, SEGMENT_SUM, Loop, Store, compute_dtype, element_level
 
 CHUNK_POINTS = 4_000_000
 Number = Any  # a Python int, or an int64 tensor that broadcasts to the grid
@@ -45,6 +45,19 @@ def run_loop(
         if part is not None:
             part = part[tuple(slice(a, b) for a, b in bounds)]
         _Chunk(loop, buffers, size_values, precision, part, bounds).run()
+
+
+def changed_scores(
+    loop: Loop,
+    products: torch.Tensor,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None = torch.float64,
+) -> torch.Tensor:
+    """What the `scores` of an Attention make of its scaled products (batch, heads, m, n)."""
+    changed = torch.empty(products.shape, dtype=products.dtype, device=products.device)
+    run_loop(loop, {**buffers, SCORES: changed}, size_values, precision, products)
+    return changed
 
 
 def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:

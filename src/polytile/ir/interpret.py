@@ -15,9 +15,8 @@ import torch
 from polytile.errors import IRError
 from polytile.ir import sizes
 from polytile.ir.attention import attend, attend_backward, settings_of
-from polytile.ir.evaluate import flat_view, run_loop
+from polytile.ir.evaluate import changed_scores, flat_view, run_loop
 from polytile.ir.program import (
-    SCALED_ALONG_K,
     Assert,
     Attention,
     Buffer,
@@ -25,6 +24,7 @@ from polytile.ir.program import (
     Loop,
     Program,
     Ref,
+    Scales,
     Template,
     View,
     compute_dtype,
@@ -63,8 +63,13 @@ def run_template(
     if template.scales is None:
         product = torch.matmul(a.to(dtype), b.to(dtype))
     else:
-        left, right = (view_tensor(scales.view, buffers, size_values).to(dtype) for scales in template.scales)
-        product = scaled_product(a.to(dtype), b.to(dtype), left, right, (template.scales[0].rows, template.scales[1].rows))
+        both = [(a, template.scales[0]), (b, template.scales[1])]
+        scaled = [
+            scaled_operand(x.to(dtype), blocks_of(s, side), *[view_tensor(v, buffers, size_values).to(dtype) for v in s.views])
+            if s is not None else x.to(dtype)
+            for side, (x, s) in enumerate(both)
+        ]  # fmt: skip
+        product = torch.matmul(*scaled)
     if template.second is not None:
         left, right = (view_tensor(view, buffers, size_values).to(dtype) for view in template.second)
         product = product + torch.matmul(left, right)
@@ -91,20 +96,25 @@ def run_attention(
         out, lse, grad = (view_tensor(view, buffers, size_values) for view in saved)
         results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, bias, **settings)
     else:
-        results = attend(q, k, v, bias, **settings)
+        loop = attention.scores
+        changed = None if loop is None else lambda products: changed_scores(loop, products, buffers, size_values, precision)
+        results = attend(q, k, v, bias, **settings, scores=changed)
     for view, value in zip(attention.written, results, strict=False):
         view_tensor(view, buffers, size_values).copy_(value)
 
 
-def scaled_product(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, rows: tuple[int, int]
+def blocks_of(scales: Scales, side: int) -> tuple[int, int]:
+    """How many rows and columns of A (side 0) or B share one of these scales."""
+    return (scales.rows, scales.along) if side == 0 else (scales.along, scales.rows)
+
+
+def scaled_operand(
+    x: torch.Tensor, blocks: tuple[int, int], scale: torch.Tensor, zeros: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(batch, m, k) × (batch, k, n) with a scale for every rows[0] × SCALED_ALONG_K elements of `a`, (1, m / rows[0], k /
-    SCALED_ALONG_K), and every SCALED_ALONG_K × rows[1] of `b`, rounded up."""
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    shared = ((m, rows[0]), (k, SCALED_ALONG_K), (n, rows[1]))
-    down, along, across = (torch.arange(size, device=a.device) // by for size, by in shared)
-    return torch.matmul(a * scale_a[:, down][:, :, along], b * scale_b[:, along][:, :, across])
+    """(batch, rows, columns) less `zeros` times `scale`, both (1, rows / blocks[0], columns / blocks[1]), rounded up."""
+    down, across = (torch.arange(n, device=x.device) // by for n, by in zip(x.shape[-2:], blocks, strict=True))
+    x = x if zeros is None else x - zeros[:, down][:, :, across]
+    return x * scale[:, down][:, :, across]
 
 
 def _computed(

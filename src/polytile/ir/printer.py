@@ -10,6 +10,7 @@ loop softmax0 for p0 < s0 over r0 < s1        # softmax
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from types import FunctionType
 
@@ -60,21 +61,28 @@ def loop_text(loop: Loop, indent: str = "") -> str:
 def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
     """One line a value and one a store."""
     stores = list(stores)
-    names: dict[int, str] = {}
-    lines: list[str] = []
-    roots = [r for s in stores for r in s.roots]
-    for node in expr.walk(*roots):
-        if isinstance(node, Const):
-            names[id(node)] = f"{node.value!r}"
-            continue
-        names[id(node)] = f"t{len(lines)}"
-        lines.append(f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}")
+    names = value_names(stores)
+    nodes = [node for node in _nodes(stores) if not isinstance(node, Const)]
+    lines = [f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}" for node in nodes]
     for store in stores:
         assign = _ASSIGN[store.mode]
         target = f"{store.buffer}[{_indirect(store.index, store.indirect, names)}]"
         mask = f" where {names[id(store.mask)]}" if store.mask is not None else ""
         lines.append(f"{indent}{target} {assign} {names[id(store.value)]}{mask}")
     return lines
+
+
+def value_names(stores: Iterable[Store]) -> dict[int, str]:
+    """The name of each value by its id: t0, t1, ... in evaluation order; a constant is its own."""
+    names: dict[int, str] = {}
+    numbers = itertools.count()
+    for node in _nodes(stores):
+        names[id(node)] = f"{node.value!r}" if isinstance(node, Const) else f"t{next(numbers)}"
+    return names
+
+
+def _nodes(stores: Iterable[Store]) -> Iterable[Node]:
+    return expr.walk(*[root for store in stores for root in store.roots])
 
 
 def _axes(axes: tuple[Axis, ...]) -> str:
@@ -139,14 +147,14 @@ def operation_text(op: Operation) -> str:
     if isinstance(op, Template):
         head = f"{op.kind} {op.name}: {view_text(op.out)} = {view_text(op.a)} @ {view_text(op.b)}"
         head += f" + {view_text(op.second[0])} @ {view_text(op.second[1])}" if op.second is not None else ""
-        scales = [f"{view_text(s.view)} of {s.rows}" for s in op.scales or ()]
+        scales = [f"{view_text(s.view)} of {s.rows}x{s.along}" for s in op.scales or () if s is not None]
         head += f" scaled by {', '.join(scales)}" if scales else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []
         return "\n".join([head, *parts])
     if isinstance(op, Attention):
-        return _attention_text(op)
+        return "\n".join([_attention_text(op), *([loop_text(op.scores, "  scores ")] if op.scores is not None else [])])
     if isinstance(op, Extern):
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])

@@ -82,13 +82,16 @@ class View:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A kernel's argument that each call looks up: the copy of the weight at `view`, packed for vectors of `lanes` elements, if
-    there is one. The integer IS_PACKED among the arguments is 1 if there is, else 0. `constant`: nothing is expected to change
-    the weight, so its first use packs it."""
+    """A kernel's argument that each call looks up: the copy of the weight at `view`, packed for vectors of `lanes` elements with
+    `together` k in a lane, if there is one. The integer IS_PACKED among the arguments is 1 if there is, else 0. `constant`:
+    nothing is expected to change the weight, so its first use packs it. `unpacked`: the operand, and the Loop that computes it
+    from all of the weight; None where the weight is the operand."""
 
     view: View
     lanes: int
+    together: int
     constant: bool
+    unpacked: tuple[View, Loop] | None = None
 
 
 IS_PACKED = algebra.axis(names.IS_PACKED)
@@ -259,16 +262,27 @@ def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
 
 
 SCALED_ALONG_K = 128
-"""Elements along k that share a scale."""
+"""Elements along k that share a scale of 8-bit floats."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The float32 scales of an operand, one for every `rows` rows of A (columns of B) by SCALED_ALONG_K elements along k: `view`
-    is (1, rows of scales, scales along k) for A and (1, scales along k, columns of scales) for B."""
+    """The float32 scales of an operand, one for every `rows` rows of A (columns of B) by `along` elements along k: `view` is
+    (1, rows of scales, scales along k) for A and (1, scales along k, columns of scales) for B. `zeros` has numbers at the same
+    places, of B, which are subtracted from the elements before they are scaled."""
 
     view: View
     rows: int
+    along: int = SCALED_ALONG_K
+    zeros: View | None = None
+
+    @property
+    def views(self) -> list[View]:
+        return [self.view] if self.zeros is None else [self.view, self.zeros]
+
+    def at(self, rule: Callable[[View], View]) -> Scales:
+        """The same with `rule` applied to the views."""
+        return replace(self, view=rule(self.view), zeros=rule(self.zeros) if self.zeros is not None else None)
 
 
 @dataclass(frozen=True)
@@ -286,8 +300,8 @@ class Template:
 
     `second`: operands (batch, m, l) and (batch, l, n) of the types of `a` and `b`, whose product is added to the same sums.
 
-    `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; then there
-    are no prologues, no second product and no batch.
+    `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; None of `a`
+    where only `b` has scales. Then there are no prologues, no second product and no batch.
     """
 
     name: str
@@ -299,7 +313,7 @@ class Template:
     origins: tuple[str, ...] = ()
     prologues: tuple[Loop | None, Loop | None] = (None, None)
     second: tuple[View, View] | None = None
-    scales: tuple[Scales, Scales] | None = None
+    scales: tuple[Scales | None, Scales] | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
@@ -308,18 +322,22 @@ class Template:
         """The buffers that the product itself reads, at other points than those it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
         read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
-        beside = [*(self.second or ()), *[scales.view for scales in self.scales or ()]]
+        beside = [*(self.second or ()), *self.scale_views]
         return set().union(*read, {view.buffer for view in beside})
 
     def writes(self) -> set[str]:
         return self.epilogue.writes() if self.epilogue else {self.out.buffer}
 
-    def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales, Scales] | None:
+    @property
+    def scale_views(self) -> list[View]:
+        return [view for scales in self.scales or () if scales is not None for view in scales.views]
+
+    def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales | None, Scales] | None:
         """The scales with `rule` applied to their views."""
         if self.scales is None:
             return None
-        a, b = (replace(scales, view=rule(scales.view)) for scales in self.scales)
-        return a, b
+        a, b = self.scales
+        return a.at(rule) if a is not None else None, b.at(rule)
 
 
 @dataclass(frozen=True)
@@ -333,6 +351,10 @@ class Gradients:
     dv: View
 
 
+SCORES = "scores"
+"""The name under which an Attention's `scores` store; no memory belongs to it."""
+
+
 @dataclass(frozen=True)
 class Attention:
     """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
@@ -343,6 +365,9 @@ class Attention:
     booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
     scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
     float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
+
+    `scores` is a Loop over (batch, heads, m, n) in place of `bias` and `causal`. Its one store has the score, which is computed
+    from the Accumulator, the scaled product; nothing is in memory of the buffer SCORES that it names, which is row-major.
     """
 
     name: str
@@ -358,6 +383,7 @@ class Attention:
     lse: View | None = None
     origins: tuple[str, ...] = ()
     gradients: Gradients | None = None
+    scores: Loop | None = None
 
     @property
     def read(self) -> tuple[View, ...]:
@@ -376,7 +402,7 @@ class Attention:
         return (*self.read, *self.written)
 
     def reads(self) -> set[str]:
-        return {view.buffer for view in self.read}
+        return {view.buffer for view in self.read} | (self.scores.reads() if self.scores is not None else set())
 
     def writes(self) -> set[str]:
         return {view.buffer for view in self.written}
@@ -463,8 +489,8 @@ def views_in(value: Any) -> Iterator[View]:
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression), or a
-    generator, which library calls alone take (a symbol)."""
+    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression), or an
+    object that only library calls take, or that is only returned, such as a generator (a symbol)."""
 
     name: str
     buffer: str | None = None

@@ -84,6 +84,9 @@ def _check(operation: Operation, scope: Scope) -> None:
             _check_loop(prologue, scope)
         if operation.epilogue is not None:
             _check_loop(operation.epilogue, Scope(scope.program, scope.filled, scope.symbols, operation))
+    if isinstance(operation, Attention) and operation.scores is not None:
+        for name in SCORE_RULES:
+            _raise(name, LOOP_RULES[name](operation.scores, scope))
 
 
 def _check_loop(loop: Loop, scope: Scope) -> None:
@@ -149,8 +152,7 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        scales = [each.view for each in operation.scales or ()]
-        return [operation.a, operation.b, operation.out, *(operation.second or ()), *scales]
+        return [operation.a, operation.b, operation.out, *(operation.second or ()), *operation.scale_views]
     if isinstance(operation, Attention):
         return list(operation.views)
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
@@ -174,9 +176,11 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
     if operation.scales is not None:
         left, right = operation.scales
-        pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
-        if left.view.dtype != torch.float32 or right.view.dtype != torch.float32:
-            yield f"scales of {left.view.dtype} and {right.view.dtype}; they are float32"
+        if left is not None:
+            pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
+        dtypes = [view.dtype for view in operation.scale_views]
+        if any(dtype != torch.float32 for dtype in dtypes):
+            yield f"scales of {' and '.join(map(str, dtypes))}; they are float32"
     for name, (one, other) in pairs.items():
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"
@@ -202,6 +206,12 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         given, own = operation.gradients, (operation.out, operation.q, operation.k, operation.v)
         for gradient, of in zip((given.grad, given.dq, given.dk, given.dv), own, strict=True):
             pairs += zip((f"gradient's {d}" for d in "bhmd"), gradient.sizes, of.sizes, strict=True)
+    if operation.scores is not None:
+        extents = [axis.size for axis in operation.scores.axes + operation.scores.reduced]
+        if len(extents) != 4 or len(operation.scores.stores) != 1:
+            yield f"scores over {extents}, stored {len(operation.scores.stores)} times; they are one value over four axes"
+            return
+        pairs += zip(("scores' batch", "scores' heads", "scores' m", "scores' n"), extents, (batch, heads, m, n), strict=True)
     for name, one, other in pairs:
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"
@@ -433,3 +443,8 @@ LOOP_RULES: dict[str, LoopCheck] = {
     "indices stay inside their buffers": _in_range,
     "a buffer written in place is read at the same element, not later": _in_place,
 }
+SCORE_RULES = (
+    "an axis is defined once, by known sizes", "types are as the table of operations says",
+    "one part of several results is named",
+)
+"""Those of LOOP_RULES that hold for the scores of an Attention, which have no memory."""

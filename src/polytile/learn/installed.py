@@ -26,7 +26,7 @@ def users() -> Path:
 
 
 @functools.cache
-def _users_of(directory: str) -> Path:
+def _users_of(directory: Path) -> Path:
     return cache.within(directory) / "models"
 
 

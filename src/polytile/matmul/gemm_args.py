@@ -25,7 +25,7 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
     for name, axes, rows, columns in (
         ("A", "bmk", "M", "K"), ("B", "bkn", "K", "N"), ("P", "bmk", "M", "L"), ("Q", "bkn", "L", "N"), ("C", "bmn", "M", "N"),
     ):  # fmt: skip
-        if name in named:
+        if name in named and (name not in "PQ" or kernel.second is not None):
             strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
             shape = (size["batch"], size[rows], size[columns])
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
@@ -48,7 +48,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
         )[: 2 if kernel.second is None else 4]
     ]  # fmt: skip
     if kernel.scales is not None:
-        ends += [symbol(stride) * symbol(size) for stride, size in zip(scales.SIZES, "MKKN", strict=True)]
+        own = [zip(scales.STRIDES[name], scales.AXES[name], strict=True) for name in scales.blocks(kernel)]
+        ends += [symbol(stride) * symbol(size) for pairs in own for stride, size in pairs]
     ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
     return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
@@ -63,7 +64,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     for t in kernel.tensors[: len(kernel.tensors) - kernel.packed]:
         if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
-        elif kernel.scales is not None and t.name in scales.NAMES:
+        elif t.name in scales.blocks(kernel):
             count = scales.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)

@@ -33,7 +33,7 @@ class GemmKernel:
     """A matmul in canonical names: what is the same for all products that share its kernels.
 
     Its tensors are A, B, then C, or the epilogue's own tensors e0, e1, ... Its integers are those of the generated kernels' ABI
-    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `packed` and `scales`.
+    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `scales` and `packed`.
 
     tf32       float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
                anew when that changes)
@@ -43,7 +43,7 @@ class GemmKernel:
                (matmul/packed_weights.py)
     second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
                tensors follow A and B. A kernel with a second product has no prologues
-    scales     how many rows of A and columns of B share one of their scales (matmul/scales.py)
+    scales     how many rows and columns of A, if it has scales, and of B share a scale (matmul/scales.py)
     """
 
     spec: GemmSpec
@@ -58,7 +58,7 @@ class GemmKernel:
     prologues: Prologues = (None, None)
     packed: bool = False
     second: tuple[str, str] | None = None
-    scales: tuple[int, int] | None = None
+    scales: tuple[scales.Blocks | None, scales.Blocks] | None = None
 
     @cached_property
     def text(self) -> str:
@@ -77,8 +77,8 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else (IS_PACKED.name,) if self.packed else ()
-        last += scales.SIZES if self.scales is not None else ()
+        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else scales.size_names(self)
+        last += (IS_PACKED.name,) if self.packed else ()
         return (*self.leading, *[s.name for s in self.symbols], *own, *last)
 
     @cached_property
@@ -90,7 +90,7 @@ class GemmKernel:
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
-        before = sum(map(len, self.inputs)) + (2 if self.second is not None or self.scales is not None else 0)
+        before = sum(map(len, self.inputs)) + (2 if self.second is not None else len(scales.blocks(self)))
         return self.tensors[before : len(self.tensors) - self.packed]
 
     @cached_property
@@ -134,7 +134,8 @@ class GemmKernel:
         if not any(self.prologues):
             return replace(self, tensors=self.tensors[:-1], packed=False) if self.packed else self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.operand_dtypes, strict=True))
-        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), packed=False)
+        others = self.tensors[sum(map(len, self.inputs)) : len(self.tensors) - self.packed]
+        return replace(self, prologues=(None, None), tensors=(*operands, *others), packed=False)
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class GemmKernel:
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of dense operands in these layouts, and a batch of 1."""
         m, n, k = size["M"], size["N"], size["K"]
-        second = scales.dense_strides(self, size) if self.scales is not None else {}
+        second = scales.dense_strides(self, size)
         if self.second is not None:
             length = size["L"]
             p = (1, m) if self.second[0] == "m" else (length, 1)
@@ -203,9 +204,11 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         read += _in_memory("P", p, buffers) + _in_memory("Q", q, buffers)
         read += _Arguments(sizes=(p.sizes[2], *p.strides, *q.strides))
     if template.scales is not None:
-        shared = template.scales[0].rows, template.scales[1].rows
-        for name, scale in zip(scales.NAMES, template.scales, strict=True):
-            read += _in_memory(name, scale.view, buffers) + _Arguments(sizes=scale.view.strides[1:])
+        shared = scales.blocks_of(template.scales)
+        left, right = template.scales
+        for name, view in zip(scales.AXES, (left.view if left is not None else None, right.view, right.zeros), strict=True):
+            if view is not None:
+                read += _in_memory(name, view, buffers) + _Arguments(sizes=view.strides[1:])
     written, epilogue, symbols = _results(template, buffers)
     on_gpu = buffers[a.buffer].device.type == "cuda"
     kernel = GemmKernel(
@@ -224,15 +227,19 @@ def _common_type(template: Template) -> torch.dtype:
 
 
 def _spec(template: Template) -> GemmSpec:
-    a, b, out = template.a, template.b, template.out
+    a, b, out, dtype = template.a, template.b, template.out, type_name(_common_type(template))
+    left, right = template.scales or (None, None)
     return GemmSpec(
-        dtype=type_name(_common_type(template)),
+        dtype=dtype,
         a_layout=_unit_stride_axis(a, {2: "k", 1: "m"}),
         b_layout=_unit_stride_axis(b, {2: "n", 1: "k"}),
         batched=a.sizes[0] != 1,
         out_dtype=type_name(out.dtype),
         has_epilogue=template.epilogue is not None,
         c_layout=_unit_stride_axis(out, {2: "n", 1: "m"}),
+        b_dtype="int8" if b.dtype == torch.int8 and dtype != "int8" else "",
+        group=right.along if right is not None and left is None else 0,
+        zeros=right is not None and right.zeros is not None,
     )
 
 

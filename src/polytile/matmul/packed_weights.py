@@ -17,7 +17,10 @@ import sympy
 import torch
 
 from polytile import options
-from polytile.ir.program import IS_PACKED, Buffer, PackedWeight, Template, View
+from polytile.ir import evaluate
+from polytile.ir.printer import loop_text
+from polytile.ir.program import IS_PACKED, Buffer, Loop, PackedWeight, Template, View, whole
+from polytile.matmul import prologue
 from polytile.matmul.cpp import GemmSpec, panels
 from polytile.runtime import toolchain, weights
 from polytile.schedule.canonical import TensorArg
@@ -35,11 +38,15 @@ SMALLEST = 1 << 15
 def with_packed_weight(
     kernel: GemmKernel, site: ProductSite, template: Template, buffers: Mapping[str, Buffer]
 ) -> tuple[GemmKernel, ProductSite]:
-    """The kernel and its call with a packed B as well, where B is a weight that can be packed; otherwise as they are."""
-    b, buffer = template.b, buffers[template.b.buffer]
-    if not _can_pack(kernel, b, buffer):
+    """The kernel and its call with a packed B as well, where B is a weight that can be packed, or computed from one; otherwise as
+    they are."""
+    b, loop = template.b, template.prologues[1]
+    source = whole(buffers[next(iter(loop.reads()))]) if loop is not None and len(loop.reads()) == 1 else b
+    buffer = buffers[source.buffer]
+    if not _can_pack(kernel, b, source, buffer):
         return kernel, site
-    argument = PackedWeight(b, lanes_of(kernel.spec), buffer.weight == "constant")
+    unpacked = (b, loop) if loop is not None else None
+    argument = PackedWeight(source, lanes_of(kernel.spec), together_of(kernel), buffer.weight == "constant", unpacked)
     tensors = (*kernel.tensors, TensorArg(PANELS, torch.uint8, "in"))
     passed = replace(site, buffers=(*site.buffers, argument), sizes=(*site.sizes, IS_PACKED))
     return replace(kernel, tensors=tensors, packed=True), passed
@@ -48,13 +55,24 @@ def with_packed_weight(
 def site_of(argument: PackedWeight) -> weights.Site:
     """What looks up the packed copy in each call, under the limit of the option `packed_weights_mib`; with stall="never" no call
     waits for it."""
-    view, lanes = argument.view, argument.lanes
-    _, k, n = (int(size) for size in view.sizes)
+    view, lanes, together = argument.view, argument.lanes, argument.together
+    b, loop = argument.unpacked or (view, None)
+    _, k, n = (int(size) for size in b.sizes)
+    matrix = 1 if loop is None else 0  # of the operand without its batch, or of all of the weight
     recipe = weights.Recipe(
-        ("panels", lanes, view.dtype), (k, n), (int(view.strides[1]), int(view.strides[2])), int(view.offset),
-        panels.size_of(k, n, view.dtype, lanes), lambda matrix: panels.make(matrix, lanes),
+        ("panels", lanes, together, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
+        tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together),
+        lambda weight: panels.make(weight if loop is None else _computed(weight, view.buffer, b, loop), lanes, together),
     )  # fmt: skip
     return weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=argument.constant, waits=waits_for_packing())
+
+
+def _computed(weight: torch.Tensor, name: str, b: View, loop: Loop) -> torch.Tensor:
+    """Operand `b` (K x N) that `loop` computes from the weight."""
+    (_, k, n), (_, *strides) = (tuple(map(int, numbers)) for numbers in (b.sizes, b.strides))
+    out = torch.empty(k * n, dtype=b.dtype, device=weight.device)
+    evaluate.run_loop(loop, {name: weight, b.buffer: out}, {}, None)
+    return out.as_strided((k, n), strides)
 
 
 def waits_for_packing() -> bool:
@@ -62,12 +80,14 @@ def waits_for_packing() -> bool:
     return bool(options.get("stall") != "never")
 
 
-def _can_pack(kernel: GemmKernel, b: View, buffer: Buffer) -> bool:
-    numbers = (*b.sizes, *b.strides, b.offset)
-    if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != b.dtype:
+def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool:
+    """Whether panels are made of operand `b`, which is `source` or computed from it, the view of a buffer."""
+    numbers = (*b.sizes, *b.strides, b.offset, *source.sizes, *source.strides, source.offset)
+    if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != source.dtype:
         return False
     single = not kernel.spec.batched and kernel.second is None
-    plain = single and not any(kernel.prologues) and b.dtype == kernel.in_dtype in panels.TOGETHER
+    typed = b.dtype == (torch.int8 if kernel.spec.b_dtype else kernel.in_dtype) in panels.TOGETHER
+    plain = single and typed and kernel.prologues[0] is None and (source is b) == (kernel.prologues[1] is None)
     large = int(b.sizes[1]) * int(b.sizes[2]) >= SMALLEST and int(b.sizes[2]) > 1
     return plain and large and buffer.device.type == "cpu" and options.get("packed_weights_mib") > 0 and weights.available()
 
@@ -78,12 +98,22 @@ def lanes_of(spec: GemmSpec) -> int:
     return max(1, lanes // 2) if spec.accumulator == "float64" else lanes
 
 
+def together_of(kernel: GemmKernel) -> int:
+    """How many k of B lie in a lane of its panels."""
+    return 1 if kernel.spec.b_dtype else panels.TOGETHER[kernel.in_dtype]
+
+
 def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> torch.Tensor | None:
     """Operand B packed, for the kernel's integers `size`; None where these say that it is not packed."""
     if not size.get(IS_PACKED.name):
         return None
+    made = kernel.prologues[1]
+    if made is not None:
+        weight, b = b, torch.empty(size["K"] * size["N"], dtype=made.tensors[-1].dtype)
+        prologue.evaluated(made, None)(weight, b)
     strides = size["b_stride_k"], size["b_stride_n"]
-    return panels.make(b.as_strided((size["K"], size["N"]), strides, b.storage_offset()), lanes_of(kernel.spec))
+    matrix = b.as_strided((size["K"], size["N"]), strides, b.storage_offset())
+    return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel))
 
 
 def assumed_sizes(argument: PackedWeight | None) -> dict[sympy.Symbol, int]:

@@ -72,14 +72,11 @@ def split_arguments(
     """Flat arguments taken apart: the tensors of each operand; the other tensors and the integers of the plain product; the
     integers of each prologue."""
     first, second = map(len, kernel.inputs)
-    tensors, ints = args[: len(kernel.tensors)], args[len(kernel.tensors) :]
-    at = len(kernel.plain.size_names)
-    own: list[tuple[int, ...]] = []
-    for made in kernel.prologues:
-        length = 0 if made is None else len(made.symbols)
-        own.append(tuple(ints[at : at + length]))
-        at += length
-    rest = (*tensors[first + second : len(tensors) - kernel.packed], *ints[: len(kernel.plain.size_names)])
+    tensors = args[: len(kernel.tensors)]
+    ints = dict(zip(kernel.size_names, args[len(kernel.tensors) :], strict=True))
+    own = [() if made is None else tuple(ints[symbol.name] for symbol in made.symbols) for made in kernel.prologues]
+    others = tensors[first + second : len(tensors) - kernel.packed]
+    rest = (*others, *[ints[name] for name in kernel.plain.size_names])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
 
 

@@ -70,7 +70,8 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
             scales = operation.scales_at(lambda view: _renamed_value(view, mapping))
             return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
         case Attention():
-            return operation.map_views(lambda view: _renamed_value(view, mapping))
+            scores = _renamed_loop(operation.scores, mapping) if operation.scores is not None else None
+            return replace(operation.map_views(lambda view: _renamed_value(view, mapping)), scores=scores)
         case Extern():
             args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
             return replace(operation, args=args, kwargs=kwargs)

@@ -12,7 +12,7 @@ import torch
 from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node, Scan
-from polytile.ir.program import Axis, Loop, Operation, Program, Template
+from polytile.ir.program import Attention, Axis, Loop, Operation, Program, Template
 
 Mapped = Mapping[sympy.Symbol, sympy.Expr]
 
@@ -86,13 +86,15 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
 
 
 def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = False) -> Program:
-    """`program` with `rule` applied to every loop, and to epilogues where asked."""
+    """`program` with `rule` applied to every loop, and to epilogues and scores of attention where asked."""
 
     def one(operation: Operation) -> Operation:
         if isinstance(operation, Loop):
             return rule(operation)
         if epilogues and isinstance(operation, Template) and operation.epilogue is not None:
             return replace(operation, epilogue=rule(operation.epilogue))
+        if epilogues and isinstance(operation, Attention) and operation.scores is not None:
+            return replace(operation, scores=rule(operation.scores))
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))

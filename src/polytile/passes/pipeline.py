@@ -31,6 +31,7 @@ from polytile.passes.inplace import reuse
 from polytile.passes.layout import choose_layouts
 from polytile.passes.library import remember_calls
 from polytile.passes.merge_axes import merge_axes
+from polytile.passes.overlap import overlap_collectives
 from polytile.passes.overwriting import write_in_place
 from polytile.passes.roundings import drop_roundings
 from polytile.passes.simplify import simplify
@@ -71,6 +72,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("columns", fuse_columns, fusion=True),
     Pass("roundings", drop_roundings),
     Pass("library calls", remember_calls),
+    Pass("overlap", overlap_collectives),
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polytile.ir.expr import Op
-from polytile.ir.program import ROUNDING, Loop, Program, Store
+from polytile.ir.program import ROUNDING, SCORES, Loop, Program, Store
 from polytile.passes.loops import map_loops
 
 
@@ -18,6 +18,8 @@ def drop_roundings(program: Program) -> Program:
     """`program` with nothing rounded twice on its way to memory."""
 
     def simpler(store: Store) -> Store:
+        if store.buffer == SCORES:
+            return store
         value, rounding = store.value, ROUNDING.get(program.buffers[store.buffer].dtype)
         rounded = store.mode == "set" and isinstance(value, Op) and value.name == rounding
         return replace(store, value=value.children[0]) if rounded else store

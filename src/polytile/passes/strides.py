@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import Max
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Attention, Buffer, Loop, Operation, Program, Template, View
+from polytile.ir.program import Attention, Buffer, Loop, Operation, Program, Store, Template, View
 
 _MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's
 
@@ -35,7 +35,8 @@ def plain_strides(program: Program) -> Program:
             scales = operation.scales_at(lambda view: _in_view(view, buffers))
             return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
         if isinstance(operation, Attention):
-            return operation.map_views(lambda view: _in_view(view, buffers))
+            scores = _in_loop(operation.scores, buffers) if operation.scores is not None else None
+            return replace(operation.map_views(lambda view: _in_view(view, buffers)), scores=scores)
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))
@@ -53,7 +54,11 @@ def _in_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
         return expr.rebuild(node, children, lambda index: without_max(index, buffers[node.buffer].numel))
 
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    return replace(new, stores=tuple(replace(s, index=without_max(s.index, buffers[s.buffer].numel)) for s in new.stores))
+    return replace(new, stores=tuple(_in_store(store, buffers) for store in new.stores))
+
+
+def _in_store(store: Store, buffers: Mapping[str, Buffer]) -> Store:
+    return replace(store, index=without_max(store.index, buffers[store.buffer].numel)) if store.buffer in buffers else store
 
 
 def _in_view(view: View, buffers: Mapping[str, Buffer]) -> View:

@@ -1,4 +1,4 @@
-/* Part of the launcher: where the memories of a program lie in its arena, for the sizes of a call.
+/* Part of the launcher, and of packages: where the memories of a program lie in its arena, for the sizes of a call.
 
    The largest memory is placed first, each at the lowest place where no memory lies that is needed at the same time. Where an arena,
    which stays for the whole call, would take more memory at the peak than memories that come and go, there is none. */
@@ -88,7 +88,7 @@ static const ArenaPlan *plan_for(ArenaPlans *plans, const Life *lives, const int
         if (plans->plans[i].bytes != NULL && memcmp(plans->plans[i].bytes, bytes, (size_t)count * sizeof(int64_t)) == 0)
             return &plans->plans[i];
     ArenaPlan *plan = &plans->plans[plans->next++ % PLANS];
-    if (plan->bytes == NULL && (plan->bytes = PyMem_Calloc(2 * (size_t)count, sizeof(int64_t))) == NULL)
+    if (plan->bytes == NULL && (plan->bytes = calloc(2 * (size_t)count, sizeof(int64_t))) == NULL)
         return NULL;
     plan->offsets = plan->bytes + count;
     memcpy(plan->bytes, bytes, (size_t)count * sizeof(int64_t));
@@ -99,5 +99,5 @@ static const ArenaPlan *plan_for(ArenaPlans *plans, const Life *lives, const int
 static void free_plans(ArenaPlans *plans)
 {
     for (int i = 0; i < PLANS; i++)
-        PyMem_Free(plans->plans[i].bytes);
+        free(plans->plans[i].bytes);
 }

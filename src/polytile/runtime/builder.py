@@ -143,9 +143,15 @@ class _Builder:
 _builder = _Builder()
 
 
+PASSES_SHOWN = 3
+"""From this level of the option `debug` on a process shows how its programs are made."""
+
+
 def wanted() -> bool:
-    """Whether the options in force want work to be done there, and somebody makes calls meanwhile."""
-    return bool(settings.get("builder") == "process" and settings.get("persist")) and not _builder.closed
+    """Whether the options in force want work to be done there, and somebody makes calls meanwhile. Not where `debug` shows
+    what passes and schedules make: what is shown is made here."""
+    elsewhere = settings.get("builder") == "process" and settings.get("persist") and settings.get("debug") < PASSES_SHOWN
+    return bool(elsewhere) and not _builder.closed
 
 
 def begin() -> None:

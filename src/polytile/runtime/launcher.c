@@ -144,13 +144,6 @@ static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
     return tensors >= 0 && tensors + self->integers <= MAX_ARGUMENTS;
 }
 
-static inline int64_t tensor_field(unsigned char code, uintptr_t address)
-{
-    if (code == ALIGNMENT)
-        return (int64_t)((address | 16) & -(address | 16));
-    return address % (code == ALIGNED_64 ? 64 : 16) == 0;
-}
-
 static inline int64_t *append_tensor_fields(Dispatcher *self, void *const *pointers, int64_t *fields)
 {
     for (Py_ssize_t i = 0; self->tensor_codes != NULL && i < self->tensors; i++)
@@ -163,13 +156,6 @@ static inline void append_formula_fields(Dispatcher *self, const long *integers,
 {
     for (Py_ssize_t i = 0; i < self->formula_count; i++)
         *fields++ = formula((const int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self->formulas, i)), integers);
-}
-
-static inline int64_t *append_integer_field(int64_t *fields, unsigned char code, long integer)
-{
-    if (code != IGNORE)
-        *fields++ = code == BUCKET ? bucket(integer) : code == DIVISIBLE ? integer % 16 == 0 : integer;
-    return fields;
 }
 
 /* The fields of the regime of a call. */

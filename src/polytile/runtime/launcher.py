@@ -24,6 +24,7 @@ import contextlib
 import contextvars
 import ctypes
 import math
+import os
 import struct
 import threading
 import time
@@ -34,7 +35,7 @@ import torch
 
 from polytile import locks
 from polytile.counters import counters
-from polytile.runtime import native, programs, regime
+from polytile.runtime import forks, native, programs, regime
 from polytile.runtime.arguments import CPU, CUDA, bad_count, integer, slow_pointer
 from polytile.runtime.cuda import launch
 from polytile.runtime.formula import Formula
@@ -576,3 +577,5 @@ empty_strided_cpu = _allocator("cpu")
 
 empty_strided_cuda = _allocator("cuda")
 """The same on the current CUDA device."""
+
+os.register_at_fork(after_in_child=forks.go_on_alone)

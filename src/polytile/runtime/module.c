@@ -154,6 +154,7 @@ static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS, NULL},
     {"configure_records", configure_records, METH_VARARGS, NULL},
     {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
+    {"configure_graphs", configure_graphs, METH_VARARGS, NULL},
     {"new_pair", new_pair, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},
     {"bucket", bucket_method, METH_O, NULL},

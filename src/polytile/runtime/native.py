@@ -33,10 +33,11 @@ log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
 _PARTS = (
-    "formula.c table.c trial.c fallback.c record.c launcher.c pair.c weights.c program.h arena.c program.c entry.c module.c"
+    "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c pair.c weights.c "
+    "program.h arena.c program.c entry.c module.c"
 )
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in _PARTS.split())
+SOURCES = tuple(Path(__file__).parent / name for name in _PARTS.split())
 """Read in this order, one translation unit."""
 
 _lock = locks.lock()

@@ -7,6 +7,21 @@
 
 enum { TORCH_UINT8 = 0, SIZES = 3 }; /* batch, M and N come first among the integers of a product */
 
+/* Set by configure_graphs(): where the launches of a program are recorded (cuda/graphs.c), and the native kernels that know of it. */
+static const Recorder *recorder;
+static Kernel recording_kernels[4];
+
+/* Has the launches made that are recorded, unless the kernel knows of them. */
+static inline void make_before(Kernel kernel)
+{
+    if (recorder == NULL || !recorder->holds())
+        return;
+    for (size_t i = 0; i < sizeof recording_kernels / sizeof *recording_kernels; i++)
+        if (kernel == recording_kernels[i])
+            return;
+    recorder->make();
+}
+
 /* Set once by configure_pairs(). */
 static struct {
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
@@ -71,11 +86,16 @@ static long run_pair(void *const *pointers, const long *integers, long address)
     } else {
         void *const operands[] = {pointers[0], pointers[1], scratch};
         code = self->product(operands, integers, self->plan);
-        if (code == 0)
+        if (code == 0) {
+            make_before(slot.kernel);
             code = slot.kernel(given, &integers[self->leading], slot.threads);
+        }
         forget_entry(slot.entry);
     }
-    memory.delete_tensor(tensor);
+    if (recorder != NULL)
+        recorder->keep(tensor, bytes);
+    else
+        memory.delete_tensor(tensor);
     return code;
 }
 
@@ -111,6 +131,19 @@ static PyObject *new_pair(PyObject *module, PyObject *parsed)
         return NULL;
     }
     return Py_BuildValue("NKK", owner, (unsigned long long)(uintptr_t)run_pair, (unsigned long long)(uintptr_t)self);
+}
+
+/* configure_graphs(address of the recorder, those of the native kernels that know of it) */
+static PyObject *configure_graphs(PyObject *module, PyObject *parsed)
+{
+    unsigned long long address[4];
+    if (!PyArg_ParseTuple(parsed, "KKKK", &address[0], &address[1], &address[2], &address[3]))
+        return NULL;
+    recorder = (const Recorder *)(uintptr_t)address[0];
+    for (size_t i = 0; i < 3; i++)
+        recording_kernels[i] = (Kernel)(uintptr_t)address[i + 1];
+    recording_kernels[3] = run_pair;
+    Py_RETURN_NONE;
 }
 
 /* configure_pairs(addresses of torch's functions that make a tensor and delete one) */

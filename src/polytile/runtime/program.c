@@ -2,7 +2,10 @@
 
    A tensor is an address for kernels first of all. Its at::Tensor is made when somebody needs it: what is allocated has one, a view
    or a part of something else has none until a library call, a Python candidate or the caller wants the object. The GIL is
-   held but while a kernel runs. */
+   held but while a kernel runs.
+
+   Launches on a GPU may be recorded (cuda/graphs.c): then they are made before anything else can look at what they do, and memory that
+   they use is kept until they are. */
 
 enum { DTYPE_UINT8 = 0, DTYPE_FLOAT32 = 6 };
 enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a type of device */
@@ -32,6 +35,9 @@ typedef struct {
     Function function;
     Py_ssize_t arguments, tensors, memories; /* how many */
     ArenaPlans plans;
+    void *graphs;         /* of the recorder; NULL: launches are made at once */
+    PyObject *weak_references;
+    PyObject *want_graph; /* (entries of the kernels that were called) has a graph made in the background; or NULL */
 } Program;
 
 struct Frame {
@@ -40,6 +46,8 @@ struct Frame {
     PyObject *results;
     Tensor *tensors; /* the last one is the arena */
     int64_t *offsets; /* of memories in the arena, -1 for those outside; NULL: there is no arena */
+    void *record;      /* of the recorder; NULL: launches are made at once */
+    PyObject *entries; /* list of those whose launches are recorded; NULL: none yet */
 };
 
 /* Set once by configure_programs(). Functions of torch's stable C interface, but for `wrap`: THPVariable_Wrap. */
@@ -68,15 +76,33 @@ static inline int is_plain(PyObject *object)
     return Py_TYPE(object) == configured.tensor || Py_TYPE(object) == configured.parameter;
 }
 
+static int64_t bytes_of_storage(void *handle)
+{
+    int64_t bytes = 0;
+    return torch_functions.get_storage_size(handle, &bytes) == 0 ? bytes : 0;
+}
+
+/* Deletes a handle once launches that are recorded have no more use for its memory. */
+static void delete_handle(void *handle)
+{
+    if (recorder != NULL && recorder->holds())
+        recorder->keep(handle, bytes_of_storage(handle));
+    else
+        torch_functions.delete(handle);
+}
+
 static void release(Tensor *tensor)
 {
     PyObject *object = tensor->object;
     void *handle = tensor->owns_handle ? tensor->handle : NULL, *memory = tensor->owns_memory ? tensor->memory : NULL;
     *tensor = (Tensor){.device = UNREAD};
     if (handle != NULL)
-        torch_functions.delete(handle);
+        delete_handle(handle);
     if (memory != NULL)
-        torch_functions.delete(memory);
+        delete_handle(memory);
+    if (object != NULL && is_plain(object) && recorder != NULL && recorder->holds()
+        && torch_functions.new_handle((char *)object + configured.handle_offset, &handle) == 0)
+        delete_handle(handle);
     Py_XDECREF(object);
 }
 
@@ -158,6 +184,52 @@ static PyObject *object_of(Tensor *tensor)
     tensor->object = object;
     tensor->handle = (char *)object + configured.handle_offset;
     return object;
+}
+
+/* ---- launches that are recorded ---- */
+
+/* Makes the launches that are recorded. -1 and an exception where one of them fails. */
+static int make_launches(Frame *frame)
+{
+    void *origin = NULL;
+    int code;
+    if (frame->record == NULL)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    code = recorder->finish(frame->record, &origin);
+    Py_END_ALLOW_THREADS
+    if (code != 0)
+        report(origin, code);
+    return code != 0 ? RAISED : 0;
+}
+
+/* Ahead of what may use the GPU by itself: makes the launches that are recorded, and records none until go_on. */
+static int pause_record(Frame *frame)
+{
+    if (frame->record == NULL)
+        return 0;
+    int status = make_launches(frame);
+    recorder->set(NULL);
+    return status;
+}
+
+static void go_on(Frame *frame)
+{
+    if (frame->record != NULL)
+        recorder->set(frame->record);
+}
+
+/* Ahead of a native kernel, whose entry must live as long as what is recorded of it. */
+static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
+{
+    if (frame->record == NULL)
+        return 0;
+    if (dispatcher->device != TORCH_CPU)
+        make_before(slot->kernel);
+    recorder->tell(dispatcher);
+    if (frame->entries == NULL && (frame->entries = PyList_New(0)) == NULL)
+        return -1;
+    return PyList_Append(frame->entries, slot->entry);
 }
 
 /* Reads where a tensor is, for kernels. */
@@ -278,16 +350,18 @@ static int allocate_tensor(Frame *frame, int number, const Layout *layout, int d
     release(tensor);
     if (torch_functions.empty(layout->rank, layout->sizes, layout->strides, layout->dtype, device_type, device, &tensor->handle) != 0) {
         tensor->handle = NULL;
-        return allocate_in_python(tensor, layout, device_type, device);
+        int status = pause_record(frame); /* lets go of memory, too */
+        status = status == 0 ? allocate_in_python(tensor, layout, device_type, device) : status;
+        go_on(frame);
+        return status;
     }
     tensor->owns_handle = 1;
     return 0;
 }
 
-static int64_t bytes_of_storage(Tensor *tensor)
+static int64_t bytes_of_argument(const Tensor *tensor)
 {
-    int64_t bytes = 0;
-    return tensor->handle != NULL && torch_functions.get_storage_size(tensor->handle, &bytes) == 0 ? bytes : 0;
+    return tensor->handle != NULL ? bytes_of_storage(tensor->handle) : 0;
 }
 
 /* Allocates the arena for the memories of these layouts, if there is one at these sizes. */
@@ -298,7 +372,7 @@ static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, 
     int64_t bytes[count];
     for (int i = 0; i < count; i++)
         bytes[i] = lives[i].argument < 0 ? bytes_of(layouts[i], lives[i].bytes_of_element, alignment)
-                                         : bytes_of_storage(&frame->tensors[lives[i].argument]);
+                                         : bytes_of_argument(&frame->tensors[lives[i].argument]);
     const ArenaPlan *plan = plan_for(&self->plans, lives, bytes, count);
     if (plan == NULL || plan->total == 0)
         return 0;
@@ -408,7 +482,10 @@ static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensor
     PyObject *objects[tensor_count + count + 1];
     if (objects_of(frame, objects, tensors, tensor_count, integers, count) < 0)
         return NULL;
-    PyObject *result = PyObject_Vectorcall(callable, objects, (size_t)(tensor_count + count), NULL);
+    PyObject *result = NULL;
+    if (pause_record(frame) == 0)
+        result = PyObject_Vectorcall(callable, objects, (size_t)(tensor_count + count), NULL);
+    go_on(frame);
     for (int i = 0; i < count; i++)
         Py_DECREF(objects[tensor_count + i]);
     return result;
@@ -416,7 +493,7 @@ static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensor
 
 /* Runs what the table has for a call, where that is native and nothing else is due: 1; 0: that is not so, and nothing was done;
    -1 and an exception: it failed. */
-static int dispatch_native(Dispatcher *self, void *const *pointers, const long *integers)
+static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers, const long *integers)
 {
     int64_t fields[self->field_count + 1];
     fields_of(self, pointers, integers, fields);
@@ -427,6 +504,8 @@ static int dispatch_native(Dispatcher *self, void *const *pointers, const long *
     found->calls++;
     Slot slot = *found;
     long code;
+    if (before_kernel(frame, self, &slot) < 0)
+        return -1;
     Py_INCREF(slot.entry); /* another thread may clear the table while the kernel runs */
     void *record = is_watched() ? begin_record(self->label) : NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -453,7 +532,7 @@ static int call_dispatcher(Frame *frame, Dispatcher *kernel, const int *tensors,
             return 0;
         pointers[i] = tensor->data;
     }
-    return dispatch_native(kernel, pointers, (const long *)integers);
+    return dispatch_native(frame, kernel, pointers, (const long *)integers);
 }
 
 static int call_kernel(Frame *frame, int kernel, const int *tensors, int tensor_count, const int64_t *integers, int count)
@@ -525,7 +604,10 @@ static int pick(Frame *frame, int number, int source, int output, const Layout *
     if (object == Py_None || is_as_declared(tensor, layout))
         return 0;
     PyObject *strides = tuple_of_sizes(layout->strides, layout->rank);
-    PyObject *declared = strides == NULL ? NULL : PyObject_CallFunctionObjArgs(frame->program->as_declared, object, strides, NULL);
+    PyObject *declared = NULL;
+    if (strides != NULL && pause_record(frame) == 0)
+        declared = PyObject_CallFunctionObjArgs(frame->program->as_declared, object, strides, NULL);
+    go_on(frame);
     Py_XDECREF(strides);
     if (declared == NULL)
         return RAISED;
@@ -592,6 +674,47 @@ static void release_all(Frame *frame)
     PyErr_Restore(kind, value, trace);
 }
 
+/* Begins to record launches where graphs may serve them: not under a profiler, which shows each by its name. */
+static void begin_record_of_launches(Frame *frame)
+{
+    int32_t device;
+    if (frame->program->graphs != NULL && !is_watched() && torch_functions.current_device(&device) == 0)
+        frame->record = recorder->begin(frame->program->graphs, device);
+}
+
+/* Makes the launches that are left. Where the program has failed they are made all the same, as its other lines were. */
+static int end_record_of_launches(Frame *frame, int status)
+{
+    PyObject *kind, *value, *trace;
+    if (frame->record == NULL)
+        return status;
+    PyErr_Fetch(&kind, &value, &trace);
+    int made = make_launches(frame);
+    if (status == RAISED) {
+        PyErr_Clear();
+        PyErr_Restore(kind, value, trace);
+        return status;
+    }
+    return made < 0 ? made : status;
+}
+
+/* Has a graph made in the background where there should be one. */
+static int ask_for_graph(Frame *frame, int status)
+{
+    Program *self = frame->program;
+    PyObject *none = NULL;
+    if (frame->record == NULL)
+        return status;
+    recorder->end(frame->record);
+    if (status == RETURNED && frame->entries != NULL && self->want_graph != NULL && recorder->wants_graph(self->graphs)) {
+        none = PyObject_CallOneArg(self->want_graph, frame->entries);
+        status = none == NULL ? RAISED : status;
+        Py_XDECREF(none);
+    }
+    Py_XDECREF(frame->entries);
+    return status;
+}
+
 static PyObject *call_program(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Program *self = (Program *)object;
@@ -607,8 +730,10 @@ static PyObject *call_program(PyObject *object, PyObject *const *arguments, size
     Frame frame = {self, given, PyList_New(0), tensors, offsets};
     if (frame.results == NULL)
         return NULL;
-    int status = self->function(&api, &frame);
+    begin_record_of_launches(&frame);
+    int status = end_record_of_launches(&frame, self->function(&api, &frame));
     release_all(&frame);
+    status = ask_for_graph(&frame, status);
     if (status == RETURNED)
         return frame.results;
     Py_DECREF(frame.results);
@@ -655,6 +780,7 @@ static int program_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->errors);
     Py_VISIT(self->as_declared);
     Py_VISIT(self->fallback);
+    Py_VISIT(self->want_graph);
     return 0;
 }
 
@@ -662,6 +788,7 @@ static int program_clear(PyObject *object)
 {
     Program *self = (Program *)object;
     Py_CLEAR(self->fallback);
+    Py_CLEAR(self->want_graph);
     Py_CLEAR(self->kernels);
     Py_CLEAR(self->callables);
     Py_CLEAR(self->constants);
@@ -673,17 +800,39 @@ static void program_dealloc(PyObject *object)
     Program *self = (Program *)object;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs(object);
     program_clear(object);
     Py_XDECREF(self->name);
     Py_XDECREF(self->errors);
     free_plans(&self->plans);
     Py_XDECREF(self->as_declared);
+    if (self->graphs != NULL && recorder != NULL)
+        recorder->delete_graphs(self->graphs);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
+/* record_launches(want_graph) -> address of the program's graphs */
+static PyObject *program_record_launches(PyObject *object, PyObject *want_graph)
+{
+    Program *self = (Program *)object;
+    if (recorder == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "program %R: there is no recorder of launches", self->name);
+    if (self->graphs == NULL && (self->graphs = recorder->new_graphs()) == NULL)
+        return PyErr_NoMemory();
+    Py_XSETREF(self->want_graph, Py_NewRef(want_graph));
+    return PyLong_FromVoidPtr(self->graphs);
+}
+
+static PyMethodDef program_methods[] = {
+    {"record_launches", program_record_launches, METH_O, "record_launches(want_graph) -> address of the program's graphs"},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMemberDef program_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Program, vectorcall), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Program, weak_references), READONLY, NULL},
     {"name", T_OBJECT, offsetof(Program, name), READONLY, "name of the program"},
     {NULL, 0, 0, 0, NULL},
 };
@@ -694,6 +843,7 @@ static PyType_Slot program_slots[] = {
     {Py_tp_traverse, program_traverse},
     {Py_tp_clear, program_clear},
     {Py_tp_dealloc, program_dealloc},
+    {Py_tp_methods, program_methods},
     {Py_tp_members, program_members},
     {0, NULL},
 };

@@ -56,6 +56,9 @@ typedef struct {
     int (*give_tensor)(Frame *, int tensor);
     int (*give_integer)(Frame *, int64_t integer);
     int (*give_none)(Frame *);
+
+    /* packages alone: whether a tensor that was given has these sizes; it gets these strides */
+    int (*expect)(Frame *, int tensor, const Layout *);
 } Api;
 
 typedef int (*Function)(const Api *, Frame *);

@@ -157,6 +157,25 @@ def require() -> Toolchain:
     return found
 
 
+CPU_WORDS = {"SSE3": "pni", "BMI": "bmi1"}
+"""What Linux calls a processor's features, underscores left out, where that is not the compiler's own word in small letters."""
+
+
+def features() -> tuple[str, ...]:
+    """What the compiler takes for granted of this processor, in the words of /proc/cpuinfo without underscores; nothing where
+    that has no such words. Starts the compiler. Raises CompilerMissing."""
+    tools = require()
+    macros = _output(tools.command, *tools.native, "-dM", "-E", "-x", "c++", os.devnull) or ""
+    named = {match[1] for match in map(_FEATURE.fullmatch, macros.splitlines()) if match}
+    wanted = {CPU_WORDS.get(name, name.lower().replace("_", "")) for name in named}
+    try:
+        with open("/proc/cpuinfo") as file:
+            line = next(line for line in file if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return ()
+    return tuple(sorted(wanted & {word.replace("_", "") for word in line.split(":")[1].split()}))
+
+
 def variables() -> tuple[str, ...]:
     """What the environment tells the compiler, as NAME=VALUE, by name."""
     found = ((name, value) for name, value in os.environ.items() if name in VARIABLES or name.startswith(PREFIXES))

@@ -2,14 +2,17 @@
 
     for p in points: table[index[p], :] += x[p, :]          with zeros where no point falls
 
-ATOMIC             table[:] = 0; every point adds its row by atomics. Legal for any table. Costs the zeros and an atomic for each
-                   element; atomics wait for each other where many points share a row. PyTorch: index_add; TVM: scatter_add
-FIRST_OCCURRENCE   table[:] = 0; the program of a row's first point adds up all points of the row, the others end: no atomics, the
-                   same order every time. Every point looks at all indices before its own
-OWNER_COMPUTES     the program of a row looks through all indices for its points and stores the sum, zeros too: one launch. Every
-                   row looks at all indices, so that few rows or few points suit it. HPF: the owner-computes rule
-SORTED             a counting sort lists the points of each row, whose program adds them up: each point is read once. Legal up to
-                   the points that a cluster of programs holds. CUB: radix sort and segmented reduce; PyTorch: embedding backward
+ATOMIC             table[:] = 0; for p in programs: atomic_add(table[index[p], :], x[p, :])
+                   Legal for any table. Costs the zeros and an atomic for each element; atomics wait for each other where many
+                   points share a row. PyTorch: index_add; TVM: scatter_add
+FIRST_OCCURRENCE   table[:] = 0; for p in programs: if index[p] not in index[:p]: table[index[p], :] = sum of its points
+                   No atomics, the same order every time. Costs the zeros; every point looks at all indices before its own
+OWNER_COMPUTES     for row in programs: table[row, :] = sum(x[p, :] for p in points if index[p] == row)
+                   One launch, zeros included. Every row looks at all indices, so that few rows or few points suit it. HPF: the
+                   owner-computes rule
+SORTED             points = counting_sort(index); for row in programs: table[row, :] = sum(x[p, :] for p in points of row)
+                   Each point is read once. Legal up to the points that a cluster of programs holds. Costs a launch. CUB: radix
+                   sort and segmented reduce; PyTorch: embedding backward
 
 All but ATOMIC are for a table whose rows one index picks (codegen/triton/segment_sums.py).
 """

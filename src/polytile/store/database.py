@@ -96,8 +96,15 @@ class Database(abc.ABC):
         return removed
 
     @abc.abstractmethod
+    def take_lease(self, number: int) -> bool:
+        """Whether no other process holds the lease of this number; then this one does, until it gives it back or ends."""
+
+    @abc.abstractmethod
+    def give_lease_back(self, number: int) -> None: ...
+
+    @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of the connection; the next operation opens it again."""
+        """Lets go of the connection, and of all leases; the next operation opens it again."""
 
     @abc.abstractmethod
     def _run(self, operation: Callable[[Any], T]) -> T:

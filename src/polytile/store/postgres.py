@@ -54,6 +54,9 @@ SESSION = (
     "SET client_encoding TO 'UTF8'",
 )
 
+TAKE_LEASE, GIVE_LEASE_BACK = "SELECT pg_try_advisory_lock(:number)", "SELECT pg_advisory_unlock(:number)"
+"""A lease is a lock of the session: it ends with the connection."""
+
 TRIES = 5
 """How often an operation is begun that the server broke off for another's sake."""
 
@@ -78,6 +81,12 @@ class ServerDatabase(Database):
         elif self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None
+
+    def take_lease(self, number: int) -> bool:
+        return bool(self._run(lambda connection: connection.execute(TAKE_LEASE, {"number": number}).fetchall())[0][0])
+
+    def give_lease_back(self, number: int) -> None:
+        self._run(lambda connection: connection.execute(GIVE_LEASE_BACK, {"number": number}).fetchall())
 
     def _writing(self, connection: _Marks) -> contextlib.AbstractContextManager[None]:
         return connection.transaction(f"SELECT pg_advisory_xact_lock_shared({LOCK})", together=True)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from polytile.store import schema
 from polytile.store.database import BUSY_SECONDS, Busy, Database, Unusable
+from polytile.store.leases import FileLeases
 from polytile.store.migration import bring_up_to_date
 from polytile.store.records import compact
 
@@ -47,9 +48,20 @@ class SqliteFile(Database):
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
         self._inode = 0
+        self._leases = FileLeases(path)
 
     def close(self) -> None:
-        """Closes the connection; the next operation opens it again."""
+        """Closes the connection and gives leases back; the next operation opens it again."""
+        self._disconnect()
+        self._leases.close()
+
+    def take_lease(self, number: int) -> bool:
+        return self._leases.take(number)
+
+    def give_lease_back(self, number: int) -> None:
+        self._leases.give_back(number)
+
+    def _disconnect(self) -> None:
         if self._connection is not None and self._pid == os.getpid():
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -87,7 +99,7 @@ class SqliteFile(Database):
             except sqlite3.DatabaseError as error:
                 if type(error) not in (sqlite3.DatabaseError, _Foreign):  # a constraint, a closed connection: not the file
                     raise Unusable(f"{self.path}: {error}") from None
-                self.close()
+                self._disconnect()
                 files_set_aside += 1
                 if files_set_aside > 2:
                     raise Unusable(f"{self.path}: {error}") from None
@@ -123,7 +135,7 @@ class SqliteFile(Database):
         opened."""
         if self._connection is not None and self._pid == os.getpid() and _inode(self.path) == self._inode:
             return self._connection
-        self.close()
+        self._disconnect()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._pid = os.getpid()
         self._inode = _inode(self.path)

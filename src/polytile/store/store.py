@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import logging
 import os
 import threading
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from polytile import options
 from polytile.errors import OptionError, StoreError
-from polytile.problem import Measurement, Problem
+from polytile.problem import Measurement, Problem, digest
 from polytile.store import schema
 from polytile.store.database import Busy, Database, Gone, Unusable
 from polytile.store.index import Index
@@ -52,6 +53,8 @@ class Store:
         self._database = opened(place) if place is not None else None
         self._beside = opened(beside) if beside is not None else None
         self._lock = threading.RLock()
+        self._leases: collections.Counter[str] = collections.Counter()
+        """How often this process has taken each lease that it holds."""
         self._indexes: dict[tuple[str, str], Index] = {}
         self._writable = place is not None
         self._unwritten: list[tuple[Measurement, Rows]] = []
@@ -109,6 +112,21 @@ class Store:
         """Reads what other processes have added since the last look; returns how many measurements that was."""
         with self._lock:
             return sum(self._load(device, environment, index) for (device, environment), index in self._indexes.items())
+
+    def take_lease(self, name: str) -> bool:
+        """Whether no other process that uses the place holds the lease of that name. Then this process does, until it has given
+        it back as often as it took it, or ends. Where the place cannot be asked, every process gets it."""
+        with self._lock:
+            taken = self._leases[name] > 0 or self._asked(lambda database: database.take_lease(_number(name))) is not False
+            self._leases[name] += taken
+            return taken
+
+    def give_lease_back(self, name: str) -> None:
+        with self._lock:
+            self._leases[name] -= 1
+            if self._leases[name] <= 0:
+                del self._leases[name]
+                self._asked(lambda database: database.give_lease_back(_number(name)))
 
     def measurements(self) -> list[Measurement]:
         """All measurements of all devices and environments, whole, oldest first."""
@@ -219,6 +237,11 @@ class Store:
         if self._beside is not None:
             self._beside.close()
         self._beside = None
+
+
+def _number(lease: str) -> int:
+    """The number by which databases know a lease: 62 bits, of which the highest is set."""
+    return 1 << 61 | int(digest(lease, 15), 16)
 
 
 _stores: dict[tuple[Place | None, Path | None], Store] = {}

@@ -68,6 +68,8 @@ def timer_for(target: torch.device, entry: Entry) -> Timer | None:
     """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock. Library calls are
     timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead. In the background
     nothing is recorded: a program may not wait for its device while any thread records a graph."""
+    if isinstance(entry, PythonEntry) and entry.timer is not None:
+        return entry.timer
     if target.type != "cuda":
         return None
     from polytile.runtime.cuda.timing import Timer

@@ -35,6 +35,7 @@ class Task:
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
     patient         nobody waits: candidates may run for as long as it takes
+    wide            whether the reference takes float64
     sampler         what is compared where all results would take too long or too much memory (sample.py)
     last_chance     no later call will be asked where this one has no memory to measure in
     kernel          its name for people
@@ -59,6 +60,7 @@ class Task:
     last_chance: bool = True
     kernel: str = ""
     sampler: Sampler | None = None
+    wide: bool = True
     patient: bool = True
 
 

@@ -243,7 +243,7 @@ def _gate(task: Task) -> Gate:
         return sampled
     if reference is None:
         wide = False
-    elif min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and wide_fits(task.args, task.roles):
+    elif task.wide and min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and wide_fits(task.args, task.roles):
         pass
     elif own_fits(task.args, task.roles):
         wide = False

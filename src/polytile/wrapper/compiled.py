@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polytile import locks
-from polytile.errors import CacheError, CompileFailed, CompilerMissing
+from polytile import locks, options
+from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
 from polytile.runtime import compile as compiling
 from polytile.runtime import program, programs
+from polytile.runtime.cuda.graphs import ProgramGraphs
 from polytile.wrapper import cpp, python, tensors
 from polytile.wrapper.backends import Wrapped
 from polytile.wrapper.lines import Line
@@ -66,11 +67,14 @@ class _Swapped:
         self.name, self.plain = name, plain
         self.unit: cpp.Unit | None = unit
         self.left = CALLS
+        self.wants_graphs = options.get("cuda_graphs") == "auto" and unit.device >= 0
         self.lock = locks.lock()
         self.scope: dict[str, Any] = {"serve": self.count}
         exec(compile("def call(args):\n    return serve(args)\n", programs.new_file(name), "exec"), self.scope)
         self.call: Any = self.scope["call"]
         self.call._boxed_call = True
+        if self.wants_graphs:
+            self.call.cuda_graphs = "none: the program is not in C yet"
         if compiling.has_c(FILE, unit.source, FLAGS):
             self.make()
 
@@ -91,12 +95,23 @@ class _Swapped:
         self.scope["serve"] = self.plain
         try:
             library = compiling.compile_c(FILE, unit.source, FLAGS).result()
-            self.scope["serve"] = in_c(self.name, unit, library, self.plain)
+            made = in_c(self.name, unit, library, self.plain)
+            if self.wants_graphs:
+                self.use_graphs(made, unit.device)
+            self.scope["serve"] = made
         except (CompilerMissing, CacheError) as error:
             log.info("Program %s stays with Python's wrapper: %s", self.name, error)
         except CompileFailed as error:
             level = logging.INFO if compiling.is_ending() else logging.WARNING
             log.log(level, "Program %s stays with Python's wrapper: %s", self.name, error)
+
+    def use_graphs(self, made: Call, device: int) -> None:
+        """Has calls of the program in C use CUDA graphs, where there can be some."""
+        try:
+            self.call.cuda_graphs = ProgramGraphs(made, device)
+        except DeviceError as error:
+            self.call.cuda_graphs = f"none: {error}"
+            log.warning("Program %s runs without CUDA graphs: %s", self.name, error)
 
 
 def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:

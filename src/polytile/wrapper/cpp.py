@@ -44,6 +44,8 @@ class Unit:
     arguments: int
     tensors: int
     memories: int
+    device: int
+    """Number of the GPU that it runs on; -1: it runs on none."""
 
     @property
     def source(self) -> str:
@@ -53,7 +55,7 @@ class Unit:
 def write(all_lines: Sequence[Line], beside: python.Text) -> str:
     """Python's text of the Unit of these lines, to stand in a module beside the text that is Python's form of them. Raises
     NoProgramInC."""
-    writer = _Writer(all_lines, python.Text(beside.name, beside))
+    writer = UnitWriter(all_lines, python.Text(beside.name, beside))
     try:
         for line in all_lines:
             writer.write(line)
@@ -62,7 +64,7 @@ def write(all_lines: Sequence[Line], beside: python.Text) -> str:
     return writer.source()
 
 
-class _Writer(lines.LineWriter):
+class UnitWriter(lines.LineWriter):
     """Collects the body of the function and what its numbers stand for."""
 
     def __init__(self, all_lines: Sequence[Line], text: python.Text) -> None:
@@ -78,10 +80,11 @@ class _Writer(lines.LineWriter):
         """What C calls the number of each tensor, in order of the numbers."""
         self.kernels: dict[str, int] = {}
         self.constants: list[str] = []
-        self.errors: list[str] = []
+        self.errors: list[tuple[type[Exception], str]] = []
         self.numbers: dict[sympy.Basic, str] = {}
         self.arrays: dict[tuple[sympy.Expr, ...], str] = {}
         self.arguments = 0
+        self.device = -1
         self.accepted = False
         self.computed = False
         """Whether a number has been computed since `bad` was last looked at."""
@@ -100,14 +103,23 @@ class _Writer(lines.LineWriter):
 
     def source(self) -> str:
         """The text of the Unit, in Python."""
-        head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
-        head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
-        body = "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
-        memories = 0 if self.arena is None else len(self.arena.memories)
-        held = [list(self.kernels), self.parts, self.constants, self.errors]
-        counts = self.arguments, len(self.tensors), memories
+        body = self.function()
+        errors = [f"({error.__name__}, {message!r})" for error, message in self.errors]
+        held = [list(self.kernels), self.parts, self.constants, errors]
+        counts = self.arguments, len(self.tensors), self.memories, self.device
         after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
+
+    def function(self) -> str:
+        """The function in C."""
+        head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
+        head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
+        return "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
+
+    @property
+    def memories(self) -> int:
+        """How many memories the arena tells apart."""
+        return 0 if self.arena is None else len(self.arena.memories)
 
     # text ------------------------------------------------------------------------------------------------------------
 
@@ -210,7 +222,8 @@ class _Writer(lines.LineWriter):
         self.constants.append(line.name)
 
     def on_device(self, line: lines.OnDevice) -> None:
-        self.add(f"if (!api->on_device({line.device.index or 0})) return REFUSED;")
+        self.device = line.device.index or 0
+        self.add(f"if (!api->on_device({self.device})) return REFUSED;")
 
     def take_arguments(self, line: lines.TakeArguments) -> None:
         self.arguments = len(line.names)
@@ -248,7 +261,7 @@ class _Writer(lines.LineWriter):
             holds = f"k{len(self.errors)}"
             self.python_number(f"int(bool({python.number(line.condition)}))", names, holds)
         self.add(f"if (!({holds})) return bad ? api->overflow(f) : api->raise(f, {len(self.errors)});")
-        self.errors.append(f"({line.error.__name__}, {line.message!r})")
+        self.errors.append((line.error, line.message))
 
     # lines: memory ---------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   };
   struct State {};
   Scratch<Slots<Acc0, 4>> all0(2 * threads);
+  if (all0.is_missing(error)) return error;
   parallel(threads, [&](long thread, long workers) {
     const float* const a0 = (const float*)ptrs[0];
     float* const a1 = (float*)ptrs[1];

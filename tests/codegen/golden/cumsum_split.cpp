@@ -16,6 +16,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   if (n0 <= 0) return 0;
   const long rows = n0;
   Scratch<V<float, 1>> shares_carry0(2 * threads);
+  if (shares_carry0.is_missing(error)) return error;
   parallel(threads, [&](long thread, long workers) {
     const float* const a0 = (const float*)ptrs[0];
     float* const a1 = (float*)ptrs[1];

@@ -36,6 +36,8 @@ static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * 
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
+static inline Next with_scales(const Problem&, const Block&, Next next, long, long) { return next; }
+
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
                      long cols, const PB* packed, Next next) {
   alignas(64) T scratch[MR * NR];
@@ -50,11 +52,16 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L, rest = PANELS ? 0 : cols % L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
-  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, next);
+  const Next wide = with_scales(p, q, next, n, cols);
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, wide);
+  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, wide);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
-    if (rest) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
+    for (long j = 0; j < whole; ++j)
+      NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first,
+                   with_scales(p, q, next, n + j * L, cols - j * L));
+    if (rest)
+      NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first,
+                   with_scales(p, q, next, n + whole * L, rest));
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }

@@ -41,6 +41,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     if (begin == end) return;
     const long room = (n1 + L - 1) / L * L * L;
     Scratch<char> tiles_here((sizeof(float) + sizeof(float) + sizeof(float)) * room);
+    if (tiles_here.is_missing(error)) return;
     float* const tile_t0 = (float*)((char*)tiles_here);
     float* const tile_t3 = (float*)(tile_t0 + room);
     float* const out0 = (float*)(tile_t3 + room);

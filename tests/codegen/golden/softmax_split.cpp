@@ -24,11 +24,13 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     PT_FN void merge(const Acc0& o) { max0 = maximum(max0, o.max0); }
   };
   Scratch<Acc0> all0(2 * threads);
+  if (all0.is_missing(error)) return error;
   struct Acc1 {
     V<float, L> sum0 = splat<float, L>(0.0f);
     PT_FN void merge(const Acc1& o) { sum0 = sum0 + o.sum0; }
   };
   Scratch<Acc1> all1(2 * threads);
+  if (all1.is_missing(error)) return error;
   parallel(threads, [&](long thread, long workers) {
     const float* const a0 = (const float*)ptrs[0];
     float* const a1 = (float*)ptrs[1];

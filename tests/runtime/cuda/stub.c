@@ -19,8 +19,8 @@ volatile int stub_delay, stub_launching, stub_deleted_early; /* microseconds tha
 int stub_described = -1; /* the parameter that is a descriptor */
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
-static void *contexts[16];
-static int depth;
+static __thread void *contexts[16];
+static __thread int depth;
 
 int cuInit(unsigned flags) { return 0; }
 int stub_version = 13000;
@@ -55,10 +55,130 @@ int cuGetErrorName(int code, const char **text)
 }
 int cuGetErrorString(int code, const char **text) { *text = "as the test asked"; return 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    CUlaunchAttribute *attributes;
+    unsigned count;
+} CUlaunchConfig;
+/* Graphs: a node is a launch with the values of its parameters; a launched graph makes the calls of its nodes. */
+typedef struct Node { Call call; struct Node *before; } Node;
+typedef struct { Node *last; size_t count; } Graph;
+typedef struct { size_t count; Node *nodes[MOST]; Call calls[MOST]; } Executable;
+typedef struct {
+    void *function;
+    unsigned grid[3], block[3], shared;
+    void **parameters, **extra;
+    void *kernel, *context;
+} NodeParameters;
+int stub_graphs, stub_launched_graphs, stub_updates, stub_instantiate_error, stub_update_error;
+static void *capture_stream = (void *)0x88;
+static Graph *captured;
+static void *values_of_node[16];
+
+int cuStreamCreate(void **stream, unsigned flags) { *stream = capture_stream; return 0; }
+int cuStreamBeginCapture_v2(void *stream, int mode) { captured = calloc(1, sizeof(Graph)); return captured == NULL; }
+int cuStreamEndCapture(void *stream, void **graph) { *graph = captured; captured = NULL; return 0; }
 int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void **nodes, size_t *count)
 {
+    if (stream == capture_stream && captured != NULL) {
+        *status = 1;
+        *graph = captured;
+        *(void ***)nodes = (void **)&captured->last;
+        *count = 1;
+        return 0;
+    }
     *status = stub_capturing != 0;
     *id = (uint64_t)stub_capturing;
+    return 0;
+}
+int cuGraphGetNodes(void *graph, void **nodes, size_t *count) { *count = ((Graph *)graph)->count; return 0; }
+int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count)
+{
+    *count = ((Node *)node)->before != NULL;
+    if (nodes != NULL && *count)
+        *nodes = ((Node *)node)->before;
+    return 0;
+}
+int cuGraphNodeGetType(void *node, int *type) { *type = 0; return 0; }
+int cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) { memset(value, 0, 64); return 0; }
+int cuGraphKernelNodeGetParams_v2(void *node, NodeParameters *given)
+{
+    Call *call = &((Node *)node)->call;
+    for (int i = 0; i < 16; i++)
+        values_of_node[i] = &call->values[i];
+    *given = (NodeParameters){call->function, {call->grid[0], call->grid[1], call->grid[2]}, {call->block, 1, 1}, call->shared,
+                              values_of_node};
+    return 0;
+}
+int cuGraphInstantiateWithFlags(void **result, void *graph, unsigned long long flags)
+{
+    Executable *made = calloc(1, sizeof(Executable));
+    made->count = ((Graph *)graph)->count;
+    size_t i = made->count;
+    for (Node *node = ((Graph *)graph)->last; node != NULL; node = node->before) {
+        made->nodes[--i] = node;
+        made->calls[i] = node->call;
+    }
+    stub_graphs += stub_instantiate_error == 0;
+    *result = made;
+    return stub_instantiate_error;
+}
+int cuGraphExecKernelNodeSetParams_v2(void *executable, void *node, const NodeParameters *given)
+{
+    Executable *of = executable;
+    for (size_t i = 0; i < of->count; i++)
+        if (of->nodes[i] == node) {
+            of->calls[i] = (Call){given->function, NULL, NULL, {given->grid[0], given->grid[1], given->grid[2]}, given->block[0],
+                                  given->shared};
+            for (int k = 0; k < stub_parameters && k < 16; k++)
+                of->calls[i].values[k] = *(uint64_t *)given->parameters[k];
+            stub_updates++;
+            return stub_update_error;
+        }
+    return 1;
+}
+int cuFuncGetParamInfo(void *function, size_t number, size_t *at, size_t *bytes)
+{
+    *at = 8 * number;
+    *bytes = 8;
+    return number >= (size_t)stub_parameters;
+}
+/* A library's call: two kernels, of (first address, size) and of (second address, something else by `stub_odd`). */
+int stub_library_calls, stub_odd;
+int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameters, void **extra);
+int stub_library(const void *data, void *stream)
+{
+    const uint64_t *words = data;
+    uint64_t nothing = 0, odd = stub_odd ? words[1] + 8 : 5;
+    void *first[] = {(void *)&words[0], (void *)&words[2], &nothing, &nothing};
+    void *second[] = {(void *)&words[1], &odd, &nothing, &nothing};
+    CUlaunchConfig how = {{(unsigned)words[2], 1, 1}, {128, 1, 1}, 0, stream};
+    stub_library_calls++;
+    int code = cuLaunchKernelEx(&how, (void *)0x5000, first, NULL);
+    return code != 0 ? -code : -cuLaunchKernelEx(&how, (void *)0x5001, second, NULL);
+}
+int cuGraphUpload(void *executable, void *stream) { return 0; }
+int cuGraphLaunch(void *executable, void *stream)
+{
+    Executable *of = executable;
+    stub_launched_graphs++;
+    for (size_t i = 0; i < of->count; i++) {
+        Call *call = &stub_calls[stub_count++ % MOST];
+        *call = of->calls[i];
+        call->stream = stream;
+    }
+    return 0;
+}
+int cuGraphExecDestroy(void *executable) { stub_graphs--; free(executable); return 0; }
+int cuGraphDestroy(void *graph)
+{
+    for (Node *node = ((Graph *)graph)->last, *before; node != NULL; node = before) {
+        before = node->before;
+        free(node);
+    }
+    free(graph);
     return 0;
 }
 int cuMemsetD8Async(uintptr_t destination, unsigned char value, size_t count, void *stream)
@@ -76,13 +196,6 @@ int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uintptr_t add
     memcpy(map, told, sizeof told);
     return (uintptr_t)map % 64 != 0 || strides[0] % 16 != 0 || sizes[0] == 0 || sizes[1] == 0;
 }
-typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
-typedef struct {
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    CUlaunchAttribute *attributes;
-    unsigned count;
-} CUlaunchConfig;
 int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameters, void **extra)
 {
     if (stub_launch_error)
@@ -92,7 +205,16 @@ int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameter
         usleep(stub_delay);
         stub_launching = 0;
     }
-    Call *call = &stub_calls[stub_count++ % MOST];
+    Call *call = &stub_calls[stub_count % MOST];
+    if (how->stream == capture_stream) {
+        Node *node = calloc(1, sizeof(Node));
+        node->before = captured->last;
+        captured->last = node;
+        captured->count++;
+        call = &node->call;
+    } else {
+        stub_count++;
+    }
     *call = (Call){function, how->stream, depth ? contexts[depth] : NULL, {how->grid[0], how->grid[1], how->grid[2]},
                    how->block[0], how->shared, {0}, {0}};
     stub_overlaps = stub_cluster = 0;
@@ -126,4 +248,5 @@ int32_t aoti_torch_delete_tensor_object(void *tensor)
     stub_tensors--;
     return 0;
 }
+int32_t aoti_torch_new_tensor_handle(void *tensor, void **same) { *same = malloc(1); stub_tensors++; return 0; }
 int32_t aoti_torch_get_data_ptr(void *tensor, void **pointer) { *pointer = tensor; return 0; }

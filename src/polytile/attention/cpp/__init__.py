@@ -11,6 +11,7 @@ from polytile.attention.cpp.flash import flash
 from polytile.attention.cpp.split import split
 from polytile.attention.problem import AttentionProblem
 from polytile.codegen.cpp.prelude import parts_of, prelude
+from polytile.codegen.cpp.unit import preamble
 from polytile.problem import Config
 
 _FORMS = {"flash": flash, "split": split}
@@ -19,4 +20,4 @@ _FORMS = {"flash": flash, "split": split}
 def generate(problem: AttentionProblem, config: Config, name: str, lanes: int) -> str:
     """The translation unit that exports the kernel `name` (the native kernel ABI) for the problem's tensors and integers."""
     body = _FORMS[str(config["variant"])](problem, config, name, lanes)
-    return prelude(parts_of(body)) + body
+    return (prelude(parts_of(body)) if problem.scores is None else preamble(body)) + body

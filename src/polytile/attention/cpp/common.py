@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.cpp import scores
+from polytile.attention.problem import EXTENTS, AttentionProblem, Causal
+from polytile.attention.scores import scores_of
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "pt::f16", torch.bool: "pt::bool8"}
 """Elements in memory."""
 
 CONSTANTS = """\
 typedef {storage} S;                               // q, k, v and out in memory
+typedef S SB;                                      // the right operand of a product
 typedef {bias} M;                                  // the bias in memory
 constexpr long L = {lanes};
 constexpr bool CAUSAL = {causal}, BOTTOM_RIGHT = {bottom_right}, EMPTY_IS_0 = {empty_is_0};
@@ -24,7 +27,7 @@ typedef float T;
 typedef T V __attribute__((vector_size(4 * L)));
 typedef unsigned U32 __attribute__((vector_size(4 * L)));
 typedef pt::V<float, L> Floats;
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f, NONE = -__builtin_inff();
+constexpr float LOG2E = 1.4426950408889634f, NONE = -__builtin_inff();
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most(long a, long b) { return a < b ? b : a; }
@@ -51,6 +54,8 @@ static inline long visible(const Call& c, long m) {
 static inline long visible(const Call& c, long r0, long r1) {
   return visible(c, r0 / c.Mq == (r1 - 1) / c.Mq ? (r1 - 1) % c.Mq : c.Mq - 1);
 }
+// Some rows see keys from `low` on below `high`, and each of them those from `all_low` on below `all_high`.
+struct Span { long low, high, all_low, all_high; };
 static inline const S* keys_at(const Call& c, long item, long n) {
   return c.k + item / c.Hkv * c.k_stride_b + item % c.Hkv * c.k_stride_h + n * c.k_stride_n;
 }
@@ -62,14 +67,21 @@ static inline const S* query_at(const Call& c, long item, long r) {
 }
 """
 
+CAUSAL = """\
+constexpr bool MASKED = false;                     // whether keys inside a span may be hidden
+static inline Span span(const Call& c, long, long r0, long r1) { return {0, visible(c, r0, r1), 0, c.Mkv}; }
+template <class A> static inline Floats shown(const Call&, Floats x, A, long, long) { return x; }
+"""
+
 BIAS = """\
-static inline const M* bias_at(const Call& c, long item, long r, long n) {
+typedef const M* At;
+static inline At at_of(const Call& c, long item, long r, long n) {
   return c.bias + item / c.Hkv * c.bias_stride_b + head_of(c, item, r) * c.bias_stride_h + r % c.Mq * c.bias_stride_m
          + n * c.bias_stride_n;
 }
-static inline const M* bias_after(const Call& c, const M* p, long n) { return p + n * c.bias_stride_n; }
-// Scores after the bias of the first n of them.
-static inline Floats masked(const Call& c, Floats x, const M* p, long n) {
+// Scores after the bias of the first n of them, j keys after those that `p` is of.
+static inline Floats changed(const Call& c, Floats x, At p, long j, long n) {
+  p += j * c.bias_stride_n;
   if constexpr (pt::is_bool<M>) {
     const auto seen = some<pt::u8>(p, c.bias_stride_n, n) != pt::V<pt::u8, L>(0);
     return ADDED ? x + pt::select(seen, Floats(0.0f), Floats(NONE)) : pt::select(seen, x, Floats(FILL));
@@ -77,9 +89,9 @@ static inline Floats masked(const Call& c, Floats x, const M* p, long n) {
 }
 """
 NO_BIAS = """\
-static inline const M* bias_at(const Call&, long, long, long) { return nullptr; }
-static inline const M* bias_after(const Call&, const M* p, long) { return p; }
-static inline Floats masked(const Call&, Floats x, const M*, long) { return x; }
+struct At {};
+static inline At at_of(const Call&, long, long, long) { return {}; }
+static inline Floats changed(const Call&, Floats x, At, long, long) { return x; }
 """
 STORE_LSE = "static inline void store_lse(const Call& c, long place, float value) { c.lse[place] = value; }\n"
 NO_LSE = "static inline void store_lse(const Call&, long, float) {}\n"
@@ -93,19 +105,24 @@ static inline float power(float x, float base) {
   return pt::exp2(FOLDED ? x - base : (x - base) * LOG2E);
 }
 
-// Makes the products at x the weights of keys [n, n + wide) for row r of an item, of which it sees the first `seen`, and
-// counts them in. Gives the factor that what was weighted before has to take.
+// Makes the products at x the weights of keys [n, n + wide) for row r of an item, and counts them in. Of the keys it sees none
+// but those of `own`. Gives the factor that what was weighted before has to take.
 template <class P>
-static inline float weigh(const Call& c, long item, long r, long n, long seen, long wide, T* x, P* weights, Row& row) {
+static inline float weigh(const Call& c, long item, long r, long n, const Span& own, long wide, T* x, P* weights, Row& row) {
   Floats high(NONE);
-  const M* bias = bias_at(c, item, r, n);
+  const At at = at_of(c, item, r, n);
+  const long seen = most(0, least(wide, own.high - n));
+  const bool hides = MASKED && (own.all_low > n || own.all_high < n + seen);
   long j = 0;
-  if constexpr (FOLDED)
+  if constexpr (MASKED)
+    for (; j + L <= least(seen, own.low - n); j += L) store(x + j, Floats(NONE).n);
+  if (FOLDED && !hides)
     for (; j + L <= seen; j += L) high = pt::greater(Floats(load(x + j)), high);
   for (; j < seen; j += L) {
     const long left = seen - j;
     Floats v(load(x + j));
-    if constexpr (!FOLDED) v = masked(c, v * Floats(c.scale), bias_after(c, bias, j), left);
+    if constexpr (!FOLDED) v = changed(c, v * Floats(c.scale), at, j, left);
+    if (hides) v = shown(c, v, at, j, left);
     if (left < L) v = pt::select(pt::first_n<float, L>(left), v, Floats(NONE));
     store(x + j, v.n);
     high = pt::greater(v, high);
@@ -135,7 +152,9 @@ static void finish(const Call& c, long item, long r, const T* sums, const Row& r
   long j = 0;
   for (; j + L <= c.Dv; j += L) pt::store(out + j, Floats(load(sums + j)) / total);
   if (j < c.Dv) pt::store_n(out + j, Floats(load(sums + j)) / total, c.Dv - j);
-  store_lse(c, (b * c.Hq + h) * c.Mq + m, (FOLDED ? row.base * LN2 : row.base) + pt::log(row.total));
+  // `unit` is rounded: of the logarithm of a large score that is more than one rounding, which the derivative would show.
+  const double base = FOLDED && c.unit != 0 ? row.base * (static_cast<double>(c.scale) / c.unit) : row.base;
+  store_lse(c, (b * c.Hq + h) * c.Mq + m, static_cast<float>(base + pt::log(row.total)));
 }
 """
 
@@ -152,9 +171,14 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
   if (c.items <= 0 || c.rows <= 0) return 0;
   c.scale = {scale};
   c.unit = c.scale * LOG2E;
-  return run(c, threads);
+{more}  return run(c, threads);
 }}
 """
+
+
+def comment(problem: AttentionProblem) -> str:
+    """What is computed."""
+    return "".join(f"// {line}\n" for line in f"attention {problem.text}".splitlines())
 
 
 def constants(problem: AttentionProblem, lanes: int) -> str:
@@ -170,7 +194,7 @@ def constants(problem: AttentionProblem, lanes: int) -> str:
         bottom_right=_flag(problem.causal is Causal.BOTTOM_RIGHT),
         empty_is_0=_flag(problem.empty_is_0),
         added=_flag(boolean and infinite and problem.empty_is_0),
-        folded=_flag(bias is None and (problem.scale is None or problem.scale > 0)),
+        folded=_flag(scores_of(problem).score is None and (problem.scale is None or problem.scale > 0)),
         fill="-__builtin_inff()" if bias is None or infinite else _number(bias.fill),
     )
 
@@ -178,22 +202,33 @@ def constants(problem: AttentionProblem, lanes: int) -> str:
 def call(problem: AttentionProblem) -> str:
     """The struct Call: the arguments under their names, and what follows from them."""
     pointers = "".join(
-        f"  {'const ' if t.role == 'in' else ''}{_element(t.name)}* {t.name};\n" for t in problem.tensors
+        f"  {'const ' if t.role == 'in' else ''}{_element(t.name)}* {t.name};\n" for t in problem.tensors if t.name in EXTENTS
     )
     integers = ", ".join(problem.size_names)
     derived = "  long group, rows, items;\n  float scale, unit;\n"
-    optional = (BIAS if problem.bias is not None else NO_BIAS) + (STORE_LSE if problem.lse else NO_LSE)
+    if problem.scores is not None:
+        derived += "  void* const* ptrs;\n  const long* sizes;\n  long* error;\n"
+        optional = scores.flags(problem) + scores.CALLS
+    else:
+        optional = CAUSAL + (BIAS if problem.bias is not None else NO_BIAS)
+    optional += STORE_LSE if problem.lse else NO_LSE
     return f"struct Call {{\n{pointers}  long {integers};\n{derived}}};\n" + CALL + optional
 
 
 def entry(problem: AttentionProblem, name: str) -> str:
     """The exported function; `run` does the work of a Call."""
     pointers = (
-        f"({'const ' if t.role == 'in' else ''}{_element(t.name)}*)ptrs[{k}]" for k, t in enumerate(problem.tensors)
+        f"({'const ' if t.role == 'in' else ''}{_element(t.name)}*)ptrs[{k}]"
+        for k, t in enumerate(problem.tensors)
+        if t.name in EXTENTS
     )
     scale = _number(problem.scale) if problem.scale is not None else "1.0f / __builtin_sqrtf(float(most(1, c.D)))"
     integers = (f"sizes[{k}]" for k in range(len(problem.size_names)))
-    return ENTRY.format(name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale)
+    more, form = "", ENTRY
+    if problem.scores is not None:
+        more = "  long error = 0;\n  c.ptrs = ptrs;\n  c.sizes = sizes;\n  c.error = &error;\n"
+        form = ENTRY.replace("return run(c, threads);", "run(c, threads);\n  return error;")
+    return form.format(name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, more=more)
 
 
 def _element(tensor: str) -> str:

@@ -49,8 +49,7 @@ def multiplies_pairs() -> bool:
 
 def valid(config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` is worth trying at these sizes. It is right at all of them."""
-    rows = size["Mq"] * (size["Hq"] // max(1, size["Hkv"]))
-    return config["variant"] == "flash" or rows <= FEW_ROWS
+    return config["variant"] == "flash" or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
 
 
 def label(config: Config) -> str:

@@ -13,8 +13,8 @@ are taken from a counter, those with most keys first.
 
 from __future__ import annotations
 
-from polytile.attention.cpp import packing, tiles
-from polytile.attention.cpp.common import TYPES, WEIGHTS, call, constants, entry
+from polytile.attention.cpp import packing, scores, tiles
+from polytile.attention.cpp.common import TYPES, WEIGHTS, call, comment, constants, entry
 from polytile.attention.problem import AttentionProblem
 from polytile.matmul.cpp import common as matmul
 from polytile.matmul.cpp import unroll
@@ -51,7 +51,7 @@ static void block(const Call& c, const Scratch& s, long item, long r0, long i, l
              s.scores + j, KEYS, false);
   for (long r = 0; r < rows; ++r) {
     T* x = s.scores + r * KEYS;
-    const long own = most(0, least(seen, visible(c, (r0 + i + r) % c.Mq) - n));
+    const Span own = span(c, item, r0 + i + r, r0 + i + r + 1);
     const float factor = weigh(c, item, r0 + i + r, n, own, wide, x, (Weight*)x, s.rows[i + r]);
     if (factor == 1.0f) continue;
     T* sums = s.sums + (i + r) * width;
@@ -65,18 +65,21 @@ static void block(const Call& c, const Scratch& s, long item, long r0, long i, l
 }
 
 static void unit(const Call& c, const Scratch& s, long item, long r0, long r1) {
-  const long width = ceil_div(c.Dv, L) * L, blocks = ceil_div(r1 - r0, ROWS), end = visible(c, r0, r1);
+  const long width = ceil_div(c.Dv, L) * L, blocks = ceil_div(r1 - r0, ROWS);
+  const Span all = span(c, item, r0, r1);
   const auto begin = [&](long k) { return (r1 - r0) * k / blocks; };
   pack_queries(c, item, r0, r1, s.queries);
   for (long i = 0; i < (r1 - r0) * width; i += L) store(s.sums + i, V{});
   for (long i = 0; i < r1 - r0; ++i) s.rows[i] = {NONE, 0.0f};
-  for (long n = 0; n < end; n += KEYS) {
-    const long count = least(KEYS, end - n);
+  for (long n = all.low / KEYS * KEYS; n < all.high; n += KEYS) {
+    const long count = least(KEYS, all.high - n);
     pack_keys(c, item, n, count, s.keys);
     pack_values(c, item, n, count, s.values);
     for (long k = 0; k < blocks; ++k) {
-      const long i = begin(k), j = begin(k + 1), seen = least(count, visible(c, r0 + i, r0 + j) - n);
-      if (seen > 0) block(c, s, item, r0, i, j - i, n, count, seen);
+      const long i = begin(k), j = begin(k + 1);
+      const Span some = span(c, item, r0 + i, r0 + j);
+      const long seen = least(count, some.high - n);
+      if (seen > 0 && some.low < n + count) block(c, s, item, r0, i, j - i, n, count, seen);
     }
   }
   for (long i = 0; i < r1 - r0; ++i) finish(c, item, r0 + i, s.sums + i * width, s.rows[i]);
@@ -97,6 +100,7 @@ static long run(const Call& c, long threads) {
   Scratch none;
   const long bytes = lay_out(c, chunk, nullptr, none) - (char*)nullptr;
   char* memory = (char*)malloc(threads * bytes + 64);
+  if (!memory) return NO_MEMORY;
   long next = 0;
   pt::parallel(threads, [&](long thread, long) {
     Scratch s;
@@ -118,8 +122,9 @@ def flash(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
     mr, nv = int(config["mr"]), int(config["nv"])
     return "".join(
         (
-            f"// attention {problem.text}\n",
+            comment(problem),
             tiles.MEMORY,
+            scores.functions(problem, lanes) if problem.scores is not None else "",
             "namespace {\nnamespace attention {\n",
             constants(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, rows=config["rows"], keys=config["keys"]),

@@ -12,8 +12,8 @@ Where there are too few items for the threads an item has several parts. What th
 
 from __future__ import annotations
 
-from polytile.attention.cpp import tiles
-from polytile.attention.cpp.common import TYPES, WEIGHTS, call, constants, entry
+from polytile.attention.cpp import scores, tiles
+from polytile.attention.cpp.common import TYPES, WEIGHTS, call, comment, constants, entry
 from polytile.attention.problem import AttentionProblem
 from polytile.matmul.cpp import common as matmul
 from polytile.matmul.cpp import unroll
@@ -99,7 +99,7 @@ static void part(const Call& c, const Scratch& s, const Part& p, long width, lon
     score(c, s, item, n, count);
     for (long r = 0; r < c.rows; ++r) {
       T* x = s.scores + r * STRIDE;
-      const float factor = weigh(c, item, r, n, most(0, least(count, visible(c, r % c.Mq) - n)), wide, x, x, p.rows[r]);
+      const float factor = weigh(c, item, r, n, span(c, item, r, r + 1), wide, x, x, p.rows[r]);
       if (factor == 1.0f) continue;
       for (long j = 0; j < width; j += L) store(p.sums + r * width + j, load(p.sums + r * width + j) * broadcast(factor));
     }
@@ -136,6 +136,7 @@ static long run(const Call& c, long threads) {
   part_at(left, c, width);
   const long kept = parts > 1 ? units : threads;    // parts whose results are kept until all are there
   char* memory = (char*)malloc(threads * long(own) + kept * long(left) + 64);
+  if (!memory) return NO_MEMORY;
   char* begin = (char*)(((unsigned long)memory + 63) / 64 * 64);
   const auto part_of = [&](long u) { char* at = begin + threads * long(own) + u * long(left); return part_at(at, c, width); };
   const auto finish_all = [&](long item, const Part& p) {
@@ -148,7 +149,9 @@ static long run(const Call& c, long threads) {
     for (long u; (u = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
       const long item = u / parts, k = u % parts;
       const Part p = part_of(parts > 1 ? u : thread);
-      part(c, s, p, width, item, blocks * k / parts * KEYS, least(end, blocks * (k + 1) / parts * KEYS));
+      const Span own = span(c, item, 0, c.rows);
+      const long low = own.low / KEYS, some = ceil_div(own.high, KEYS) - low;
+      part(c, s, p, width, item, (low + some * k / parts) * KEYS, least(own.high, (low + some * (k + 1) / parts) * KEYS));
       if (parts == 1) finish_all(item, p);
     }
   });
@@ -169,8 +172,9 @@ def split(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
     mr, nv, columns = int(config["mr"]), int(config["nv"]), int(config["columns"])
     return "".join(
         (
-            f"// attention {problem.text}\n",
+            comment(problem),
             tiles.MEMORY,
+            scores.functions(problem, lanes) if problem.scores is not None else "",
             "namespace {\nnamespace attention {\n",
             constants(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, keys=config["keys"], columns=columns),

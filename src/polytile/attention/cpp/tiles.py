@@ -7,6 +7,7 @@ from polytile.matmul.cpp.register_tile import Tile
 MEMORY = """\
 extern "C" void* malloc(unsigned long);
 extern "C" void free(void*);
+constexpr long NO_MEMORY = -2;                     // what a call answers that finds no memory for its work
 """
 
 MULTIPLY = """\

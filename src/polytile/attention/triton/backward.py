@@ -7,6 +7,9 @@
                        p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
 
 A row that sees no key has an lse of -inf and no gradient.
+
+Legal where the forward kernel has left lse. Costs seven products of blocks where the attention has two: scores are computed again
+in both launches. FlashAttention-2 computes them once and adds dq by atomics.
 """
 
 from __future__ import annotations

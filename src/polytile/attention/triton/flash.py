@@ -7,6 +7,9 @@
 
 Blocks are handed out so that those of as many heads as leave their keys and values in the L2 cache are under way together, those
 that see most keys first where rows differ in that.
+
+Legal for heads that a block holds. Moves q and out once, keys and values once for each block of rows, mostly from the L2 cache;
+no scores reach memory. FlashAttention-2. CUTLASS: fused multi-head attention. Triton: its fused attention tutorial.
 """
 
 from __future__ import annotations

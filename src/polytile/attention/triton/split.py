@@ -6,6 +6,9 @@ combines what they leave in a fixed order, so that equal calls give equal bits.
 
 The number of parts follows from the sizes of the call (`parts`): as many as the multiprocessors take at the same time, `waves`
 times over, but each with a whole block of keys at least.
+
+Legal as flash. Moves keys and values once; costs a launch, and rows × parts of sums written and read. Flash-Decoding. FlashInfer:
+split-KV with a merge of states.
 """
 
 from __future__ import annotations

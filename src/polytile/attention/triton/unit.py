@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import sympy
 import torch
 
+from polytile.attention.bounds import WHOLE, Analysis, Bounds, Interval, Range
 from polytile.attention.problem import AttentionProblem, symbol
-from polytile.attention.triton.bounds import WHOLE, Analysis, Bounds, Interval, Range
-from polytile.attention.triton.scores import HEAD, KEY, QUERY, SCORE, scores_of
+from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, narrowed, scores_of
 from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -68,7 +68,7 @@ class Unit:
             "BLOCK_D": padded(values["D"]), "BLOCK_DV": padded(values["Dv"]),
         }  # fmt: skip
         self.scratch_types: dict[int, torch.dtype] = {}
-        self.scores = scores_of(problem)
+        self.scores = narrowed(scores_of(problem))
         of_rows = self._axes(HEAD, QUERY) if self.packed else self._axes(QUERY)
         self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: none of its points lies outside
         self.keys = Dim("BLOCK_N", self._axes(KEY), self.constants["BLOCK_N"])
@@ -349,7 +349,8 @@ class Unit:
         words = launch_text.words(lines)
         constants = {name: value for name, value in self.constants.items() if name in words}
         return launch_text.launch(
-            [f"# {problem.text}; {config}"], lines, [each for each in given if each.name in words], constants, facts,
+            [f"# {line}" for line in f"{problem.text}; {config}".splitlines()], lines,
+            [each for each in given if each.name in words], constants, facts,
             self.chip.overlaps, num_warps=warps or int(config["warps"]), num_stages=int(config["stages"]), grid=grid,
         )  # fmt: skip
 

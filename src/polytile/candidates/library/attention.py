@@ -75,7 +75,7 @@ class MathLibrary(AttentionLibrary):
     name = "math"
 
     def run(self, given: Operands) -> Result:
-        return attend(given.q, given.k, given.v, given.bias, **settings(self.problem))
+        return attend(given.q, given.k, given.v, given.bias, **settings(self.problem), scores=given.changed)
 
 
 class FusedLibrary(AttentionLibrary):
@@ -224,6 +224,8 @@ def once(bias: torch.Tensor) -> torch.Tensor:
 def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
     """The library's kernels that there are for a device, in canonical order."""
     maths = MathLibrary(problem, target)
+    if problem.scores is not None:
+        return (maths,)
     if target.type != "cuda":
         return CpuFlashLibrary(problem, target), maths
     flash, efficient = FlashLibrary(problem, target), EfficientLibrary(problem, target)

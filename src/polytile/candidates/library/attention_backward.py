@@ -67,9 +67,9 @@ class FlashBackward(_Backward, FlashLibrary):
 
 
 class EfficientBackward(_Backward, EfficientLibrary):
-    """The memory-efficient ones, whose causal mask counts from the top left. Heads of q that share one of k read a copy of it. They
-    take it for granted that the rows of the result follow each other in memory with all heads side by side, and read other memory
-    where they do not."""
+    """The memory-efficient ones, whose causal mask counts from the top left. Heads of q that share one of k read a copy of it.
+    They take it for granted that the rows of the result follow each other in memory with all heads side by side, and read other
+    memory where they do not."""
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
@@ -79,7 +79,8 @@ class EfficientBackward(_Backward, EfficientLibrary):
         heads = given.k.shape[1]
         group = given.q.shape[1] // heads
         out, saved, grad = given.left
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        if not out.transpose(1, 2).is_contiguous():
+            out = out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
         saved = pad(_hidden(saved), (0, -saved.shape[2] % EFFICIENT_ROWS), value=float("inf"))
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(

@@ -14,6 +14,7 @@ from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.candidates.product_terms import work_terms
 from polytile.ir import evaluate
+from polytile.ir.interpret import scaled_operand
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
@@ -188,13 +189,29 @@ class ScaledLibrary(MatmulLibrary):
 
     def _call(self, *args: Any) -> None:
         named, ints = operands(self.kernel, args)
-        a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", *scales.NAMES))
+        a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", "SA", "SB"))
         dtype = self.kernel.product_dtype
         if self.unfused is None:
             torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=named["C"][0])
             return
         product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype)
         self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
+
+
+class DequantisedLibrary(MatmulLibrary):
+    """ATen's product on a copy of B that is converted and scaled first."""
+
+    def _call(self, *args: Any) -> None:
+        named, ints = operands(self.kernel, args)
+        dtype, blocks = self.kernel.in_dtype, scales.blocks(self.kernel)
+        a, b, *factors = (named[name].to(dtype) for name in ("A", "B", "SB", "ZB") if name in named)
+        b = scaled_operand(b, blocks["SB"], *factors)
+        if self.unfused is None:
+            self._into(a, b, named["C"], a.shape[0] == 1)
+            return
+        first = len(self.kernel.tensors) - len(self.kernel.outer) - self.kernel.packed
+        own = args[first : first + len(self.kernel.outer)]
+        self.unfused(self._product(a, b, a.shape[0] == 1), *own, *ints)
 
 
 class InterpretedLoop(Candidate):

@@ -18,23 +18,20 @@ import torch
 from polytile.codegen.cpp import domain, memory, reductions, scans, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.cpp.unit import LEAVE_KERNEL, LEAVE_THREAD, Unit, scratch
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node
 from polytile.ir.program import Store
-from polytile.schedule.cpu.scatter import scattered
-from polytile.schedule.cpu.transposing import Transposed
+from polytile.schedule.cpu.scheduled import COLUMNS, Pass, Threads
 from polytile.schedule.nest import is_result
-
-WIDTH = 4  # vectors side by side
 
 
 def whole_columns(unit: Unit, out: Writer) -> None:
     """Tiles divided over threads."""
-    if scattered(unit.kernel.loop):
+    if unit.loop.threads is Threads.NOTHING:
         out.line("threads = 1;")
-    tile = _Tile(unit, split=False)
+    tile = _Tile(unit)
     tile.declare(out)
     with unit.parallel(out):
         domain.share(out, "total")
@@ -43,11 +40,11 @@ def whole_columns(unit: Unit, out: Writer) -> None:
 
 def split_columns(unit: Unit, out: Writer) -> None:
     """The rows of each tile divided over threads. What they share is the calling thread's."""
-    tile = _Tile(unit, split=True)
+    tile = _Tile(unit)
     tile.declare(out)
-    for k in range(unit.nest.passes):
-        if unit.nest.reduces_in(k):
-            out.line(f"Scratch<Slots<Acc{k}, {WIDTH}>> all{k}(2 * threads);")
+    for one in unit.loop.passes:
+        if one.reduces:
+            scratch(out, f"Slots<Acc{one.number}, {COLUMNS}>", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
     with unit.parallel(out):
         out.line("long turn = 0;")
         _tiles(unit, out, tile, "0", "total")
@@ -55,8 +52,7 @@ def split_columns(unit: Unit, out: Writer) -> None:
 
 def short_rows(unit: Unit, out: Writer) -> None:
     """Groups of L rows divided over threads."""
-    assert unit.transposed is not None
-    tile = _Tile(unit, split=False, transposed=unit.transposed)
+    tile = _Tile(unit)
     tile.declare(out)
     with unit.parallel(out):
         domain.share(out, "total")
@@ -82,9 +78,9 @@ def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
 class _Tile:
     """The code of one tile."""
 
-    def __init__(self, unit: Unit, split: bool, transposed: Transposed | None = None) -> None:
-        self.unit, self.nest, self.body, self.split, self.transposed = unit, unit.nest, unit.body, split, transposed
-        self.width = WIDTH if transposed is None else 1
+    def __init__(self, unit: Unit) -> None:
+        self.nest, self.body, self.passes = unit.nest, unit.body, unit.loop.passes
+        self.split, self.transposed, self.width = unit.loop.schedule.shared, unit.loop.transposed, unit.loop.side_by_side
 
     # what lives from lambda to lambda ----------------------------------------------------------------------------------
 
@@ -105,7 +101,7 @@ class _Tile:
         """(k, values) that state{k} needs, with None for a pass."""
         needs = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
         needs += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
-        return needs + [(None, s.roots) for k in range(self.nest.passes) for s in self.nest.stores_in(k)]
+        return needs + [(None, s.roots) for one in self.passes for s in one.stores]
 
     def declare(self, out: Writer) -> None:
         """Sizes, accumulators, State."""
@@ -114,15 +110,12 @@ class _Tile:
         out.line(
             f"const long total = {domain.count(self.nest.outer)} * tiles;" if self.nest.outer else "const long total = tiles;"
         )
-        for k in range(self.nest.passes):
-            carries = [line for scan in self.nest.scans_in(k) for line in scans.carries(self.nest, scan, "L")]
-            if self._accumulates(k):
-                out.extend(reductions.accumulator(f"Acc{k}", self.nest.reduces_in(k), carries))
+        for one in self.passes:
+            carries = [line for scan in one.scans for line in scans.carries(self.nest, scan, "L")]
+            if one.accumulates:
+                out.extend(reductions.accumulator(f"Acc{one.number}", one.reduces, carries))
         fields = [f"  V<{text.value_type(n.dtype)}, L> {self.body.name(n)};" for n in self.state]
         out.extend(["struct State {", *fields, "};"] if fields else ["struct State {};"])
-
-    def _accumulates(self, k: int) -> bool:
-        return bool(self.nest.reduces_in(k) or self.nest.scans_in(k))
 
     # one tile ----------------------------------------------------------------------------------------------------------
 
@@ -132,10 +125,10 @@ class _Tile:
             if not self.nest.is_vector(node):
                 self.body.emit(node, uniform)
         out.extend(uniform.lines)
-        for k in range(self.nest.passes + 1):
-            self._state(out, uniform, k)
-            if k < self.nest.passes:
-                self._pass(out, uniform, k)
+        for one in self.passes:
+            self._state(out, uniform, one.number)
+            self._pass(out, uniform, one)
+        self._state(out, uniform, len(self.passes))
         with out.block("auto tile = [&](auto tail, auto width, const long column, const long n) PT_INLINE {", "};"):
             self._run(out)
         with out.block(
@@ -164,17 +157,18 @@ class _Tile:
     def _head(self) -> str:
         return f"auto tail, const long {self.nest.vec.symbol}, const long n, State& s"
 
-    def _pass(self, out: Writer, uniform: Scope, k: int) -> None:
-        """The lambda pass{k}: what pass k does at one point of the reduced axes."""
+    def _pass(self, out: Writer, uniform: Scope, one: Pass) -> None:
+        """The lambda pass{k}: what a pass does at one point of the reduced axes."""
+        k = one.number
         scope = self._known(uniform, k + 1, k)
         self._prepare_tiles(k)
         scans.prepare(self.nest, self.body, column=True)
-        for r in running(self.nest.reduces_in(k)):
+        for r in running(one.reduces):
             reductions.update(r, self.body, scope, masked=False)
-        self.body.stores(self.nest.stores_in(k), scope)
+        self.body.stores(one.stores, scope)
         self._keep(k, scope)
         self.body.made, self.body.placed = {}, {}
-        acc = f", Acc{k}& acc" if self._accumulates(k) else ""
+        acc = f", Acc{k}& acc" if one.accumulates else ""
         reduced = "".join(f", const long {a.symbol}" for a in self.nest.loop.reduced)
         with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
             out.extend(scope.lines)
@@ -189,7 +183,8 @@ class _Tile:
         if not values:
             return
         out.line(f"const long room = ({length} + L - 1) / L * L * L;")
-        out.line(f"Scratch<char> tiles_here(({' + '.join(f'sizeof({kind})' for _, kind in values)}) * room);")
+        sizes = " + ".join(f"sizeof({kind})" for _, kind in values)
+        scratch(out, "char", "tiles_here", f"({sizes}) * room", LEAVE_THREAD)
         place = "(char*)tiles_here"
         for name, kind in values:
             out.line(f"{kind}* const {name} = ({kind}*)({place});")
@@ -266,7 +261,7 @@ class _Tile:
             out.extend([*scope.lines, *(["return true;"] if checked else [])])
 
     def _take_results(self, scope: Scope, k: int) -> None:
-        for r in running(self.nest.reduces_in(k - 1)) if k else []:
+        for r in running(self.passes[k - 1].reduces) if k else []:
             for node, value in reductions.results(r, self.nest, "acc", across=False):
                 scope.names[id(node)] = value
                 if node in self.state:
@@ -284,13 +279,14 @@ class _Tile:
             self._turn(out, "load_tiles", load)
         out.line("Slots<State, width.value> states;")
         self._call_state(out, 0)
-        for k in range(self.nest.passes):
+        for one in self.passes:
+            k = one.number
             with out.block("{"):
-                if self._accumulates(k):
+                if one.accumulates:
                     out.line(f"Slots<Acc{k}, width.value> totals;")
-                self._loops(out, k)
-                if self.split and self.nest.reduces_in(k):
-                    out.line(f"put_together(totals, (Slots<Acc{k}, {WIDTH}>*)all{k}, turn++, thread, workers);")
+                self._loops(out, one)
+                if self.split and one.reduces:
+                    out.line(f"put_together(totals, (Slots<Acc{k}, {COLUMNS}>*)all{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
         for store in self.transposed.stores if self.transposed else ():
             self._turn(out, "store_tiles", store)
@@ -305,18 +301,18 @@ class _Tile:
         else:
             out.line(f"each({both}, {head} {{ {call}; }});")
 
-    def _loops(self, out: Writer, k: int) -> None:
-        """The loops over the reduced axes around pass k. A scan runs in one go, its carries in the totals; else running
+    def _loops(self, out: Writer, one: Pass) -> None:
+        """The loops over the reduced axes around a pass. A scan runs in one go, its carries in the totals; else running
         values are folded into the totals block by block. Threads that share a tile, and blocks, divide the innermost axis
         whose length only the call knows."""
-        reduced = self.nest.loop.reduced
-        cut = 0 if self.nest.scans_in(k) else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
+        reduced, k = self.nest.loop.reduced, one.number
+        cut = 0 if one.scans else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
         size, name = domain.count([reduced[cut]]), reduced[cut].symbol
         begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
         heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in reduced]
         closing = ["}"] * len(reduced)
-        if self.nest.scans_in(k) or not self.nest.reduces_in(k):
-            sets, acc = ("states, totals", f", Acc{k}& acc") if self._accumulates(k) else ("states", "")
+        if one.scans or not one.reduces:
+            sets, acc = ("states, totals", f", Acc{k}& acc") if one.accumulates else ("states", "")
             heads[cut] = f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{"
         else:
             sets, acc = "states, part", f", Acc{k}& acc"

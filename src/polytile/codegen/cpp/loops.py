@@ -1,25 +1,22 @@
-"""Whole C++ kernels for loops: from a loop and a schedule to text, step by step."""
+"""Whole C++ kernels for loops: a ScheduledLoop (schedule/cpu/scheduled.py) as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from polytile import debug
 from polytile.codegen.cpp.columns import short_rows, split_columns, whole_columns
 from polytile.codegen.cpp.pointwise import pointwise
 from polytile.codegen.cpp.rows import split_rows, whole_rows
 from polytile.codegen.cpp.tiled import tiled
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
+from polytile.ir import printer
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu.fused_axes import fuse_axes
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes
+from polytile.schedule.cpu.scheduled import scheduled
 from polytile.schedule.nest import Form
-from polytile.schedule.rewrite import plain_reductions
 from polytile.schedule.schedule import Share
-
-REWRITES = (plain_reductions, fuse_axes)
-"""What becomes of a loop before it is scheduled, in order."""
 
 Emitter = Callable[[Unit, Writer], None]
 
@@ -36,22 +33,17 @@ EMITTERS: dict[tuple[Form, Share, Lanes], Emitter] = {
 """What writes the loops of a layout, by who shares a row and which points are lanes; rows side by side in lanes are columns."""
 
 
-def spelled(kernel: LoopKernel) -> LoopKernel:
-    """The kernel in the reductions and axes that are generated."""
-    loop = kernel.loop
-    for rewrite in REWRITES:
-        loop = rewrite(loop)
-    return replace(kernel, loop=loop)
-
-
 def generate(kernel: LoopKernel, schedule: CpuSchedule, name: str, vector_bytes: int) -> str:
-    """The translation unit of a `spelled` kernel under `schedule`, entry point `name`, for vectors of `vector_bytes` bytes.
-    Raises LoweringError where some operation has no C++ form.
+    """The translation unit of a kernel in `scheduled.spelled` form under `schedule`, entry point `name`, for vectors of
+    `vector_bytes` bytes. Raises LoweringError where some operation has no C++ form.
 
-    unit      the layout of the loop, what is transposed, cached, streamed or atomic, and what writes its values
-    emitter   the loops around them
-    source    the function with its arguments, and what of the prelude it uses
+    scheduled   what the schedule makes of the loop: its vectors, caches, threads and passes, as data
+    unit        what writes the loop's values
+    emitter     writes the loops around them
+    source      puts the function with its arguments around that, and ahead of it what of the prelude it uses
     """
-    unit, work = Unit(kernel, schedule, vector_bytes), Writer()
-    EMITTERS[unit.nest.form, schedule.share, schedule.lanes](unit, work)
+    loop = scheduled(kernel, schedule)
+    debug.show(4, lambda: f"{printer.loop_text(kernel.loop)}\n{loop.text}")
+    unit, work = Unit(loop, vector_bytes), Writer()
+    EMITTERS[loop.nest.form, schedule.share, schedule.lanes](unit, work)
     return unit.source(name, work)

@@ -12,20 +12,17 @@ from polytile.codegen.cpp.body import Scope
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir.program import Axis
-from polytile.schedule.cpu.scatter import owner_axis, scattered
-from polytile.schedule.cpu.schedule import Stores
+from polytile.schedule.cpu.scheduled import Threads
 
 
 def pointwise(unit: Unit, out: Writer) -> None:
-    """The kernel's work; where stores that meet are atomic, threads divide everything."""
-    if not scattered(unit.kernel.loop) or unit.schedule.stores is Stores.ATOMIC:
+    """The kernel's work, as threads divide it."""
+    if unit.loop.threads is Threads.POINTS:
         _plain(unit, out)
-        return
-    owner = owner_axis(unit.kernel.loop, unit.nest.vec)
-    if owner is unit.nest.vec:
+    elif unit.loop.owner is unit.nest.vec:
         _owned_columns(unit, out)
     else:
-        _owned_points(unit, out, owner)
+        _owned_points(unit, out, unit.loop.owner)
 
 
 def _plain(unit: Unit, out: Writer) -> None:

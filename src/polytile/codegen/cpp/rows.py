@@ -11,24 +11,22 @@ import sympy
 from polytile.codegen.cpp import domain, reductions, scans, sweeps, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.reductions import running
-from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.cpp.unit import LEAVE_KERNEL, LEAVE_THREAD, Unit, scratch
 from polytile.codegen.writer import Writer
-from polytile.ir.expr import Const, Node
-from polytile.schedule.cpu.scatter import scattered
-
-SHORT_BODY, LONG_BODY = 10, 24  # nodes of a pass: up to here 4, up to there 2 accumulators break the chain of additions
+from polytile.ir.expr import Node
+from polytile.schedule.cpu.scheduled import Pass, Threads
 
 
 def whole_rows(unit: Unit, out: Writer) -> None:
     """Rows divided over threads."""
-    if scattered(unit.kernel.loop):
+    if unit.loop.threads is Threads.NOTHING:
         out.line("threads = 1;")
     with unit.parallel(out):
         domain.share(out, domain.count(unit.nest.outer))
-        _cache_rows(unit, out)
+        _cache_rows(unit, out, LEAVE_THREAD)
         domain.place(out, unit.nest.outer, "begin")
         with out.block("for (long row = begin; row < end; ++row) {"):
-            _row(unit, out, split=False)
+            _row(unit, out)
             domain.advance(out, unit.nest.outer)
 
 
@@ -36,50 +34,51 @@ def split_rows(unit: Unit, out: Writer) -> None:
     """Each row divided over threads. What they share is the calling thread's."""
     nest = unit.nest
     out.line(f"const long rows = {domain.count(nest.outer)};")
-    _cache_rows(unit, out)
-    for k in range(nest.passes):
-        if nest.reduces_in(k):
-            _accumulator(unit, out, k)
-            out.line(f"Scratch<Acc{k}> all{k}(2 * threads);")
+    _cache_rows(unit, out, LEAVE_KERNEL)
+    for one in unit.loop.passes:
+        if one.reduces:
+            _accumulator(out, one)
+            scratch(out, f"Acc{one.number}", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
     for scan in nest.scans:
         name = scans.carry_name(nest, scan)
-        out.line(f"Scratch<V<{text.value_type(scan.args[0].dtype)}, 1>> shares_{name}(2 * threads);")
+        scratch(out, f"V<{text.value_type(scan.args[0].dtype)}, 1>", f"shares_{name}", "2 * threads", LEAVE_KERNEL)
     with unit.parallel(out):
         if not nest.inner:
             size = text.index(nest.vec.size)
             out.line(f"const long first = share<L>({size}, thread, workers), last = share<L>({size}, thread + 1, workers);")
         domain.place(out, nest.outer, "0")
         with out.block("for (long row = 0; row < rows; ++row) {"):
-            _row(unit, out, split=True)
+            _row(unit, out)
             domain.advance(out, nest.outer)
 
 
-def _cache_rows(unit: Unit, out: Writer) -> None:
+def _cache_rows(unit: Unit, out: Writer, leave: str) -> None:
     """Room for the cached values of one row."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
-    for node in unit.cached:
-        if node not in unit.cache_stores:
-            out.line(f"Scratch<{text.value_type(node.dtype)}> {_cached(unit, node)}({length});")
+    for node in unit.loop.cached:
+        if node not in unit.loop.homes:
+            scratch(out, text.value_type(node.dtype), _cached(unit, node), length, leave)
 
 
 def _cached(unit: Unit, node: Node) -> str:
     return f"row_{unit.body.name(node)}"
 
 
-def _accumulator(unit: Unit, out: Writer, k: int) -> None:
-    out.extend(reductions.accumulator(f"Acc{k}", unit.nest.reduces_in(k)))
+def _accumulator(out: Writer, one: Pass) -> None:
+    out.extend(reductions.accumulator(f"Acc{one.number}", one.reduces))
 
 
-def _row(unit: Unit, out: Writer, split: bool) -> None:
+def _row(unit: Unit, out: Writer) -> None:
     """One row: its own values, then pass after pass."""
     scope = Scope()
-    for k in range(unit.nest.passes + 1):
-        _row_values(unit, out, scope, k, split)
-        if k < unit.nest.passes and unit.nest.roots_in(k):
-            _pass(unit, out, scope, k, split)
+    for one in unit.loop.passes:
+        _row_values(unit, out, scope, one.number)
+        if one.works:
+            _pass(unit, out, scope, one)
+    _row_values(unit, out, scope, len(unit.loop.passes))
 
 
-def _row_values(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
+def _row_values(unit: Unit, out: Writer, scope: Scope, k: int) -> None:
     """What is known once k passes are over, and its stores."""
     for node in unit.nest.row_values:
         if unit.nest.passes_before(node) == k:
@@ -91,43 +90,42 @@ def _row_values(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> N
         return
     inner = scope.inner()
     unit.body.stores(stores, inner)
-    if not split:
+    if not unit.loop.schedule.shared:
         out.extend(inner.lines)
         return
     with out.block("if (thread == 0) {"):
         out.extend(inner.lines)
 
 
-def _pass(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
-    nest = unit.nest
+def _pass(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
+    nest, k, split = unit.nest, one.number, unit.loop.schedule.shared
     out.line(f"// pass {k}")
-    if nest.reduces_in(k):
+    if one.reduces:
         if not split:
-            _accumulator(unit, out, k)
+            _accumulator(out, one)
         out.line(f"Acc{k} total{k};")
-    scanned = nest.scans_in(k)
-    if not scanned:
-        _sweep(unit, out, scope, k, split)
+    if not one.scans:
+        _sweep(unit, out, scope, one)
     else:
         with out.block("{"):
-            for scan in scanned:
+            for scan in one.scans:
                 out.extend(scans.carries(nest, scan, "1"))
             if split:
                 _carry_of_share(unit, out, scope)
-            _sweep(unit, out, scope, k, split)
-    if split and nest.reduces_in(k):
+            _sweep(unit, out, scope, one)
+    if split and one.reduces:
         out.line(f"put_together(total{k}, (Acc{k}*)all{k}, row, thread, workers);")
-    for r in running(nest.reduces_in(k)):
+    for r in running(one.reduces):
         for node, value in reductions.results(r, nest, f"total{k}", across=True):
             name = unit.body.name(node)
             out.line(f"const V<{text.value_type(node.dtype)}, 1> {name} = {value};")
             scope.names[id(node)] = name
 
 
-def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
-    """Runs pass k over the row: loops over the inner axes around the sweep of the vector axis. Threads that share a row
+def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
+    """Runs a pass over the row: loops over the inner axes around the sweep of the vector axis. Threads that share a row
     divide the outermost of these."""
-    inner, vec = unit.nest.inner, unit.nest.vec
+    inner, vec, split = unit.nest.inner, unit.nest.vec, unit.loop.schedule.shared
     for depth, axis in enumerate(inner):
         name, size = axis.symbol, domain.count([axis])
         if split and depth == 0:
@@ -135,43 +133,33 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
         else:
             out.open(f"for (long {name} = 0; {name} < {size}; ++{name}) {{")
     first, last = ("first", "last") if split and not inner else ("0", text.index(vec.size))
-    unroll, point = _unroll(unit, k), f"auto tail, const long {vec.symbol}, const long n"
+    point, k = f"auto tail, const long {vec.symbol}, const long n", one.number
 
     def sweep(known: Scope, first: str, last: str) -> None:
-        if unit.nest.reduces_in(k):
-            head = f"sweep<L, {unroll}>({first}, {last}, total{k}, [&]({point}, Acc{k}& acc) PT_INLINE {{"
+        if one.reduces:
+            head = f"sweep<L, {one.unroll}>({first}, {last}, total{k}, [&]({point}, Acc{k}& acc) PT_INLINE {{"
         else:
-            lead = sweeps.lead(unit.body, unit.nest.stores_in(k), first, last)
+            lead = sweeps.lead(unit.body, one.stores, first, last)
             head = f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{"
         with out.block(head, "});"):
-            out.extend(_pass_lines(unit, known, k))
+            out.extend(_pass_lines(unit, known, one))
 
-    earlier = [n for n, made in unit.cached.items() if made < k]
-    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(k, stop=earlier), first, last, sweep)
+    sweeps.in_pieces(unit.body, out, scope, one.nodes, first, last, sweep)
     for _ in inner:
         out.close()
 
 
-def _unroll(unit: Unit, k: int) -> int:
-    """Vectors of a sweep that are under way together, each with an accumulator of its own; a scan goes one by one."""
-    if unit.nest.scans_in(k):
-        return 1
-    nodes = sum(1 for n in unit.nest.nodes_in(k) if not isinstance(n, Const))
-    return 4 if nodes <= SHORT_BODY else 2 if nodes <= LONG_BODY else 1
-
-
-def _pass_lines(unit: Unit, scope: Scope, k: int) -> list[str]:
-    """What pass k does with one vector."""
+def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
+    """What a pass does with one vector."""
     body, inner = unit.body, scope.inner()
-    body.made = {id(n): always(_from_row(unit, n)) for n, made in unit.cached.items() if made < k}
+    body.made = {id(n): always(_from_row(unit, n)) for n in one.takes}
     scans.prepare(unit.nest, body, column=False)
-    for r in running(unit.nest.reduces_in(k)):
+    for r in running(one.reduces):
         reductions.update(r, body, inner, masked=True)
-    for node, made in unit.cached.items():
-        if made == k:
-            name = body.emit(node, inner)
-            inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
-    body.stores(unit.nest.stores_in(k), inner)
+    for node in one.makes:
+        name = body.emit(node, inner)
+        inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
+    body.stores(one.stores, inner)
     body.made = {}
     return inner.lines
 
@@ -182,7 +170,7 @@ def _from_row(unit: Unit, node: Node) -> str:
 
 def _place(unit: Unit, node: Node) -> str:
     """Where the cached value of the current element is."""
-    home = unit.cache_stores.get(node)
+    home = unit.loop.homes.get(node)
     return f"{_cached(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
 
 
@@ -198,7 +186,7 @@ def _position(unit: Unit) -> str:
 
 def _carry_of_share(unit: Unit, out: Writer, scope: Scope) -> None:
     """Before the scan of a split row: every thread totals its share, then starts from the total of the shares before it."""
-    (scan,) = unit.nest.scans
+    (only,), (scan,) = unit.loop.passes, unit.nest.scans
     kind, carry = text.value_type(scan.args[0].dtype), scans.carry_name(unit.nest, scan)
     vec = unit.nest.vec.symbol
 
@@ -210,7 +198,7 @@ def _carry_of_share(unit: Unit, out: Writer, scope: Scope) -> None:
             out.extend(inner.lines)
             out.line(f"scan_lanes<{kind}, L>({value}, {carry}, n, {scans.combiner(scan)});")
 
-    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(0), "first", "last", total)
+    sweeps.in_pieces(unit.body, out, scope, only.nodes, "first", "last", total)
     out.line(f"V<{kind}, 1>* const shares = shares_{carry} + (row & 1) * workers;")
     out.line(f"shares[thread] = {carry};")
     out.line("barrier();")

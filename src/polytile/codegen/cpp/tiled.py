@@ -31,7 +31,7 @@ PIECE = 1024  # elements of the vector axis that a thread takes at a time
 def tiled(unit: Unit, out: Writer) -> None:
     """Strips of L points of the other axis by PIECE points of the vector axis, the former innermost, are divided over threads;
     each takes as many strips at a time as make a block."""
-    tile = unit.transposed
+    tile = unit.loop.transposed
     assert tile is not None
     axis, vec = tile.axis, unit.nest.vec
     rest = tuple(a for a in unit.nest.outer if a is not axis)
@@ -91,12 +91,12 @@ def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: s
     """The calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return
-    assert unit.transposed is not None
+    assert unit.loop.transposed is not None
     vec = unit.nest.vec.symbol
     with out.block(f"for (long {vec} = left; {vec} < right; {vec} += L) {{"):
         for access in accesses:
             base = memory.pointer(unit.body, access) if isinstance(access, Load) else access.buffer
-            start = text.index(access.index.xreplace({unit.transposed.axis.symbol: sizes.axis("top")}))
+            start = text.index(access.index.xreplace({unit.loop.transposed.axis.symbol: sizes.axis("top")}))
             stride = text.index(sizes.coefficient(access.index, vec))
             places = f"{_tile(unit, access)}{column}, {base} + {start}"
             out.line(f"{function}<{_kind(access)}, L>({places}, {stride}, height, smaller(right - {vec}, L));")
@@ -106,8 +106,8 @@ def _tile(unit: Unit, access: Load | Store) -> str:
     """The array that holds the squares of an access."""
     if isinstance(access, Load):
         return f"tile_{unit.body.name(access)}"
-    assert unit.transposed is not None
-    return f"out{unit.transposed.stores.index(access)}"
+    assert unit.loop.transposed is not None
+    return f"out{unit.loop.transposed.stores.index(access)}"
 
 
 def _value(access: Load | Store) -> Node:

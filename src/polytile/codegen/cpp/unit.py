@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from polytile.codegen.cpp import memory, support, text
 from polytile.codegen.cpp.body import Body
@@ -13,52 +12,38 @@ from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
-from polytile.ir.expr import Node
-from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.lanes import lane_bytes
-from polytile.schedule.cpu.schedule import CpuSchedule, Stores
-from polytile.schedule.cpu.streaming import streamable
-from polytile.schedule.cpu.transposing import Transposed, transposed
-from polytile.schedule.cpu.value_cache import cache_stores, cached_values
-from polytile.schedule.nest import Nest, nest_of
+from polytile.schedule.cpu.schedule import Stores
+from polytile.schedule.cpu.scheduled import ScheduledLoop
+from polytile.schedule.nest import Nest
 
 
 @dataclass
 class Unit:
-    """One kernel under one schedule, for vectors of `vector_bytes` bytes."""
+    """The text of one scheduled loop, for vectors of `vector_bytes` bytes."""
 
-    kernel: LoopKernel
-    schedule: CpuSchedule
+    loop: ScheduledLoop
     vector_bytes: int
-    nest: Nest = field(init=False)
-    transposed: Transposed | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nest = nest_of(self.kernel.loop)
-        self.transposed = transposed(self.nest, self.schedule.lanes)
-        if self.transposed is not None:
-            self.nest = self.transposed.nest
-        atomic = self.schedule.stores is Stores.ATOMIC
-        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if atomic else memory.PLAIN)
-        if self.schedule.stores is Stores.STREAMED:
-            self.body.streamed = frozenset(map(id, streamable(self.nest)))
+        adder = memory.ATOMIC if self.loop.schedule.stores is Stores.ATOMIC else memory.PLAIN
+        self.body = Body(self.kernel, self.nest, adder=adder)
+        self.body.streamed = frozenset(map(id, self.loop.streamed))
+
+    @property
+    def kernel(self) -> LoopKernel:
+        return self.loop.kernel
+
+    @property
+    def nest(self) -> Nest:
+        return self.loop.nest
 
     @property
     def lanes(self) -> int:
         lanes = self.vector_bytes // lane_bytes(self.nest)
-        return lanes if self.transposed else run_lanes(self.nest, lanes)
-
-    @cached_property
-    def cached(self) -> dict[Node, int]:
-        """Values that are kept from pass to pass, with the pass that makes each."""
-        return cached_values(self.nest) if self.schedule.caches else {}
-
-    @cached_property
-    def cache_stores(self) -> dict[Node, Store]:
-        """Those of the cached values that wait where a store will go; the others have a scratch row."""
-        return cache_stores(self.kernel, self.nest) if self.cached else {}
+        return lanes if self.loop.transposed else run_lanes(self.nest, lanes)
 
     @contextmanager
     def parallel(self, out: Writer) -> Iterator[None]:
@@ -93,6 +78,16 @@ def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -
     for k, symbol in enumerate(kernel.symbols, first_size):
         lines.append(f"const long {symbol} = sizes[{k}];")
     return lines
+
+
+def scratch(out: Writer, kind: str, name: str, count: str, leave: str) -> None:
+    """Room for `count` values while the kernel runs. Where there is no memory for it, `error` says so and `leave` follows."""
+    out.line(f"Scratch<{kind}> {name}({count});")
+    out.line(f"if ({name}.is_missing(error)) {leave}")
+
+
+LEAVE_THREAD, LEAVE_KERNEL = "return;", "return error;"
+"""What follows a failure within a parallel region, and outside of it."""
 
 
 def preamble(body: str) -> str:

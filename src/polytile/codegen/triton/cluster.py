@@ -21,19 +21,18 @@ from polytile.codegen.triton.tile import Dim
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
 from polytile.ir.expr import Scan
-from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Schedule
+from polytile.schedule.nest import Form
+from polytile.schedule.scheduled import ScheduledLoop
 
 BARRIER, ARRIVE, WAIT, POINTS = "pt_cluster_barrier()", "pt_cluster_arrive()", "pt_cluster_wait()", "points"
 END = "tl.minimum(first + chunk, {})"
 """Of a program's part, by the length of the row."""
 
 
-def cluster(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launch of `kernel` whose programs, `splits` of them, hold a row together."""
-    return Cluster(kernel, nest, schedule, facts, overlaps).build()
+def cluster(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of `loop` whose programs, `splits` of them, hold a row together."""
+    return Cluster(loop, facts, overlaps).build()
 
 
 class Cluster(Split):
@@ -47,14 +46,14 @@ class Cluster(Split):
         unit.place(number="(tl.program_id(0) // SPLITS)")
         self.share(unit, unit.tile.reduced[0])
         self.passes(unit, unit.scope)
-        return self._launch(unit, sizes.product(unit.tile.tiles))
+        return self._of_clusters(unit, sizes.product(unit.tile.tiles))
 
     def _begin_unit(self) -> Unit:
         unit = Unit(self.kernel, self.nest, self.schedule, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         return unit
 
-    def _launch(self, unit: Unit, clusters: sympy.Expr) -> Launch:
+    def _of_clusters(self, unit: Unit, clusters: sympy.Expr) -> Launch:
         return unit.launch(grid=(clusters * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
 
     def passes(self, unit: Unit, scope: Scope) -> None:

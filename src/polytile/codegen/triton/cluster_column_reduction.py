@@ -19,15 +19,13 @@ from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
-from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Schedule
+from polytile.schedule.scheduled import ScheduledLoop
 
 
-def cluster_column_reduction(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` whose programs, `splits` of them, hold a row together."""
-    return ClusterColumnReduction(kernel, nest, schedule, facts, overlaps).build()
+def cluster_column_reduction(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `loop` whose programs, `splits` of them, hold a row together."""
+    return ClusterColumnReduction(loop, facts, overlaps).build()
 
 
 class ClusterColumnReduction(ColumnReduction):
@@ -35,9 +33,9 @@ class ClusterColumnReduction(ColumnReduction):
 
     number, count = "(tl.program_id(0) // SPLITS)", "(tl.num_programs(0) // SPLITS)"
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
-        super().__init__(kernel, nest, schedule, facts, overlaps)
-        self.cluster = DsmemCluster(kernel, nest, schedule, facts, overlaps)
+    def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
+        super().__init__(loop, facts, overlaps)
+        self.cluster = DsmemCluster(loop, facts, overlaps)
         self.unit.constants["SPLITS"] = self.cluster.splits
 
     def _launch(self) -> Launch:

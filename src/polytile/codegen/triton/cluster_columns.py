@@ -17,15 +17,13 @@ from polytile.codegen.triton.kernel import Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.split import masked
 from polytile.codegen.triton.unit import Unit
-from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Schedule
+from polytile.schedule.scheduled import ScheduledLoop
 
 
-def cluster_columns(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launch of `kernel` whose programs, `splits` of them, hold a block of columns together."""
-    return ClusterColumns(kernel, nest, schedule, facts, overlaps).build()
+def cluster_columns(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of `loop` whose programs, `splits` of them, hold a block of columns together."""
+    return ClusterColumns(loop, facts, overlaps).build()
 
 
 class ClusterColumns(Cluster):

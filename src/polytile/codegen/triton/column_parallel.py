@@ -26,22 +26,22 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
 from polytile.schedule.named import looped, pointwise
-from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Schedule
+from polytile.schedule.scheduled import ScheduledLoop
 
 FINALISE = looped(x=1, r=2048, warps=8)
 POINTS = pointwise(x=1024, y=1, warps=4)
 
 
-def column_parallel(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel`."""
-    return ColumnParallel(kernel, nest, schedule, facts, overlaps).build()
+def column_parallel(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `loop`."""
+    return ColumnParallel(loop, facts, overlaps).build()
 
 
 class ColumnParallel:
     """A kernel in the making. Scratch memory 2·k has the partial results of reduction k, row by row, and 2·k + 1 its results."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
+    def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
+        kernel, nest, schedule = loop.kernel, loop.nest, loop.schedule
         self.kernel, self.nest, self.facts, self.overlaps = kernel, nest, facts, overlaps
         self.unit = Unit(kernel, nest, schedule, facts, overlaps)
         self.stages = schedule.stages

@@ -22,7 +22,7 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.ops import convert
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import entering, goes_back, reads_again, stored, whole_rows
+from polytile.codegen.triton.schedules import entering, reads_again, stored, whole_rows
 from polytile.codegen.triton.scratch import on_scratch
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
@@ -31,8 +31,8 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
 from polytile.schedule.named import looped
-from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Hold, Schedule, Share
+from polytile.schedule.schedule import Hold
+from polytile.schedule.scheduled import ScheduledLoop, goes_back
 
 PARTIAL = "scratch{}"
 FINALISE_PROGRAMS, FINALISE_POINTS, NARROWEST, WIDEST = 128, 8192, 8, 32
@@ -53,10 +53,10 @@ class ColumnSum:
         return f"sum{self.number}{self.part}"
 
 
-def column_reduction(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` whose programs, `programs` of them at most, share all rows."""
-    kind = BlockedColumnReduction if schedule.hold is Hold.MEMORY else ColumnReduction
-    return kind(kernel, nest, schedule, facts, overlaps).build()
+def column_reduction(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `loop` whose programs, `programs` of them at most, share all rows."""
+    kind = BlockedColumnReduction if loop.schedule.hold is Hold.MEMORY else ColumnReduction
+    return kind(loop, facts, overlaps).build()
 
 
 class ColumnReduction:
@@ -65,14 +65,14 @@ class ColumnReduction:
 
     number, count = "tl.program_id(0)", "tl.num_programs(0)"
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.schedule, self.facts, self.overlaps = kernel, schedule, facts, overlaps
-        self.unit = Unit(kernel, nest, schedule, facts, overlaps)
+    def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
+        kernel, schedule = self.kernel, self.schedule = loop.kernel, loop.schedule
+        self.facts, self.overlaps, self.alone = facts, overlaps, len(loop.launches) == 1
+        self.unit = Unit(kernel, loop.nest, schedule, facts, overlaps)
         self.sums = column_sums(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
         self.blocks = sizes.product(self.unit.tile.tiles)
         self.most = (schedule.blocks.programs or 1) // schedule.splits
-        self.alone = schedule.columns is not Share.GRID
         self.programs: sympy.Expr = sizes.ONE
         if not self.alone:
             self.programs = sympy.Min(sympy.Integer(self.most), self.blocks)

@@ -1,9 +1,10 @@
-"""Whole Triton kernels for loops: the launches that a config names, under the facts of a regime."""
+"""Whole Triton kernels for loops: a ScheduledLoop (schedule/scheduled.py) as text, under the facts of a regime."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from polytile import debug
 from polytile.codegen.triton.cluster import cluster
 from polytile.codegen.triton.cluster_column_reduction import cluster_column_reduction
 from polytile.codegen.triton.cluster_columns import cluster_columns
@@ -16,21 +17,23 @@ from polytile.codegen.triton.segment_sums import atomic_sums
 from polytile.codegen.triton.sorted_segments import sorted_segment_reduction
 from polytile.codegen.triton.split import split
 from polytile.codegen.triton.unit import Unit
+from polytile.ir import printer
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.legality import spelled
 from polytile.schedule.named import schedule_of
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Schedule, Share
+from polytile.schedule.schedule import Share
+from polytile.schedule.scheduled import ScheduledLoop, scheduled
 from polytile.schedule.segments import Segments
 
-Emitter = Callable[[LoopKernel, Nest, Schedule, Facts, bool], TritonKernel]
+Emitter = Callable[[ScheduledLoop, Facts, bool], TritonKernel]
 
 
-def one_launch(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+def one_launch(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launch of programs that share no rows."""
-    unit = Unit(kernel, nest, schedule, facts, overlaps)
+    unit = Unit(loop.kernel, loop.nest, loop.schedule, facts, overlaps)
     emit(unit)
     return TritonKernel((unit.launch(),))
 
@@ -55,7 +58,7 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     if (segments := Segments.named(config)) is not None:
         own, nest = spelled(kernel, one_sweep=False)
         return SEGMENTS[segments](own, nest, config, facts, overlaps)
-    schedule = schedule_of(config)
-    own, nest = spelled(kernel, schedule.one_sweep)
-    emitters = COLUMN_SUMS if schedule.columns is not None else COLUMNS if nest.form is Form.COLUMN else ROWS
-    return emitters[schedule.share](own, nest, schedule, facts, overlaps)
+    loop = scheduled(kernel, schedule_of(config))
+    debug.show(4, lambda: f"{printer.loop_text(loop.kernel.loop)}\n{loop.text}")
+    emitters = COLUMN_SUMS if loop.schedule.columns is not None else COLUMNS if loop.nest.form is Form.COLUMN else ROWS
+    return emitters[loop.schedule.share](loop, facts, overlaps)

@@ -25,6 +25,7 @@ from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
 from polytile.schedule.nest import Nest
 from polytile.schedule.schedule import Combine, Hold
+from polytile.schedule.scheduled import goes_back
 
 
 def pointwise(unit: Unit) -> None:
@@ -159,12 +160,6 @@ def sweep(
     first, end = (mine.first, mine.last) if mine else ("0", unit.body.index(dim.size))
     for reduction in reductions:
         unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
-
-
-def goes_back(nest: Nest, k: int) -> bool:
-    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
-    what the cache still holds."""
-    return k % 2 == 1 and not nest.scans
 
 
 def picked(nest: Nest) -> list[Node]:

@@ -24,45 +24,43 @@ from polytile.codegen.triton import scans
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import goes_back, one_pass, picked, sweep
+from polytile.codegen.triton.schedules import one_pass, picked, sweep
 from polytile.codegen.triton.unit import Chunk, Unit, program
 from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
 from polytile.ir.program import Store
-from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Combine, Schedule
+from polytile.schedule.nest import Form
+from polytile.schedule.scheduled import Last, Over, ScheduledLaunch, ScheduledLoop
 
 FINALISE_WARPS = 4
 """Warps of a program of a finalise launch."""
 
 
-def split(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` whose programs, `splits` of them, share each row."""
-    return Split(kernel, nest, schedule, facts, overlaps).build()
+def split(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `loop` whose programs, `splits` of them, share each row."""
+    return Split(loop, facts, overlaps).build()
 
 
 class Split:
     """A kernel in the making: its launches share the scratch memory of `memory`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.nest, self.schedule, self.facts = kernel, nest, schedule, facts
-        self.overlaps = overlaps
-        self.splits, self.finalised = schedule.splits, schedule.combine is Combine.LAUNCH
+    def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
+        self.kernel, self.nest, self.schedule, self.launches = loop.kernel, loop.nest, loop.schedule, loop.launches
+        self.facts, self.overlaps, self.splits = facts, overlaps, loop.schedule.splits
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._whole: dict[int, list[int]] = {}
         """Scratch memory of a reduction's results, where the last program of a pass combines them."""
 
     def build(self) -> TritonKernel:
-        launches = [self._totals()] if self.nest.scans else []
-        for k in range(self.nest.passes):
-            if self.nest.roots_in(k):
-                launches.append(self._pass(k))
-                if self.finalised and self.nest.reduces_in(k):
-                    launches.append(self._finalise(k))
-        return TritonKernel(tuple(launches), tuple(self.memory))
+        return TritonKernel(tuple(map(self._launch, self.launches)), tuple(self.memory))
+
+    def _launch(self, one: ScheduledLaunch) -> Launch:
+        if not one.passes:
+            return self._totals()
+        (k,) = one.passes
+        return self._finalise(k) if one.over is Over.LEFT else self._pass(k, one)
 
     # launches --------------------------------------------------------------------------------------------------------
 
@@ -82,8 +80,8 @@ class Split:
         unit.out.line(f"row = {unit.row()}")
         return unit, Chunk(dim, "first", "last")
 
-    def _pass(self, k: int) -> Launch:
-        (unit, share), nest = self._unit(goes_back(self.nest, k)), self.nest
+    def _pass(self, k: int, one: ScheduledLaunch) -> Launch:
+        (unit, share), nest = self._unit(one.back), self.nest
         between = nest.row_stores(k)
         self._load_results(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
         unit.flush(unit.scope)
@@ -97,12 +95,8 @@ class Split:
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
             self._leave(unit, reduction, reduction.across(reduction.running()))
-        if self.finalised and reductions:
-            return unit.launch(self.splits)
-        if k == nest.passes - 1 and nest.row_stores(nest.passes):
-            self._last_program(unit, [])
-        elif reductions and nest.form is Form.COLUMN:
-            self._last_program(unit, reductions)
+        if one.last is not Last.NOTHING:
+            self._last_program(unit, reductions if one.last is Last.COMBINES else [])
         return unit.launch(self.splits)
 
     def _finalise(self, k: int) -> Launch:

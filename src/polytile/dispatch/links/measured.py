@@ -12,11 +12,11 @@ from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry
 from polytile.counters import counters
-from polytile.dispatch import trials
+from polytile.dispatch import leases, trials
 from polytile.dispatch.links import exact
 from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.links.prior import is_library, shortlist
-from polytile.dispatch.request import Answer, Request, may_measure
+from polytile.dispatch.request import Answer, Request, may_measure, must_measure
 from polytile.problem import Measurement, Outcome
 from polytile.store.records import LIVE, disturbed, region_excess
 from polytile.tuning import budget, tune
@@ -45,14 +45,31 @@ def choose(request: Request) -> Answer | None:
     tightest = budget.tightest(request.budget)
     if tightest is not None and tightest.left() <= 0:
         return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
+    with leases.turn(request) as waited:
+        if waited and request.store.refresh() and (answer := exact.choose(request)) is not None and answer.candidate is not None:
+            return answer
+        return _measured_now(request)
+
+
+def _measured_now(request: Request) -> Answer | None:
     names = champions(request).union(candidate.name for candidate in shortlist(request))
-    worth_it = [candidate for candidate in request.alive if candidate.name in names]
+    worth_it = _not_on_record(request, [candidate for candidate in request.alive if candidate.name in names])
     try:
         return _with_overlooked(request, _first_that_runs(request, worth_it), worth_it)
     except (torch.OutOfMemoryError, NoHeadroom) as error:
         why = str(error) if isinstance(error, NoHeadroom) else "there was no memory for it"
         answer = _best_known(request, f"not measured yet: {why}")
         return None if answer is None else dataclasses.replace(answer, postponed=True)
+
+
+def _not_on_record(request: Request, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Of a user's kernel, which gets its candidates one by one, those without a time on record at these very sizes; all of them
+    where that leaves none."""
+    if request.spec.family != "user" or must_measure(request):
+        return candidates
+    scores = request.scores(combine(request.store.exact(request.problem, request.environment)))
+    timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None and score.ok}
+    return [candidate for candidate in candidates if candidate.name not in timed] or candidates
 
 
 def measure_again(request: Request, candidates: Sequence[Candidate]) -> Answer:
@@ -187,6 +204,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         target=spec.target,
         seconds=math.inf if tightest is None else tightest.left(),
         sampler=spec.sampler,
+        wide=spec.wide,
         patient=options.get("tune") in ("thorough", "all"),
         last_chance=request.last_chance,
         kernel=spec.name,

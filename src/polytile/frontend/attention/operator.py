@@ -1,9 +1,12 @@
-"""The operator polytile::attention, which stands for attention in an ATen graph.
+"""The operators that stand for attention in an ATen graph.
 
     attention(q, k, v, bias, scale, causal, fill, empty_is_0)
 
+    products(q, k, scale, dtype) → any operators by elements → attention_of(q, k, v, scores, scale, empty_is_0)
+
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where the heads of k divide those of q; bias
-is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program.Attention for the rest.
+is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program.Attention for the rest. `products` are the scaled
+ones, (batch, heads, m, n) of `dtype`; `attention_of` weights v by what has become of them.
 """
 
 from __future__ import annotations
@@ -54,3 +57,43 @@ def _run(
 _library.impl("attention", _run, "CompositeExplicitAutograd")
 
 ATTENTION = torch.ops.polytile.attention.default
+
+_library.define("products(Tensor q, Tensor k, float scale, ScalarType dtype) -> Tensor")
+_library.define("attention_of(Tensor q, Tensor k, Tensor v, Tensor scores, float scale, bool empty_is_0) -> Tensor")
+
+
+@torch.library.register_fake("polytile::products", lib=_library)
+def _fake_products(q: torch.Tensor, k: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    return q.new_empty((*q.shape[:3], k.shape[2]), dtype=dtype)
+
+
+@torch.library.register_fake("polytile::attention_of", lib=_library)
+def _fake_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool
+) -> torch.Tensor:
+    return _new_result(q, v)
+
+
+def _products(q: torch.Tensor, k: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    group = q.shape[1] // max(1, k.shape[1])
+    k = k.repeat_interleave(group, 1) if group != 1 else k
+    wide = torch.promote_types(q.dtype, dtype)
+    return (q.to(wide) @ k.to(wide).transpose(-1, -2) * scale).to(dtype)
+
+
+def _attention_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool
+) -> torch.Tensor:
+    group = q.shape[1] // max(1, v.shape[1])
+    v = v.repeat_interleave(group, 1) if group != 1 else v
+    shares = torch._safe_softmax(scores, -1) if empty_is_0 else torch.softmax(scores, -1)
+    return _new_result(q, v).copy_(shares.to(v.dtype) @ v)
+
+
+_library.impl("products", _products, "CompositeExplicitAutograd")
+_library.impl("attention_of", _attention_of, "CompositeExplicitAutograd")
+
+PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile.attention_of.default
+
+COMPUTED = "polytile_in_attention"
+"""Of a node's `meta`: only scores are computed from it, inside kernels, so it is not stored."""

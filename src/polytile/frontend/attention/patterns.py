@@ -18,7 +18,9 @@ import torch
 import torch.fx
 
 from polytile.frontend.attention.masks import simplified
-from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
+from polytile.frontend.attention.operator import PRODUCTS as PRODUCTS_OF
+from polytile.frontend.attention.regions import Region, mark_computed, region_of
 from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
 from polytile.frontend.attention.views import (
     CASTS,
@@ -68,11 +70,14 @@ def recognise(module: torch.fx.GraphModule) -> None:
     for node in list(graph.nodes):
         if node.target == ATTENTION:
             changed = _without_mask_of_positions(graph, node) or changed
+        if node.target in (ATTENTION, ATTENTION_OF):
             changed = _without_repetitions(graph, node) or changed
     if changed:
         _erase_unused(graph)
         graph.lint()
         module.recompile()
+    if any(node.target in (ATTENTION, ATTENTION_OF) for node in graph.nodes):
+        mark_computed(graph)
 
 
 def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
@@ -111,27 +116,71 @@ class _Rewriting:
             raise NotAttention(f"the softmax has {value(self.softmax).ndim} dimensions")
         if not keeps_order(self.softmax, self.path):
             raise NotAttention("the softmax is transposed before the second product")
-        scores = scores_of(argument, self.module)
+        empty_is_0 = SOFTMAXES[call.target]
+        try:
+            scores = scores_of(argument, self.module)
+        except NotAttention as why:
+            attention = self._attention_of(region_of(argument, self.softmax, self.module, why), empty_is_0)
+            with self.graph.inserting_before(self.last):
+                self._replace(attention)
+            return
         with self.graph.inserting_before(self.last):
-            attention = self._attention(scores, SOFTMAXES[call.target])
+            attention = self._attention(scores, empty_is_0)
             self._replace(attention)
 
     # the operator ------------------------------------------------------------------------------------------------------
 
     def _attention(self, scores: Scores, empty_is_0: bool) -> torch.fx.Node:
-        right = self.last.args[1]
-        assert isinstance(right, torch.fx.Node)
-        q, k, v = self._heads(scores.left), self._heads(scores.right), self._heads(right)
-        turned = k.target == PERMUTE and k.args[1] == [0, 1, 3, 2]
-        k = source(k) if turned else self._insert(PERMUTE, k, [0, 1, 3, 2])
-        q, k, scale = self._narrowed(q, k, v, scores.scale)
+        q, k, v, scale = self._operands(scores.left, scores.right, scores.scale)
         for divides, factor in scores.factors:
             q = self._insert(aten.div.Tensor if divides else aten.mul.Tensor, q, factor)
+        self._check_types(q, k, v)
+        bias, fill = self._bias(scores, q, k)
+        return self._insert(ATTENTION, q, k, v, bias, scale, "", fill, empty_is_0)
+
+    def _attention_of(self, region: Region, empty_is_0: bool) -> torch.fx.Node:
+        """The same of scores that are any function of the products."""
+        left, right = region.product.args
+        assert isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node)
+        with self.graph.inserting_before(self.last):
+            q, k, v, scale = self._operands(left, right, region.scale)
+            self._check_types(q, k, v)
+            if any(size == 0 for each in (q, k, v) for size in shape(each) if isinstance(size, int)):
+                raise NotAttention("it has no elements")
+            products = self._insert(PRODUCTS_OF, q, k, scale, value(region.root).dtype)
+            anew = {region.root: self._as_softmax(products)}
+            for node in region.nodes:
+                anew[node] = self.graph.node_copy(node, lambda given: anew.get(given, given))
+                anew[node].meta[COMPUTED] = True
+            scores = self._of_rank_4(anew[(region.root, *region.nodes)[-1]])
+            return self._insert(ATTENTION_OF, q, k, v, scores, scale, empty_is_0)
+
+    def _as_softmax(self, scores: torch.fx.Node) -> torch.fx.Node:
+        """Scores (batch, heads, m, n) in the rank of the softmax."""
+        missing = {2: [0, 1], 3: [1], 4: []}[value(self.softmax).ndim]
+        return self._insert(aten.squeeze.dims, scores, missing) if missing else scores
+
+    def _of_rank_4(self, scores: torch.fx.Node) -> torch.fx.Node:
+        if value(scores).ndim == 2:
+            scores = self._insert(UNSQUEEZE, scores, 0)
+        return self._insert(UNSQUEEZE, scores, 1) if value(scores).ndim == 3 else scores
+
+    def _operands(
+        self, left: torch.fx.Node, right: torch.fx.Node, scale: float
+    ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node, float]:
+        """q, k and v with their heads, and the scale with what was a factor of q or k."""
+        values = self.last.args[1]
+        assert isinstance(values, torch.fx.Node)
+        q, k, v = self._heads(left), self._heads(right), self._heads(values)
+        turned = k.target == PERMUTE and k.args[1] == [0, 1, 3, 2]
+        k = source(k) if turned else self._insert(PERMUTE, k, [0, 1, 3, 2])
+        q, k, scale = self._narrowed(q, k, v, scale)
+        return q, k, v, scale
+
+    def _check_types(self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node) -> None:
         kinds = {value(each).dtype for each in (q, k, v)} | {value(self.last).dtype}
         if len(kinds) > 1 or not kinds <= set(DTYPES):
             raise NotAttention(f"its operands are of {', '.join(sorted(map(str, kinds)))}")
-        bias, fill = self._bias(scores, q, k)
-        return self._insert(ATTENTION, q, k, v, bias, scale, "", fill, empty_is_0)
 
     def _heads(self, node: torch.fx.Node) -> torch.fx.Node:
         """An operand of a product as (batch, heads, rows, columns): the tensor that it is a view of, if that is one."""
@@ -332,7 +381,7 @@ def _erase_unused(graph: torch.fx.Graph) -> None:
                 node.replace_all_uses_with(earlier)
     for node in reversed(list(graph.nodes)):
         target = node.target
-        if node.users or not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+        if node.users or not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims", "polytile"):
             continue
         schema = target._schema
         if schema.returns and not schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags:

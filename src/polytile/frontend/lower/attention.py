@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from polytile.errors import LoweringError
-from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Tensor, computed, stored
+from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.frontend.lower.views import has_static_zero
-from polytile.ir import expr, sizes
+from polytile.ir import expr, ops, sizes
 from polytile.ir.attention import EMPTY
 from polytile.ir.expr import Node
-from polytile.ir.program import Attention, Gradients, View, whole
+from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Store, View, whole
 from polytile.ir.sizes import Size
 from polytile.runtime.target import Target
 
@@ -27,13 +27,19 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OPERATORS = (
-    ATTENTION, aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    ATTENTION, ATTENTION_OF, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default, aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default, aten._scaled_dot_product_cudnn_attention_backward.default,
 )  # fmt: skip
 """Whatever reads q, k and v as they lie in memory."""
+
+
+DEAREST_BIAS = 16.0
+"""Multiply-adds for one element (ir.ops) up to which a bias is computed by kernels, for each batch and head that adds it. An
+exponential costs 12. Wrong where the bias is so large that it comes from far."""
 
 
 def emit(
@@ -50,17 +56,59 @@ def emit(
         raise LoweringError("attention of nothing is left to the library.")
     q_view, k_view, v_view = agreed(*operands)
     batch, heads, rows, _ = q_view.sizes
-    mask = expanded(builder.stored(bias), (batch, heads, rows, k_view.sizes[2])) if bias is not None else None
+    points = (batch, heads, rows, k_view.sizes[2])
+    mask, scores = None, None
+    if bias is not None and not with_lse and is_expression(builder, bias):
+        scores = scores_with(builder, bias, points, causal, fill, k_view.sizes[2] - rows)
+        causal, fill = "", EMPTY
+    elif bias is not None:
+        mask = expanded(builder.stored(bias), points)
     strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
     out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
     lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
     builder.emit(
         Attention(
             builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
-            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,),
+            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores,
         )
     )
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+
+
+def is_expression(builder: Builder, bias: Tensor) -> bool:
+    """Whether a mask or bias is computed where it is used: it is not in memory, kernels compute its type, and numbers cost little
+    to compute."""
+    if builder.place_of(bias) is not None or bias.node is None or bias.dtype not in (torch.bool, *DTYPES):
+        return False
+    cost = sum(ops.definition(node.name).cost for node in expr.walk(bias.node) if isinstance(node, expr.Op))
+    return bias.dtype == torch.bool or cost <= DEAREST_BIAS
+
+
+def scores_with(
+    builder: Builder, bias: Tensor, points: tuple[Size, ...], causal: str, fill: float, shift: Size
+) -> Loop:
+    """The scores (batch, heads, m, n) of products whose `bias` is computed at each point: see Attention. A causal mask from the
+    bottom right lies `shift` keys further."""
+    axes = builder.axes(points)
+    point = tuple(axis.symbol for axis in axes)
+    own = expr.make(expr.Accumulator, dtype=torch.float32)
+    value = builder.element(bias, points, point)
+    if bias.dtype == torch.bool:
+        score: Node = expr.op("where", torch.float32, value, own, expr.const(fill, torch.float32))
+    else:
+        score = expr.op("add", torch.float32, own, value)
+    if causal:
+        last = point[2] + (shift if causal == "bottom right" else sizes.ZERO)
+        seen = expr.op("le", torch.bool, expr.index_value(point[3]), expr.index_value(last))
+        score = expr.op("where", torch.float32, seen, score, expr.const(EMPTY, torch.float32))
+    return scores_loop(builder, axes, score)
+
+
+def scores_loop(builder: Builder, axes: tuple[Axis, ...], score: Node) -> Loop:
+    """The Loop that says what the score of each point is."""
+    strides = sizes.contiguous_strides(tuple(axis.size for axis in axes))
+    place = sum((axis.symbol * stride for axis, stride in zip(axes, strides, strict=True)), sizes.ZERO)
+    return Loop(SCORES, axes, (), (Store(SCORES, place, score),), (builder.origin,))
 
 
 def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
@@ -94,6 +142,46 @@ def attention(
     empty_is_0: bool,
 ) -> Tensor:  # fmt: skip
     return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0)[0]
+
+
+@lowers(PRODUCTS)
+def products(builder: Builder, q: Tensor, k: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Nothing is computed: until the scores are an attention's, their elements are those of a buffer that is not there."""
+    name, shape = builder.name(SCORES), builder.result_sizes()
+    strides = sizes.contiguous_strides(shape)
+
+    def at(point: Point) -> Node:
+        place = sum((i * stride for i, stride in zip(point, strides, strict=True)), sizes.ZERO)
+        return expr.load(torch.float32, name, place)
+
+    return computed(shape, dtype, q.device, at)
+
+
+@lowers(ATTENTION_OF)
+def attention_of(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool
+) -> Tensor:
+    """The attention whose scores are computed from products of `products`, at the same points."""
+    q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    points = (*q_view.sizes[:3], k_view.sizes[2])
+    axes = builder.axes(points)
+    score = builder.element(scores, points, tuple(axis.symbol for axis in axes))
+    own = expr.make(expr.Accumulator, dtype=torch.float32)
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        absent = isinstance(node, expr.Load) and node.buffer not in builder.buffers
+        return own if absent else expr.rebuild(node, children)
+
+    (score,) = expr.rewrite((score,), rule)
+    strides = tuple(sizes.as_stride(n) for n in builder.result().stride())
+    out = builder.new_buffer((*points[:3], v_view.sizes[3]), q.dtype, q.device, strides)
+    builder.emit(
+        Attention(
+            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
+            origins=(builder.origin,), scores=scores_loop(builder, axes, widen(score, torch.float32)),
+        )
+    )  # fmt: skip
+    return stored(whole(out), q.device)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)

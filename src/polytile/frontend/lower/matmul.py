@@ -8,15 +8,20 @@ its way; int8 products are kept in int32, products of 8-bit floats in float32, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import sympy
 import torch
+from torch._higher_order_ops.out_dtype import out_dtype as out_dtype_operator
+from torch.utils._sympy.functions import FloorDiv
 
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.integers import integer_range
 from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
@@ -29,6 +34,12 @@ from polytile.ir.sizes import ONE, ZERO, Size
 aten = torch.ops.aten
 
 OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "gpu": (torch.float32, torch.bfloat16, torch.float16)}
+_FLOATS = OPERAND_DTYPES["gpu"]
+NARROW = {"cpu": ((), (torch.float32, torch.bfloat16)), "gpu": (_FLOATS, _FLOATS)}
+"""The types of A and of B that generated products convert int8 to as they read it."""
+GROUPS = (16, 1024)
+"""The least and the most elements along k that share a scale in a kernel that scales the sums of each group."""
+CONVERSIONS = ("cast", "round_bf16", "round_f16")
 WHOLE, BY_ROWS = 0, 1
 """Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
 SCALED_ROWS = 128
@@ -47,22 +58,30 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     shape = (*a.sizes[:-1], b.sizes[-1])
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed(shape, a.dtype, a.device, lambda point: expr.const(0, a.compute_dtype))
+    if generator_of(a.device) == "cpu":  # a GPU has prologues for that
+        if (factors := column_factor(builder, b)) is not None:
+            return scaled_columns(template(builder, a, factors[0], torch.float32, first), factors[1], a.dtype)
+        if (groups := grouped(builder, b)) is not None:
+            return template(builder, a, groups[0], a.dtype, first, groups=groups[1])
     return template(builder, a, b, a.dtype, first)
 
 
 def template(
-    builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int, scales: tuple[Tensor, Tensor] | None = None
+    builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int, scales: tuple[Tensor, Tensor] | None = None,
+    groups: Scales | None = None,
 ) -> Tensor:
     """The product as a template whose result is of type `dtype`; see `product`. `scales`: (rows of scales, along k) of `a` and
-    (along k, columns of scales) of `b`."""
-    narrow = [narrow_view(operand) for operand in (a, b)]
+    (along k, columns of scales) of `b`. `groups`: the scales of `b` alone."""
+    narrow = [narrow_view(operand, side) for side, operand in enumerate((a, b))]
     if all(view is not None for view in narrow):
         narrow = [None, None]  # integers alone would be multiplied as integers
     views = [view or operand_of(builder, o, k) for k, (o, view) in enumerate(zip((a, b), narrow, strict=True), first)]
     out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
     origins = (builder.origin,)
     left, right = agreed(*(batched(view) for view in views))
-    shared = _by_blocks(builder, scales, left, right) if scales is not None else None
+    shared: tuple[Scales | None, Scales] | None = (None, groups) if groups is not None else None
+    if scales is not None:
+        shared = _by_blocks(builder, scales, left, right)
     builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins, scales=shared))
     return stored(whole(out), a.device)
 
@@ -83,14 +102,12 @@ def generator_of(device: torch.device) -> str:
     return "gpu" if device.type == "cuda" or (device.type == "cpu" and options.get("interpret")) else device.type
 
 
-def narrow_view(operand: Tensor) -> View | None:
-    """The int8 matrix that `operand` is a plain conversion of, as a view; None where it is none, or no GPU's. int8 is exact
-    in every floating type, so that the conversion rounds nothing."""
-    if operand.node is None or not operand.dtype.is_floating_point or generator_of(operand.device) != "gpu":
+def narrow_view(operand: Tensor, side: int) -> View | None:
+    """The int8 matrix that `operand`, A (side 0) or B, is a plain conversion of, as a view; None where it is none, or generated
+    products do not read it. int8 is exact in every floating type, so that the conversion rounds nothing."""
+    if operand.node is None or operand.dtype not in NARROW[generator_of(operand.device)][side]:
         return None
-    node = operand.node
-    while isinstance(node, Op) and node.name in ("cast", "round_bf16", "round_f16"):
-        node = node.args[0]
+    node = _unconverted(operand.node)
     if not isinstance(node, Load) or node.dtype != torch.int8 or node.indirect or node.mask is not None:
         return None
     strides = [sizes.coefficient(node.index, axis) for axis in operand.axes]
@@ -98,6 +115,93 @@ def narrow_view(operand: Tensor) -> View | None:
         return None
     offset = sizes.substitute(node.index, dict.fromkeys(operand.axes, ZERO))
     return View(node.buffer, torch.int8, operand.sizes, tuple(s for s in strides if s is not None), offset)
+
+
+def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(q, s) where `b` is q·s, q of 8 bits (`number_of`) and s the same along k, such as a quantised weight's scale for each
+    output channel: Σ a·q·s = s · Σ a·q. None where `b` is no such product."""
+    for q, s in _factors(b.node):
+        number = number_of(builder, b, q)
+        if b.axes[-2] not in expr.free_symbols(s) and number is not None:
+            return number, replace(b, node=s, call=None)
+    return None
+
+
+def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
+    """`node`, a factor of `b`, as an operand that is read as int8: a plain conversion of int8, or an integer expression of 8 bits
+    on one weight's elements, such as numbers of 4 bits out of bytes, of which panels are made once. None where it is neither."""
+    number = replace(b, node=node, call=None)
+    if narrow_view(number, side=1) is not None:
+        return number
+    node = _unconverted(node)
+    sources = {load.buffer for load in expr.loads(node)}
+    of_weight = len(sources) == 1 and all(builder.buffers[name].weight for name in sources)
+    static = all(size.is_Integer for size in b.sizes)
+    limits = integer_range(node) if of_weight and static and b.rank == 2 else None
+    if limits is None or limits[0] < -128 or limits[1] > 127:
+        return None
+    return replace(number, node=convert(node, torch.int8), dtype=torch.int8)
+
+
+def grouped(builder: Builder, b: Tensor) -> tuple[Tensor, Scales] | None:
+    """(q, its scales and zeros) where `b` is q·s or (q - z)·s, q of 8 bits (`number_of`), s and z the same for so many numbers
+    along k; None where it is neither. Scales and zeros are stored, group by group, as float32."""
+    if b.rank != 2:
+        return None
+    for q, s in _factors(b.node):
+        inner = _unconverted(q)
+        q, z = inner.args if isinstance(inner, Op) and inner.name == "sub" else (q, None)
+        number, of_groups = number_of(builder, b, q), [node for node in (s, z) if node is not None]
+        group = group_along(b.axes[0], of_groups)
+        if group is None or number is None:
+            continue
+        count = FloorDiv(b.sizes[0] + group - 1, sympy.Integer(group))
+
+        def by_group(node: Node, group: int = group) -> Callable[[Point], Node]:
+            whole_b = replace(b, node=node, call=None)
+            return lambda point: widen(whole_b.at((group * point[0], point[1])), torch.float32)
+
+        views = [
+            batched(builder.stored(computed((count, b.sizes[1]), torch.float32, b.device, by_group(node)))) for node in of_groups
+        ]
+        return number, Scales(views[0], 1, group, views[1] if z is not None else None)
+    return None
+
+
+def group_along(k: sympy.Symbol, nodes: Sequence[Node]) -> int | None:
+    """How many neighbours along `k` the values of `nodes` are the same for, where their indices hold k as k // d alone: the
+    largest number that divides every d. None where they hold it otherwise, or where no kernel is made for such groups."""
+    indices = [index for node in expr.walk(*nodes) for index in node.indices]
+    divisions = {part for index in indices for part in index.atoms(FloorDiv) if part.args[0] == k and part.args[1].is_Integer}
+    apart = dict.fromkeys(divisions, sizes.ZERO)
+    if not divisions or any(k in index.xreplace(apart).free_symbols for index in indices):
+        return None
+    group = math.gcd(*[int(part.args[1]) for part in divisions])
+    return group if GROUPS[0] <= group <= GROUPS[1] else None
+
+
+def _factors(node: Node | None) -> Iterator[tuple[Node, Node]]:
+    """Both orders of the factors of a product, whatever it is converted to."""
+    node = _unconverted(node) if node is not None else None
+    if isinstance(node, Op) and node.name == "mul":
+        yield node.args[0], node.args[1]
+        yield node.args[1], node.args[0]
+
+
+def _unconverted(node: Node) -> Node:
+    while isinstance(node, Op) and node.name in CONVERSIONS:
+        node = node.args[0]
+    return node
+
+
+def scaled_columns(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The products `sums` times `scale`, of which any row will do."""
+
+    def at(point: Point) -> Node:
+        *batch, _, n = point
+        return convert(expr.op("mul", sums.compute_dtype, sums.at(point), widen(scale.at((*batch, ZERO, n)), sums.dtype)), dtype)
+
+    return computed(sums.sizes, dtype, sums.device, at)
 
 
 def operand_of(builder: Builder, operand: Tensor, k: int) -> View:
@@ -164,13 +268,33 @@ def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number 
 
 
 @lowers(aten._int_mm.default)
-def int_mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+def int_mm(builder: Builder, a: Tensor, b: Tensor, first: int = 0) -> Tensor:
     """int8 × int8, kept in int32."""
-    if generator_of(a.device) not in OPERAND_DTYPES:
-        raise LoweringError(f"products of int8 on {a.device.type} are left to the library.")
+    if generator_of(a.device) not in OPERAND_DTYPES or (a.dtype, b.dtype) != (torch.int8, torch.int8):
+        raise LoweringError(f"products of {a.dtype} and {b.dtype} in int32 on {a.device.type} are left to the library.")
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed((a.sizes[0], b.sizes[1]), torch.int32, a.device, lambda point: expr.const(0, torch.int32))
-    return template(builder, a, b, torch.int32, first=0)
+    return template(builder, a, b, torch.int32, first)
+
+
+@lowers(out_dtype_operator)
+def product_in(builder: Builder, operator: Any, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """aten.mm of int8 in int32: what `torch._int_mm` is, without its library's limits on sizes."""
+    if operator is not aten.mm.default or dtype != torch.int32:
+        raise LoweringError(f"{operator} in {dtype} is left to the library.")
+    return int_mm(builder, a, b, first=2)
+
+
+@lowers(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(builder: Builder, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """x · (weight · scales)ᵀ for an int8 weight [N, K] and a scale for each of its rows, which multiplies the sums."""
+    able = x.dtype in NARROW.get(generator_of(x.device), ((), ()))[1]
+    if not able or has_static_zero(x.sizes) or has_static_zero(weight.sizes):
+        raise LoweringError(f"products of {x.dtype} on {x.device.type} with int8 weights, or of nothing, are the library's.")
+    k, n = weight.sizes[::-1]
+    number = computed((k, n), x.dtype, x.device, lambda point: convert(weight.at(point[::-1]), x.dtype))
+    scale = computed((k, n), scales.dtype, x.device, lambda point: scales.at((point[1],)))
+    return scaled_columns(template(builder, x, number, torch.float32, first=0), scale, x.dtype)
 
 
 @lowers(aten._scaled_mm.default)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.cost import FORM_LAYOUTS, INT8_FORMS, PAIRED_FORMS, cost, terms, valid
+from polytile.matmul.cpp.cost import FORM_LAYOUTS, GROUPED_FORMS, INT8_FORMS, PAIRED_FORMS, cost, terms, valid
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs
@@ -25,13 +25,16 @@ _FORMS = {
 }
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0) -> str:
+def generate(
+    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0, scales_at: int = 2
+) -> str:
     """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
 
     ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
     a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
     epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_prepacked reads B's panels
-    (panels.py) from ptrs[panels_at].
+    (panels.py) from ptrs[panels_at]. The scales of a B with groups are at ptrs[scales_at], its zeros behind
+    them.
 
     An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
     VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
@@ -41,7 +44,9 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     """
     _check(spec, config, epilogue, lanes)
     if config.form == "tile_prepacked":
-        return tile.generate(spec, config, name, epilogue, lanes, panels_at)
+        return tile.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)
+    if spec.group:
+        return tile.generate(spec, config, name, epilogue, lanes, scales_at=scales_at)
     return _FORMS[config.form](spec, config, name, epilogue, lanes)
 
 
@@ -53,7 +58,9 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
     if spec.dtype == "int8" and config.form not in INT8_FORMS:
         raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
-    if config.pairs and (spec.dtype != "bfloat16" or config.form not in PAIRED_FORMS):
+    if spec.group and config.form not in GROUPED_FORMS:
+        raise ValueError(f"scales of groups take the forms {', '.join(GROUPED_FORMS)}; this is {config.form!r}.")
+    if config.pairs and (spec.stored_b != "bfloat16" or config.form not in PAIRED_FORMS):
         raise ValueError(
             f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."
         )
@@ -64,7 +71,7 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
     if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
         raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
-    if config.form == "tile_prepacked" and (spec.batched or (spec.dtype == "bfloat16" and not config.pairs)):
+    if config.form == "tile_prepacked" and (spec.batched or (spec.stored_b == "bfloat16" and not config.pairs)):
         raise ValueError("form 'tile_prepacked' is for products without a batch and, of bfloat16, for pairs of k.")
 
 

@@ -14,6 +14,7 @@ typedef {acc} VACC __attribute__((vector_size({bytes})));
 DECLARATIONS = """\
 extern "C" void* malloc(unsigned long);
 extern "C" void free(void*);
+constexpr long NO_MEMORY = -2;                     // what a call answers that finds no memory for its work
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 extern "C" void GOMP_barrier();
 extern "C" int omp_get_thread_num();
@@ -24,7 +25,8 @@ extern "C" int omp_get_num_threads();
 LOADS = """\
 struct bf16 {{ unsigned short bits; }};
 typedef {acc} T;                                   // the sums
-typedef {storage} S;                               // A and B in memory
+typedef {storage} S;                               // A in memory
+typedef {b_storage} SB;                              // B in memory
 typedef {out} O;                                   // C in memory
 typedef VACC V;
 constexpr long L = {lanes};
@@ -44,6 +46,32 @@ static inline T value(T x) {{ return x; }}
 LOAD_BF16 = """\
 static inline V load(const bf16* p) { return (V)(__builtin_convertvector(*(const U16U*)p, U32) << 16); }
 static inline T value(bf16 x) { unsigned bits = unsigned(x.bits) << 16; T f; __builtin_memcpy(&f, &bits, 4); return f; }
+"""
+
+# int8 beside floats: every number of it is one of theirs. GCC 12 converts vectors of bytes to wider lanes one by one, or in
+# halves where a step is twice as wide: 11 instructions for the 2 that it takes, so the instruction is named where there is one.
+LOAD_INT8 = """\
+typedef int I32 __attribute__((vector_size(4 * L)));
+typedef short I16 __attribute__((vector_size(2 * L)));
+typedef signed char I8U __attribute__((vector_size(L), aligned(1), may_alias));
+static inline V load(const signed char* p) {
+  I32 wide;
+#if defined(__AVX512F__)
+  if constexpr (L == 16) {
+    asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const I8U*)p));
+    return __builtin_convertvector(wide, V);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (L == 8) {
+    asm("vpmovsxbd %1, %0" : "=x"(wide) : "m"(*(const I8U*)p));
+    return __builtin_convertvector(wide, V);
+  }
+#endif
+  wide = __builtin_convertvector(__builtin_convertvector(*(const I8U*)p, I16), I32);
+  return __builtin_convertvector(wide, V);
+}
+static inline T value(signed char x) { return x; }
 """
 
 # The first n lanes of a vector; of floats one instruction, where there are masks.
@@ -119,13 +147,13 @@ static inline void mac(V& c, V x, V b) {
 PROBLEM = """\
 struct Problem {
   void* const* ptrs; const long* sizes; long threads;
-  const S *a, *b;
+  const S* a; const SB* b;
   long batch, m, n, k, a_b, a_m, a_k, b_b, b_k, b_n;
 };
 static inline const S* a_of(const Problem& p, long item, long m, long k) {
   return p.a + item * p.a_b + m * p.a_m + k * p.a_k;
 }
-static inline const S* b_of(const Problem& p, long item, long k, long n) {
+static inline const SB* b_of(const Problem& p, long item, long k, long n) {
   return p.b + item * p.b_b + k * p.b_k + n * p.b_n;
 }
 """
@@ -194,12 +222,12 @@ static void region(void* data) {{
 extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
   using namespace gemm;
   const long* s = sizes;
-  Call c{{{{ptrs, sizes, threads, (const S*)ptrs[0], (const S*)ptrs[1],
+  Call c{{{{ptrs, sizes, threads, (const S*)ptrs[0], (const SB*)ptrs[1],
           s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9]}}}};
   if (c.p.batch <= 0 || c.p.m <= 0 || c.p.n <= 0) return 0;
   if (c.p.k < 0) c.p.k = 0;
   c.p.threads = least(threads, most_threads(c.p));
-  open(c);
+  if (!open(c)) return NO_MEMORY;
   if (c.p.threads <= 1) work(c, 0, 1);
   else GOMP_parallel(region, &c, unsigned(c.p.threads), 0);
   close(c);
@@ -216,6 +244,7 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
         "acc": acc,
         "bytes": size,
         "storage": C_TYPES[spec.dtype],
+        "b_storage": C_TYPES[spec.stored_b],
         "out": acc if spec.has_epilogue else C_TYPES[spec.out_dtype],
         "lanes": lanes,
         "repeat": ", ".join(["x"] * lanes),
@@ -230,11 +259,12 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
             "namespace {\nnamespace gemm {\n",
             LOADS.format(**names),
             LOAD_BF16 if spec.dtype == "bfloat16" else "",
+            LOAD_INT8 if spec.b_dtype else "",
             "" if spec.has_epilogue else STORES[spec.accumulator, spec.out_dtype],
             LOAD_N,
             _masked(spec.accumulator, lanes),
             PROBLEM,
-            EMIT_EPILOGUE if spec.has_epilogue else EMIT_STORE,
+            EMIT_EPILOGUE if spec.has_epilogue else EMIT_STORE.replace("ptrs[2]", f"ptrs[{spec.leading_ptrs - 1}]"),
             FINISH,
             TEAMS,
         )
@@ -248,5 +278,5 @@ def _masked(accumulator: str, lanes: int) -> str:
 
 
 def entry(name: str) -> str:
-    """The exported function; the form has defined Call, most_threads, open, work and close."""
+    """The exported function; the form has defined Call, most_threads, open (whether there is memory), work and close."""
     return ENTRY.format(name=name)

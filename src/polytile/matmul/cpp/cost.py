@@ -33,7 +33,7 @@ STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by
 TILE_CYCLES = 30.0  # to set one register tile up
 SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
 """To bring rows of a B that is read in place side by side, by k in a lane: for one vector and step, in each tile of rows anew."""
-WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 one of float32
+WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 or int8 one of float32
 # How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
@@ -55,6 +55,8 @@ INT8_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
 PAIRED_FORMS = INT8_FORMS
 """Of these all can bring pairs of bfloat16 together too."""
+GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
+"""Forms whose tiles scale the sums of each group along k."""
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
@@ -63,17 +65,19 @@ def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     Layouts decide for direct forms; tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
     stream few rows, small a panel that fits L2.
     """
-    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
+    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.stored_b != "bfloat16"):
         return False
-    m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    if spec.group and config.form not in GROUPED_FORMS:
+        return False
     if config.form == "tile_prepacked":
         return bool(sizes.get(IS_PACKED))
     if config.form == "splitk":
-        return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES
+        sums = sizes["M"] * sizes["N"] * ACCUMULATOR_BYTES[spec.accumulator]
+        return sizes["K"] >= SMALLEST_SPLIT_K and sums <= SPLITK_PARTIAL_BYTES
     if config.form == "stream":
-        return m <= STREAM_ROWS
+        return sizes["M"] <= STREAM_ROWS
     if config.form == "small":
-        return spec.b_layout == "n" or k * config.nv * 64 <= SMALL_PANEL_BYTES
+        return spec.b_layout == "n" or sizes["K"] * config.nv * 64 <= SMALL_PANEL_BYTES
     return True
 
 
@@ -100,7 +104,7 @@ def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine
     tiles, together = max(ceil(m / config.mr), 1), k_per_lane(spec, config)
     in_place = 0.0
     if config.form in ("tile_direct", "stream") or (config.form == "small" and spec.b_layout == "n"):
-        in_place = SIDE_BY_SIDE_CYCLES.get(together, WIDEN_CYCLES if spec.dtype == "bfloat16" else 0.0)
+        in_place = SIDE_BY_SIDE_CYCLES.get(together, WIDEN_CYCLES if spec.stored_b != spec.accumulator else 0.0)
     return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, together, ceil(n / lanes), tiles, m / tiles, in_place)
 
 
@@ -170,8 +174,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
 
 def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
     """Seconds of reading A and B from where they lie."""
-    element = ELEMENT_BYTES[spec.dtype]
-    b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * element
+    element = ELEMENT_BYTES[spec.stored_b]
+    b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * ELEMENT_BYTES[spec.dtype]
     items_b = s.batch if sizes.get("b_stride_b", 1) else 1
     bandwidth = machine.bandwidth(items_b * b_bytes + s.batch * a_bytes, threads)
     passes = s.row_tiles if c.form == "stream" else max(1, ceil(s.m / c.mc))

@@ -33,9 +33,10 @@ CONVERT = {True: "static inline PA convert(S x) { return x; }\n", False: "static
 WORK = """\
 struct Call { Problem p; long tile_block; PA* tiles; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.m, MR) * ceil_div(p.n, L); }
-static void open(Call& c) {
+static bool open(Call& c) {
   c.tile_block = (least(MC, c.p.m) * c.p.k + 63) / 64 * 64;
   c.tiles = PACK_A ? (PA*)malloc(c.p.threads * c.tile_block * sizeof(PA) + 64) : nullptr;
+  return !PACK_A || c.tiles;
 }
 static void close(Call& c) { if (PACK_A) free(c.tiles); }
 
@@ -104,7 +105,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     )
     rows = range(1, config.mr + 1)
     widths = sorted({config.nv, 1})
-    tables = "typedef void (*Dot)(const PA*, long, const S*, long, long, T*, long);\n" + "".join(
+    tables = "typedef void (*Dot)(const PA*, long, const SB*, long, long, T*, long);\n" + "".join(
         f"static const Dot {table}[MR + 1] = {{nullptr, {', '.join(f'dot{r}x{width}' for r in rows)}}};\n"
         for table, width in (("DOT", config.nv), ("DOT_ONE", 1))
     )

@@ -10,13 +10,13 @@ from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane
 
 # One step of one row of A or column of B, and one step of L columns of a row-major B.
 ELEMENT = """\
-static inline T element(const S* p, long, long) { return value(*p); }
-static inline V columns(const S* p, long, long) { return load(p); }
-static inline V steps_of(const S* p) { return load(p); }
+template <class P> static inline T element(const P* p, long, long) { return value(*p); }
+template <class P> static inline V columns(const P* p, long, long) { return load(p); }
+template <class P> static inline V steps_of(const P* p) { return load(p); }
 """
 PANEL_ROW = """\
 // One step of a whole panel.
-static inline void panel_row(const S* b, long stride, long left, PB* out) {
+static inline void panel_row(const SB* b, long stride, long left, PB* out) {
   for (long j = 0; j < NV; ++j) store(out + j * L, to_b(columns(b + j * L, stride, left)));
 }
 """
@@ -82,7 +82,7 @@ static void pack_a(const Problem& p, long item, long m, long rows, long from, lo
 PACK_B_N = """\
 // steps x cols of a row-major B as [steps][NR]; a vector that is not full ends in zeros.
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const S* b = b_of(p, item, from, n);
+  const SB* b = b_of(p, item, from, n);
   const long whole = cols / L;
   for (long q = 0; q < steps; ++q, b += STEP * p.b_k, out += NR) {
     const long left = p.k - from - STEP * q;
@@ -103,7 +103,7 @@ PACK_B_K = """\
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
   const long whole = least(steps, (p.k - from) / STEP) / L * L;
   for (long j = 0; j < cols; j += L) {
-    const S* column[L];
+    const SB* column[L];
     for (long i = 0; i < L; ++i) column[i] = b_of(p, item, from, n + least(j + i, cols - 1));
     for (long q = 0; q < whole; q += L) {
       V block[L];
@@ -120,7 +120,7 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
 PACK_B_ANY = """\
 // steps x cols of a B with any strides as [steps][NR]; a vector that is not full ends in zeros.
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const S* b = b_of(p, item, from, n);
+  const SB* b = b_of(p, item, from, n);
   for (long q = 0; q < steps; ++q)
     for (long j = 0; j < ceil_div(cols, L) * L; ++j)
       out[q * NR + j] = j < cols ? to_b(element(b + STEP * q * p.b_k + j * p.b_n, p.b_k, p.k - from - STEP * q)) : PB{};
@@ -133,7 +133,7 @@ PACK_B_TAIL = """\
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
   const long rest = cols % L, rows = least(STEP * steps, p.k - from), before = copied_before(cols);
   if (!rest) return;
-  const S* b = b_of(p, item, from, n + cols / L * L);
+  const SB* b = b_of(p, item, from, n + cols / L * L);
   for (long q = 0; q < rows; ++q, b += p.b_k, out += before + L) {
     for (long j = 0; j < before; j += L) copy_n(out + j, b + j - before, L);
     copy_n(out + before, b, rest);

@@ -3,6 +3,7 @@
 One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
 any width and any depth of block: a weight that several kernels multiply by is packed once. A ragged last vector and a ragged
 last step end in zeros. The bytes of int8 have their highest bit turned, as the instruction wants them (int8.py).
+Panels of int8 that are multiplied by floats hold a single k in a lane, as they lie.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ TOGETHER = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 2, torch.int8: 4
 """How many k lie in one lane, of each type that panels are made of (of bfloat16 pairs)."""
 
 
-def size_of(k: int, n: int, dtype: torch.dtype, lanes: int) -> int:
-    """Bytes of the panels of a K x N matrix."""
-    together = TOGETHER[dtype]
+def size_of(k: int, n: int, dtype: torch.dtype, lanes: int, together: int | None = None) -> int:
+    """Bytes of the panels of a K x N matrix with `together` k in a lane, its type's own number if None."""
+    together = together or TOGETHER[dtype]
     return -(-n // lanes) * -(-k // together) * lanes * together * dtype.itemsize
 
 
-def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
-    """The panels of `matrix` (K x N, any strides, a type of TOGETHER) for vectors of `lanes` sums, as bytes; a new tensor."""
+def make(matrix: torch.Tensor, lanes: int, together: int | None = None) -> torch.Tensor:
+    """The panels of `matrix` (K x N, any strides, a type of TOGETHER) for vectors of `lanes` sums, as bytes; a new tensor.
+    `together` is as for `size_of`."""
     k, n = matrix.shape
-    together = TOGETHER[matrix.dtype]
+    together = together or TOGETHER[matrix.dtype]
     steps, vectors = -(-k // together), -(-n // lanes)
     if k % together or n % lanes:
         matrix = torch.nn.functional.pad(matrix, (0, vectors * lanes - n, 0, steps * together - k))
@@ -30,4 +32,4 @@ def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
     out = torch.empty(vectors, steps, lanes, together, dtype=matrix.dtype, device=matrix.device)
     out.copy_(split.permute(2, 0, 3, 1))
     raw = out.view(torch.uint8).flatten()
-    return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 else raw
+    return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 and together > 1 else raw

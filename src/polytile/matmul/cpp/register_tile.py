@@ -24,6 +24,8 @@ class Tile:
     in_place    > 1: a step takes so many rows of a B that is not packed, whose number is then what `steps` counts, and brings
                 them side by side
     chain       how many products are added up in a row before they are added to the sums so far, in `o`; 0: any number
+    scaled      each chain's sums are multiplied by the scales of their columns, at `next.scales` and then `next.apart` further on
+    zeros       what is subtracted from each element of B lies as far behind `next.zeros`
     next_panel  the tile fetches a part of the panel that comes next, `next.pace` bytes a step, into the second-level cache
     """
 
@@ -37,6 +39,8 @@ class Tile:
     in_place: int = 1
     next_panel: bool = False
     chain: int = 0
+    scaled: bool = False
+    zeros: bool = False
 
     def function(self) -> str:
         """The C++ function tile{mr}x{nv}."""
@@ -49,9 +53,10 @@ class Tile:
             "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {\n"
             + lines(2, self._chains())
             + lines(deep, accumulators(self.mr, self.nv, start) + past_head)
+            + lines(deep, self._by_column("z", "zeros") if self.zeros else [])
             + lines(deep, [*([] if self.chain else self._pointers()), *unroll_pragma(self.unroll), self._loop()])
             + lines(deep + 2, [*self._loads(), *self._products(), *self._prefetches(), self._advance()])
-            + lines(deep, ["}", "if (add) {"])
+            + lines(deep, ["}", *self._scales(), "if (add) {"])
             + lines(deep + 2, [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i, j in points])
             + lines(deep, ["}", *(f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i, j in points)])
             + lines(2, ["}"] if self.chain else [])
@@ -65,6 +70,22 @@ class Tile:
         loop = "for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {"
         return [*self._pointers(), loop, f"  end = least(p + {self.chain}, steps);"]
 
+    def _scales(self) -> list[str]:
+        """The chain's sums times the scales of their columns; of the last vector the first `next.columns - j * L` count."""
+        if not self.scaled:
+            return []
+        products = [" ".join(f"c{i}_{j} *= s{j};" for j in range(self.nv)) for i in range(self.mr)]
+        return [*self._by_column("s", "scales"), *products]
+
+    def _by_column(self, letter: str, member: str) -> list[str]:
+        """Vectors s0, s1, ... of what `next` has for the columns of this group, and on to the next group."""
+        loads = [
+            f"const V {letter}{j} = next.columns >= {j + 1} * L ? load(next.{member} + {j} * L)"
+            f" : load_n(next.{member} + {j} * L, next.columns - {j} * L);"
+            for j in range(self.nv)
+        ]
+        return [*loads, f"next.{member} += next.apart;"]
+
     def _pointers(self) -> list[str]:
         return [] if self.access == "cols" else [f"const PA* a{i} = a + {i} * a_m;" for i in range(self.mr)]
 
@@ -76,7 +97,9 @@ class Tile:
     def _loads(self) -> list[str]:
         """One step of B: b0 ... b{nv-1}."""
         if self.in_place == 1:
-            return [f"const V b{j} = load(b + {j} * {'b_k' if self.prepacked else 'L'});" for j in range(self.nv)]
+            apart = "b_k" if self.prepacked else "L"
+            less = " - z{j}" if self.zeros else ""
+            return [f"const V b{j} = load(b + {j} * {apart}){less.format(j=j)};" for j in range(self.nv)]
         if not whole(self.in_place, self.nv):
             return [f"const V b{j} = to_b(columns(b + {j} * L, b_k, left));" for j in range(self.nv)]
         rows = [f"V row[{self.nv}];", "side_by_side(b, b_k, left, row);"]
@@ -102,11 +125,19 @@ class Tile:
         return f"b += {step}; {a}".rstrip()
 
 
+NEXT = "struct Next { const char* at; long pace; };  // memory that a tile fetches, and how many bytes of it in each step\n"
+SCALED_NEXT = """\
+// Memory that a tile fetches, and how many bytes of it in each step; the scales and zeros of its columns, and
+// how far behind those of the next group are.
+struct Next { const char* at; long pace; const float *scales, *zeros; long apart, columns; };
+"""
+
+
 def tiles(tile: Tile) -> str:
     """Every row tail of the tile, in full width and one vector wide, and the tables that choose among them."""
     widths = (tile.nv, 1) if tile.nv > 1 else (tile.nv,)
     every = range(1, tile.mr + 1)
-    text = "struct Next { const char* at; long pace; };  // memory that a tile fetches, and how many bytes of it in each step\n"
+    text = SCALED_NEXT if tile.scaled else NEXT
     text += "".join(replace(tile, mr=rows, nv=width).function() for width in widths for rows in every)
     text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
     for name, width in (("WIDE", tile.nv), ("NARROW", 1)):

@@ -21,6 +21,8 @@ PTRS = ("A", "B")
 OUTPUT_PTRS = ("C",)
 SIZES = ("batch", "M", "N", "K", "a_stride_b", "a_stride_m", "a_stride_k", "b_stride_b", "b_stride_k", "b_stride_n")
 OUTPUT_SIZES = ("c_stride_b", "c_stride_m", "c_stride_n")
+NARROW = ("", "int8")
+"""Types of a B that is converted to A's as it is read; "" for none."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "int8": 1}
 ACCUMULATOR = {"float64": "float64", "int8": "int32"}
 """The dtype of the sums, where it is not float32."""
@@ -30,10 +32,12 @@ ACCUMULATOR = {"float64": "float64", "int8": "int32"}
 class GemmSpec:
     """C[batch, M, N] = sum over K of A[batch, M, K] * B[batch, K, N], all sizes and strides known only at run time.
 
-    `dtype` is the storage of A and B; sums are kept in float32 (float64 for float64, int32 for int8, which wraps as ATen's
-    does) and rounded once to `out_dtype`.
+    `dtype` is the storage of A and B, `b_dtype` that of a B whose elements are converted to it as they are read. Sums are kept in
+    float32 (float64 for float64, int32 for int8, which wraps as ATen's does) and rounded once to `out_dtype`.
     `a_layout`, `b_layout` and `c_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
+    With `group` an int8 B has a float32 scale for each column and so many k, row by row, behind B among the pointers. With
+    `zeros` what is subtracted from B before that lies alike behind them.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
     """
 
@@ -44,19 +48,31 @@ class GemmSpec:
     out_dtype: str = "float32"
     has_epilogue: bool = False
     c_layout: str = "any"
+    b_dtype: str = ""
+    group: int = 0
+    zeros: bool = False
 
     def __post_init__(self) -> None:
         allowed = (
             ("dtype", OPERANDS), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", OUTPUTS),
-            ("c_layout", C_LAYOUTS),
+            ("c_layout", C_LAYOUTS), ("b_dtype", NARROW),
         )  # fmt: skip
         for name, choices in allowed:
             if getattr(self, name) not in choices:
                 raise ValueError(f"GemmSpec.{name} is {getattr(self, name)!r}; generated matmuls take {', '.join(choices)}.")
         if (self.dtype == "int8") != (self.out_dtype == "int32"):
             raise ValueError(f"GemmSpec: products of {self.dtype} are not stored as {self.out_dtype}; int8 goes with int32.")
+        if (self.group or self.zeros) and not (self.b_dtype and self.group):
+            raise ValueError(f"GemmSpec.group is {self.group}: scales are for a B that is converted, not for {self.dtype}.")
+        if self.b_dtype and self.dtype in ("float64", self.b_dtype):
+            raise ValueError(f"GemmSpec: a B of {self.b_dtype} is converted to floats of at most 32 bits, not to {self.dtype}.")
         if self.accumulator == "float64" and self.out_dtype == "bfloat16":
             raise ValueError("GemmSpec: float64 sums stored as bfloat16 would round twice; store float32 and convert.")
+
+    @property
+    def stored_b(self) -> str:
+        """The dtype of B in memory."""
+        return self.b_dtype or self.dtype
 
     @property
     def accumulator(self) -> str:
@@ -64,9 +80,14 @@ class GemmSpec:
         return ACCUMULATOR.get(self.dtype, "float32")
 
     @property
+    def beside_b(self) -> int:
+        """How many pointers there are to scales and zeros."""
+        return (self.group > 0) + self.zeros
+
+    @property
     def leading_ptrs(self) -> int:
         """How many pointers stand before the epilogue's own in `ptrs`."""
-        return len(PTRS) + (0 if self.has_epilogue else len(OUTPUT_PTRS))
+        return len(PTRS) + self.beside_b + (0 if self.has_epilogue else len(OUTPUT_PTRS))
 
     @property
     def leading_sizes(self) -> int:

@@ -14,7 +14,7 @@ constexpr long MR = {mr}, NC = {nc}, KC = {kc};
 WORK = """\
 struct Call { Problem p; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.n, L); }
-static void open(Call&) {}
+static bool open(Call&) { return true; }
 static void close(Call&) {}
 
 // Rows [m, m + rows) x columns [n, n + cols) over the whole of K, then the epilogue. No sum is of more than KC products in a row:
@@ -57,7 +57,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     kernels = {(rows, u) for rows, d in depths.items() for u in (d, 1)}
     members = ", ".join(f"update{rows}x{d}" for rows, d in depths.items())
     tables = (
-        "typedef void (*Update)(const S*, long, long, const S*, long, long, T*, long);\n"
+        "typedef void (*Update)(const S*, long, long, const SB*, long, long, T*, long);\n"
         + f"static const long DEPTH[MR + 1] = {{1, {', '.join(map(str, depths.values()))}}};\n"
         + f"static const Update UPDATE[MR + 1] = {{nullptr, {members}}};\n"
         + f"static const Update UPDATE_ONE[MR + 1] = {{nullptr, {', '.join(f'update{r}x1' for r in depths)}}};\n"

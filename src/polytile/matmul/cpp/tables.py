@@ -22,6 +22,7 @@ from polytile.matmul.configs.families import Cpu
 from polytile.matmul.configs.records import RegisterTile
 from polytile.matmul.configs.registry import heuristic
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
+from polytile.matmul.cpp.cost import GROUPED_FORMS
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 
@@ -36,7 +37,9 @@ def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmCo
     rows = family.register_tiles(lanes * ACCUMULATOR_BYTES[spec.accumulator])
     if not rows:
         raise ValueError(f"no matmul configs for vectors of {lanes} {spec.accumulator}; see the table register_tiles.")
-    able = (row for row in rows if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
+    dtype = "float32" if spec.b_dtype else spec.dtype  # what operands of two types are multiplied as
+    able = (row for row in rows if dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
+    able = (row for row in able if not spec.group or row.form in GROUPED_FORMS)
     return tuple(_config(row) for row in able if prepacked or row.form != "tile_prepacked")
 
 

@@ -16,6 +16,7 @@ from polytile.matmul.cpp.unroll import CHAIN
 
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
+constexpr long WHOLE = {whole};                      // a block of K is as many whole groups of so many steps
 constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
 constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {prepacked}, RAGGED = {ragged};
 constexpr long KEPT_AT = {panels_at};                // where among the pointers kept panels are
@@ -33,6 +34,7 @@ static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * 
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
+{with_scales}
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
                      long cols, const PB* packed, Next next) {
   alignas(64) T scratch[MR * NR];
@@ -47,11 +49,16 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L, rest = PANELS ? 0 : cols % L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
-  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, next);
+  const Next wide = with_scales(p, q, next, n, cols);
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, wide);
+  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, wide);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
-    if (rest) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
+    for (long j = 0; j < whole; ++j)
+      NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first,
+                   with_scales(p, q, next, n + j * L, cols - j * L));
+    if (rest)
+      NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first,
+                   with_scales(p, q, next, n + whole * L, rest));
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
@@ -93,6 +100,17 @@ static void compute(const Problem& p, const Block& q, PA* tiles) {
 }
 """
 
+NO_SCALES = "static inline Next with_scales(const Problem&, const Block&, Next next, long, long) { return next; }\n"
+WITH_SCALES = """\
+// The scales of `columns` columns from n on, of this block's first group.
+static inline Next with_scales(const Problem& p, const Block& q, Next next, long n, long columns) {{
+  const long first = q.from / {group} * p.n + n;
+  next.scales = (const float*)p.ptrs[{scales_at}] + first, next.zeros = {zeros};
+  next.apart = p.n, next.columns = columns;
+  return next;
+}}
+"""
+
 # Workspace: per team one or two blocks of panels (two where a team packs together: it packs one while the other is
 # read) and, where K takes several depths, the partial sums; per thread packed tiles of A or the ragged last vector of
 # B.
@@ -108,12 +126,12 @@ struct Call {
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.m, MR) * ceil_div(p.n, NR); }
 static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
 
-static void open(Call& c) {
+static bool open(Call& c) {
   const Problem& p = c.p;
   const long rows = least(MC, p.m), deepest = least(KC / STEP, KEPT && !PACK_A ? BLOCK_OF_A / (rows * sizeof(PA)) : KC);
   const long steps = ceil_div(p.k, STEP), depths = steps > deepest ? ceil_div(steps, deepest) : 1;
   const long teams = least(p.threads, p.batch);
-  c.depth = steps ? ceil_div(steps, depths) : 1;
+  c.depth = steps ? ceil_div(ceil_div(steps, depths), WHOLE) * WHOLE : 1;
   c.width = least(NC, ceil_div(p.n, NR) * NR);
   c.height = depths > 1 ? least(p.m, ceil_div(PARTIAL_SUMS / c.width, MC) * MC) : p.m;
   c.buffers = p.threads > teams ? 2 : 1;
@@ -125,6 +143,7 @@ static void open(Call& c) {
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
   c.partial = (T*)((char*)c.panels + panels);
   c.tiles = (PA*)((char*)c.partial + partial);
+  return c.memory;
 }
 static void close(Call& c) { free(c.memory); }
 
@@ -192,7 +211,7 @@ struct Call { Problem p; long depth, width, stride; PB* panels; T* partial; PA* 
 static inline long most_threads(const Problem& p) { return least(p.threads, ceil_div(p.k, 4 * STEP) + !p.k); }
 static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
 
-static void open(Call& c) {
+static bool open(Call& c) {
   const Problem& p = c.p;
   c.depth = least(KC / STEP, ceil_div(p.k, STEP));
   c.stride = ceil_div(p.n, NR) * NR;
@@ -204,6 +223,7 @@ static void open(Call& c) {
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
   c.partial = (T*)((char*)c.panels + panels);
   c.tiles = (PA*)((char*)c.partial + partial);
+  return c.memory;
 }
 static void close(Call& c) { free(c.memory); }
 
@@ -242,24 +262,29 @@ static void work(const Call& c, long thread, long threads) {
 """
 
 SMALL_WORK = """\
-struct Call { Problem p; };
+constexpr long WIDTH = PACK_B || RAGGED ? NR : L;   // columns of the one panel of a thread
+
+struct Call { Problem p; long panel; PB* panels; };
 static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.n, NR); }
-static void open(Call&) {}
-static void close(Call&) {}
+
+static bool open(Call& c) {
+  c.panel = ceil_div(c.p.k, STEP) * WIDTH;
+  c.panels = c.p.k <= KC ? nullptr : (PB*)malloc(c.p.threads * c.panel * sizeof(PB));
+  return c.p.k <= KC || c.panels;
+}
+static void close(Call& c) { free(c.panels); }
 
 // Each thread takes whole panels; one panel (direct: its ragged last vector) lies on the stack while K fits KC.
 static void work(const Call& c, long thread, long threads) {
   const Problem& p = c.p;
-  constexpr long WIDTH = PACK_B || RAGGED ? NR : L;
   alignas(64) PB on_stack[KC / STEP * WIDTH];
   const long panels = ceil_div(p.n, NR), units = p.batch * panels, steps = ceil_div(p.k, STEP);
-  PB* panel = p.k <= KC ? on_stack : (PB*)malloc(steps * WIDTH * sizeof(PB));
+  PB* panel = c.panels ? c.panels + thread * c.panel : on_stack;
   for (long unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
     const long item = unit / panels, n = unit % panels * NR, cols = least(NR, p.n - n);
     pack_b(p, item, n, cols, 0, steps, panel);
     compute(p, {item, 0, p.m, n, n + cols, 0, steps, true, true, panel, nullptr, 0}, nullptr);
   }
-  if (panel != on_stack) free(panel);
 }
 """
 
@@ -275,9 +300,13 @@ WORK = {
 }  # fmt: skip
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0) -> str:
-    """The translation unit of one of the tile forms, without the prelude. `panels_at`: the position of prepacked panels among
-    the pointers."""
+def generate(
+    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0, scales_at: int = 2
+) -> str:
+    """The translation unit of one of the tile forms, without the prelude. `panels_at` and `scales_at`: the positions of prepacked
+    panels and of the scales of groups among the pointers."""
+    zeros = f"(const float*)p.ptrs[{scales_at + 1}] + first" if spec.zeros else "nullptr"
+    scales = WITH_SCALES.format(scales_at=scales_at, group=spec.group, zeros=zeros) if spec.group else NO_SCALES
     return "".join(
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
@@ -285,7 +314,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
             packing.functions(spec, config, lanes),
             register_tile.tiles(_register_tile(spec, config)),
-            COMPUTE,
+            COMPUTE.replace("{with_scales}", scales),
             WORK[config.form],
             entry(name),
         )
@@ -305,7 +334,9 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
         prepacked=prepacked,
         in_place=k_per_lane(spec, config) if direct else 1,
         next_panel=prepacked or packs_b(spec, config),
-        chain=CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0,
+        chain=spec.group or (CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0),
+        scaled=spec.group > 0,
+        zeros=spec.zeros,
     )
 
 
@@ -319,6 +350,7 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         nv=config.nv,
         step=k_per_lane(spec, config),
         head=int(spec.dtype == "int8"),
+        whole=spec.group or 1,
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
@@ -328,5 +360,5 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
         panels_at=panels_at,
         pa=packed if tiled_a else "S",
-        pb=packed if panelled_b or prepacked else "S",
+        pb="SB" if not panelled_b and (spec.b_dtype or not prepacked) else packed,
     )

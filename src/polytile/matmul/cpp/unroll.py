@@ -87,7 +87,7 @@ def dot(mr: int, columns: int, lanes: int, unroll: int) -> str:
         tail.append(f"{{ const V x = fetch_n(a + {i} * a_m + p * W, rest); {macs} }}")
     return (
         f"static void dot{mr}x{columns}"
-        "(const PA* a, long a_m, const S* b, long b_n, long k, T* o, long o_m) {\n"
+        "(const PA* a, long a_m, const SB* b, long b_n, long k, T* o, long o_m) {\n"
         + lines(2, accumulators(mr, columns) + ["long p = 0;", *unroll_pragma(unroll), "for (; p < k / W; ++p) {"])
         + lines(4, body)
         + lines(2, ["}", "if (const long rest = k % W) {"])
@@ -129,7 +129,7 @@ def update(mr: int, depth: int) -> str:
 
     return (
         f"static void update{mr}x{depth}"
-        "(const S* a, long a_m, long a_k, const S* b, long b_k, long cols, T* sums, long stride) {\n"
+        "(const S* a, long a_m, long a_k, const SB* b, long b_k, long cols, T* sums, long stride) {\n"
         + lines(2, [*scalars, "long j = 0;", "for (; j + L <= cols; j += L) {"])
         + lines(4, step("load(b + {u} * b_k + j)"))
         + lines(2, ["}", "if (j < cols) {"])

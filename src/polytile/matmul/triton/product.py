@@ -9,6 +9,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir.program import SCALED_ALONG_K
+from polytile.matmul import scales
 from polytile.matmul.triton.operands import Operand, symbol
 from polytile.matmul.triton.prologue import feed
 from polytile.matmul.triton.unit import Chip, Unit, accumulator
@@ -72,7 +73,8 @@ def scales_at(unit: Unit) -> list[str]:
     if unit.kernel.scales is None:
         return []
     lines = []
-    for name, size, axis, shared in zip("ab", "MN", "mn", unit.kernel.scales, strict=True):
+    rows = {name: blocks[name == "SB"] for name, blocks in scales.blocks(unit.kernel).items()}
+    for name, size, axis, shared in zip("ab", "MN", "mn", rows.values(), strict=True):
         first = f"at_{axis} * BLOCK_{size} + tl.arange(0, BLOCK_{size})"
         place = f"({first}) % {unit.number(size)}" + (f" // {shared}" if shared > 1 else "")
         wide = ".to(tl.int64)" if unit.facts.wide else ""

@@ -1,4 +1,5 @@
-"""How the blocks of a product are gone through, one function a variant: each gives the launches and the scratch memory.
+"""How the blocks of a product are gone through, one function a variant: each gives the launches and the scratch memory. Where
+docstrings show code, `at` is a block of rows by columns and `a[at, k]` its rows of A along a block of k.
 
     tile         a program a block
     split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
@@ -36,6 +37,15 @@ MOST_ROWS = 4
 
 
 def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """A program has one block of the result.
+
+        c[m, n] = sum(a[m, k] * b[k, n])   →   for at in programs: for k in blocks: acc += a[at, k] @ b[k, at]
+                                                                   c[at] = epilogue(acc)
+
+    Legal at any sizes. Moves A once for each column of blocks and B once for each row of them; `group` rows of blocks run
+    together, so that the L2 cache has most of that. Programs that are not a multiple of the places leave places idle.
+    CUTLASS: a threadblock tile with a swizzle. Halide, TVM: tile. Triton: its matrix multiplication tutorial.
+    """
     unit = unit_of(kernel, config, facts, chip)
     unit.place(program(unit), int(config["group"]))
     product(unit)
@@ -44,7 +54,15 @@ def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
 
 
 def split(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Parts of K are whole blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
+    """`splits` programs share a block, each over a part of K.
+
+        for at, part in programs: for k in part: acc += a[at, k] @ b[k, at]; scratch[part, at] = acc
+        for at in programs: c[at] = epilogue(sum(scratch[:, at]))
+
+    Legal at any sizes. Costs a launch, and splits × M × N sums written and read. For few blocks and a long K. Parts are whole
+    blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n].
+    CUTLASS: parallel split-K. Halide, TVM: rfactor.
+    """
     unit, splits = unit_of(kernel, config, facts, chip), int(config["splits"])
     unit.constants["SPLITS"] = splits
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
@@ -87,10 +105,16 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
 
 
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
-    the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
-    what lies outside with zeros. With `flat` both loops are one, and the first loads for a block are under way while the one
-    before it is stored."""
+    """As many programs as multiprocessors, block after block.
+
+        for p in programs: for at in p, p + programs, ...: (as `tile`, operands by TMA copies)
+
+    Legal at any sizes. Moves as `tile` does; saves starting programs, and registers for addresses. Descriptors need 16-byte
+    aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where the facts do not say so, there
+    is a batch or an operand is computed, the same walk loads through pointers. Hardware fills what lies outside with zeros.
+    With `flat` both loops are one, and the first loads for a block are under way while the one before it is stored.
+    CUTLASS: persistent tile scheduler with TMA loads. Triton: its persistent matmul tutorial.
+    """
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
     simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
@@ -131,8 +155,15 @@ def _described_product(unit: Unit) -> None:
 
 
 def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Each program has BLOCK_N columns and all rows, whose number the regime knows: products are added up lane by lane along
-    k in float32 (int32), and over the lanes at the end. Every row of A is read by every program, from the cache."""
+    """A program has BLOCK_N columns and all rows, without tensor cores.
+
+        for n in programs: for k in blocks: for m in rows: acc[m] += a[m, k] * b[k, n]
+                           c[:, n] = epilogue(sum over lanes of acc)
+
+    Legal for up to MOST_ROWS rows, whose number the regime knows. Moves B once; every program reads A, from the cache. Products
+    are added up lane by lane along k in float32 (int32), and over the lanes at the end.
+    cuBLAS: gemv. CUTLASS: GemvStridedBatched. Halide, TVM: vectorize the reduction, then rfactor over lanes.
+    """
     if "M" not in facts.values:
         raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
     unit, count = unit_of(kernel, config, facts, chip), facts.values["M"]

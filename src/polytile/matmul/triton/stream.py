@@ -6,6 +6,8 @@
 Nothing is left over for a last round of few blocks, however many there are. A block that one program has all of is finished
 there. Of the others each program leaves at most two parts in memory, that with which its share begins and that with which it
 ends, and a second launch adds the parts of a block up in their order along k: results are the same at every call.
+
+Legal at any sizes. Moves as `tile` does, and two blocks of sums a program; costs the second launch. CUTLASS: Stream-K.
 """
 
 from __future__ import annotations

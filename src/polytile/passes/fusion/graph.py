@@ -131,10 +131,11 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
         case Loop():
             symbols |= _loop_symbols(operation)
         case Template():
-            symbols |= _view_symbols(operation.a, operation.b, operation.out, *[scales.view for scales in operation.scales or ()])
+            symbols |= _view_symbols(operation.a, operation.b, operation.out, *operation.scale_views)
             symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Attention():
             symbols |= _view_symbols(*operation.views)
+            symbols |= _loop_symbols(operation.scores) if operation.scores is not None else set()
         case Extern():
             symbols |= _argument_symbols((operation.args, operation.kwargs))
         case Assert():

@@ -13,8 +13,8 @@ depend on the parity of k, as in unpacking two numbers from a byte, the prologue
 
 A loop qualifies if its result is read by one product only, as one whole operand, and nothing between the two writes what the loop
 reads. The kernel still decides call by call whether to compute the operand on the fly or to store it first
-(`candidates/materialised_operands.py`): on the fly it is computed once for each block of the other operand. This is for a GPU's
-products only; on a CPU, packing an operand does the same.
+(`candidates/materialised_operands.py`): on the fly it is computed once for each block of the other operand. On a CPU, packing an
+operand does the same. There a prologue is what makes int8 of a weight, such as of numbers of 4 bits: panels are made of it once.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def fuse_prologues(program: Program) -> Program:
             current = operations[j]
             assert isinstance(current, Template)
             view = (current.a, current.b)[side]
-            if view.buffer in observed or len(readers[view.buffer]) != 2 or not _computable(view, program.buffers[view.buffer]):
+            if view.buffer in observed or len(readers[view.buffer]) != 2:
                 continue
             i = min(readers[view.buffer])
             producer = operations[i]
-            if not isinstance(producer, Loop):
+            if not isinstance(producer, Loop) or not _computable(view, side, producer, program.buffers):
                 continue
             fused = _fused(current, side, producer, operations[i + 1 : j], program.buffers)
             if fused is not None:
@@ -63,9 +63,13 @@ def fuse_prologues(program: Program) -> Program:
     return replace(program, operations=tuple(o for o in operations if o is not None))
 
 
-def _computable(view: View, buffer: Buffer) -> bool:
-    """Whether generated products exist where the operand is, and take one of its type that is computed."""
-    return on_gpu(buffer.device) and view.dtype == buffer.dtype and view.dtype in OPERANDS
+def _computable(view: View, side: int, producer: Loop, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether generated products exist where the operand is, and take one of its type that is computed so."""
+    buffer = buffers[view.buffer]
+    if not on_gpu(buffer.device):
+        read = [buffers[name] for name in producer.reads()]
+        return side == 1 and view.dtype == buffer.dtype == torch.int8 and len(read) == 1 and read[0].weight is not None
+    return view.dtype == buffer.dtype and view.dtype in OPERANDS
 
 
 def _fused(

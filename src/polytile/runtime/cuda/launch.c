@@ -17,17 +17,6 @@ enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 =
 enum { MOST_DESCRIBED = 2, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 enum { CLUSTER = 4, MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION */
 
-typedef struct { /* CUlaunchAttribute */
-    int32_t id, unused, value, rest[15];
-} Attribute;
-
-typedef struct { /* CUlaunchConfig */
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    Attribute *attributes;
-    unsigned count;
-} How;
-
 typedef struct {
     int (*launch_kernel)(const How *how, void *function, void **parameters, void **extra);
     int (*get_context)(void **context);
@@ -93,10 +82,16 @@ typedef struct {
 } Plan;
 
 static Api api;
+static const Recorder *recorder; /* NULL: every launch is made at once */
 
 void polytile_configure(const Api *functions)
 {
     api = *functions;
+}
+
+void polytile_record_launches(const Recorder *functions)
+{
+    recorder = functions;
 }
 
 static int allocate(int32_t device, int64_t bytes, void **tensor, void **pointer)
@@ -133,12 +128,14 @@ static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **
         if (code != 0)
             found->bytes = -1;
     }
+    if (code == 0 && recorder != NULL)
+        recorder->share(found->tensor); /* another thread may let go of it before a recorded launch is made */
     *pointer = found->pointer;
     return code;
 }
 
 /* What a plan keeps may be let go for more of it as soon as another thread has the lock: by then the kernels that use it
-   have been launched. Returns whether there is anything to lock. */
+   have been launched, or are recorded and share it. Returns whether there is anything to lock. */
 static int lock(Plan *plan)
 {
     int keeps = 0;
@@ -180,8 +177,20 @@ static int describe(const Descriptor *what, void *const *pointers, const long *i
                          what->swizzle, FETCH_128_BYTES, 0);
 }
 
+/* Records a launch. What cannot be recorded is to be made now, after all that is. */
+static int record(const Launch *launch, const How *how, void **addresses)
+{
+    uint32_t bytes[launch->count + 1];
+    for (int i = 0; i < launch->count; i++)
+        bytes[i] = launch->parameters[i].kind == DESCRIPTOR ? sizeof(Map) : sizeof(uint64_t);
+    int code = recorder->kernel(how, launch->function, addresses, bytes, (unsigned)launch->count);
+    if (code == NOT_SUPPORTED)
+        recorder->make();
+    return code;
+}
+
 static int start(const Launch *launch, void *const *pointers, const long *integers, void **memory,
-                 volatile int32_t *error, void *stream)
+                 volatile int32_t *error, void *stream, int records)
 {
     int64_t grid[3];
     for (int i = 0; i < 3; i++) {
@@ -221,7 +230,8 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
         attributes[count++] = (Attribute){.id = CLUSTER, .value = launch->cluster, .rest = {1, 1}};
     How how = {{(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, {launch->threads, 1, 1}, launch->shared, stream,
                attributes, count};
-    return -api.launch_kernel(&how, launch->function, addresses, NULL);
+    int code = records ? record(launch, &how, addresses) : NOT_SUPPORTED;
+    return code != NOT_SUPPORTED ? -code : -api.launch_kernel(&how, launch->function, addresses, NULL);
 }
 
 static int run(Plan *plan, void *const *pointers, const long *integers)
@@ -230,14 +240,20 @@ static int run(Plan *plan, void *const *pointers, const long *integers)
     if (api.current_stream(plan->device, &stream) != 0)
         return -INVALID_VALUE;
     memset(owned, 0, sizeof owned);
-    int locked = lock(plan);
+    int locked = lock(plan), records = recorder != NULL && recorder->records(plan->device, plan->context, stream);
+    if (records && locked && plan->launch_count > 1) { /* no other thread's launches may come between these */
+        recorder->make();
+        records = 0;
+    }
     int code = plan->scratch_count > 0 ? provide(plan, integers, stream, memory, owned) : 0;
     for (int i = 0; i < plan->launch_count && code == 0; i++)
-        code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream);
+        code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream, records);
     if (locked)
         atomic_flag_clear_explicit(&plan->busy, memory_order_release);
     for (int i = 0; i < plan->scratch_count; i++)
-        if (owned[i] != NULL)
+        if (owned[i] != NULL && records)
+            recorder->keep(owned[i], formula(plan->scratch[i].bytes, integers));
+        else if (owned[i] != NULL)
             api.delete_tensor(owned[i]);
     return code;
 }

@@ -21,10 +21,11 @@ import torch
 
 from polytile.errors import DeviceError
 from polytile.runtime import compile as compiler
+from polytile.runtime import native
 from polytile.runtime.cuda import driver, hip, products
 from polytile.runtime.formula import Formula
 
-SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
+SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
 TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 """Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
 word for run-time checks, a null pointer, and a tensor's descriptor by value. All but the word and the null pointer go with an
@@ -49,6 +50,7 @@ _TORCH_FUNCTIONS = (
     "aoti_torch_delete_tensor_object",
     "aoti_torch_get_data_ptr",
 )
+_NEW_HANDLE = "aoti_torch_new_tensor_handle"
 DESCRIBE = "cuTensorMapEncodeTiled"
 """What makes a descriptor; drivers before CUDA 12 lack it."""
 
@@ -235,6 +237,13 @@ def prepare() -> compiler.Compilation:
     return compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
 
 
+def record(recorder: int) -> tuple[int]:
+    """Has launches recorded where the recorder of graphs.py, by its address, wants them. The kernels that know of it."""
+    library = prepare().result()
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_launches"))(recorder)
+    return (library.address("polytile_launch"),)
+
+
 def reset() -> None:
     """Forgets the loaded launcher; the next plan configures one anew."""
     _launcher.cache_clear()
@@ -259,6 +268,11 @@ def torch_functions() -> list[int]:
         ) from error
 
 
+def new_handle() -> list[int]:
+    """Address of torch's stable C function that makes a second handle of a tensor."""
+    return _addresses(native.torch_library(), [_NEW_HANDLE])
+
+
 def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
     return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
 
@@ -268,5 +282,5 @@ def failed(name: str, code: int) -> NoReturn:
     if (refused := products.failed(name, code)) is not None:
         raise refused
     if code == -driver.OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
+        raise torch.OutOfMemoryError(f"kernel {name!r}: there is no memory left for its scratch buffers.")
     raise driver.refusal(-code, f"kernel {name!r} could not be launched")

@@ -77,7 +77,7 @@ typedef struct { /* what the library was told of a shape and what it proposed, t
     void *operation, *layouts[ALL];
     Proposal proposals[PROPOSALS];
     int count;
-    unsigned refused; /* a bit for each proposal */
+    unsigned refused, ran; /* a bit for each proposal */
 } Known;
 
 typedef struct {
@@ -91,11 +91,19 @@ typedef struct {
     int32_t integers; /* the first of a call's that matter */
     /* the rest belongs to C and starts as zeros */
     int32_t refusals, has_run;
+    uint64_t number; /* tells it from all others, where calls are recorded; 0: not given yet */
     atomic_flag busy;
     size_t capacity, used;
     int64_t *keys; /* integers + 1 of each slot */
     Known **slots;
 } Plan;
+
+static const Recorder *recorder; /* NULL: every call is made at once */
+
+void polytile_record_products(const Recorder *functions)
+{
+    recorder = functions;
+}
 
 /* ---- shapes ---- */
 
@@ -339,31 +347,122 @@ static int32_t type_of_device(const Plan *plan)
     return plan->device < 0 ? TORCH_CPU : TORCH_CUDA;
 }
 
-static int run(const Plan *plan, const Known *known, const Proposal *proposal, void *const *pointers)
+static int run(const Plan *plan, const Known *known, const Proposal *proposal, void *const *pointers, void *workspace, void *stream)
 {
     static const float one = 1.0f, zero = 0.0f;
     static const int32_t whole_one = 1, whole_zero = 0;
     const Api *api = plan->api;
     int whole = plan->scale == INT32, adds = plan->operands[C].tensor >= 0;
-    void *stream = NULL, *tensor = NULL, *workspace = NULL, *bias = pointer_to(pointers, plan->bias);
-    int64_t bytes = (int64_t)proposal->workspace, stride = 1;
-    if (api->current_stream != NULL && api->current_stream(plan->device, &stream) != 0)
-        return -INVALID_VALUE;
+    void *bias = pointer_to(pointers, plan->bias);
     if (bias != NULL && api->set_operation(known->operation, BIAS, &bias, sizeof bias) != 0)
         return -INVALID_VALUE;
-    int device = plan->device < 0 ? 0 : plan->device;
-    if (bytes > 0 && (api->new_tensor(1, &bytes, &stride, TORCH_UINT8, type_of_device(plan), device, &tensor) != 0
-                      || api->data_pointer(tensor, &workspace) != 0))
-        return -OUT_OF_MEMORY;
     const void *all = whole ? (const void *)&whole_one : &one, *none = whole ? (const void *)&whole_zero : &zero;
     void *d = pointers[plan->operands[D].tensor], *c = adds ? pointers[plan->operands[C].tensor] : d;
     int status = api->multiply(plan->handle, known->operation, all, pointers[plan->operands[B].tensor], known->layouts[B],
                                pointers[plan->operands[A].tensor], known->layouts[A], adds ? all : none, c,
                                known->layouts[adds ? C : D], d, known->layouts[D], proposal->algorithm, workspace,
                                proposal->workspace, stream);
+    return status == 0 ? 0 : -(LIBRARY_STATUS + status);
+}
+
+/* ---- calls that are recorded and made later ---- */
+
+enum { ADDRESSES = ALL + 2 };
+
+typedef struct { /* followed by the integers */
+    void *operands[ALL], *bias, *workspace; /* ADDRESSES of them */
+    Plan *plan;
+    uint64_t number, algorithm; /* the plan's own, as another may come to lie where it was; and the proposal's */
+    int64_t proposal;
+} Later;
+
+static void lock(Plan *plan)
+{
+    while (atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
+        sched_yield();
+}
+
+static void unlock(Plan *plan)
+{
+    atomic_flag_clear_explicit(&plan->busy, memory_order_release);
+}
+
+/* How many of a call's tensors there are, up to the last one that matters. */
+static int tensors_of(const Plan *plan)
+{
+    int count = plan->bias + 1;
+    for (int i = 0; i < ALL; i++)
+        count = plan->operands[i].tensor >= count ? plan->operands[i].tensor + 1 : count;
+    return count;
+}
+
+static int make_later(const void *data, void *stream)
+{
+    const Later *later = data;
+    Plan *plan = later->plan;
+    void *pointers[tensors_of(plan)];
+    memset(pointers, 0, sizeof pointers);
+    for (int i = 0; i < ALL; i++)
+        if (plan->operands[i].tensor >= 0)
+            pointers[plan->operands[i].tensor] = later->operands[i];
+    if (plan->bias >= 0)
+        pointers[plan->bias] = later->bias;
+    lock(plan);
+    const Known *known = known_of(plan, pointers, (const long *)(later + 1));
+    int code = known == NULL ? -OUT_OF_MEMORY
+                             : run(plan, known, &known->proposals[later->proposal], pointers, later->workspace, stream);
+    unlock(plan);
+    return code;
+}
+
+static int record(Plan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
+{
+    static atomic_ullong numbers;
+    size_t bytes = sizeof(Later) + (size_t)plan->integers * sizeof(long);
+    _Alignas(Later) unsigned char data[bytes];
+    Later *later = memset(data, 0, bytes);
+    if (plan->number == 0)
+        plan->number = atomic_fetch_add(&numbers, 1) + 1;
+    uint64_t kind = (uint64_t)known->proposals[at].workspace;
+    for (int i = 0; i < 8; i++)
+        kind = (kind ^ known->proposals[at].algorithm[i]) * 0x9E3779B97F4A7C15u;
+    *later = (Later){.plan = plan, .workspace = workspace, .bias = pointer_to(pointers, plan->bias), .proposal = at,
+                     .number = plan->number, .algorithm = kind};
+    for (int i = 0; i < ALL; i++)
+        later->operands[i] = pointer_to(pointers, plan->operands[i].tensor);
+    memcpy(later + 1, integers, (size_t)plan->integers * sizeof(long));
+    return -recorder->call(make_later, kind, data, bytes, ADDRESSES);
+}
+
+/* Makes the call now, or records it: of a proposal that has run before, as nobody could be told then that the library refuses. */
+static int run_or_record(Plan *plan, Known *known, int at, void *const *pointers, const long *integers)
+{
+    const Api *api = plan->api;
+    const Proposal *proposal = &known->proposals[at];
+    void *stream = NULL, *tensor = NULL, *workspace = NULL;
+    int64_t bytes = (int64_t)proposal->workspace, stride = 1;
+    if (api->current_stream != NULL && api->current_stream(plan->device, &stream) != 0)
+        return -INVALID_VALUE;
+    int records = recorder != NULL && plan->device >= 0 && recorder->records(plan->device, plan->context, stream);
+    if (records && !(known->ran >> at & 1)) {
+        recorder->make();
+        records = 0;
+    }
+    if (records) {
+        if (bytes > 0 && recorder->workspace(bytes, &workspace) != 0)
+            return -OUT_OF_MEMORY;
+        return record(plan, known, at, pointers, integers, workspace);
+    }
+    int device = plan->device < 0 ? 0 : plan->device;
+    if (bytes > 0 && (api->new_tensor(1, &bytes, &stride, TORCH_UINT8, type_of_device(plan), device, &tensor) != 0
+                      || api->data_pointer(tensor, &workspace) != 0))
+        return -OUT_OF_MEMORY;
+    int code = run(plan, known, proposal, pointers, workspace, stream);
+    if (code == 0)
+        known->ran |= 1u << at;
     if (tensor != NULL)
         api->delete_tensor(tensor);
-    return status == 0 ? 0 : -(LIBRARY_STATUS + status);
+    return code;
 }
 
 /* An algorithm that the library refuses gives way to the next one, unless none has run yet: then the plan fails. The first time
@@ -377,7 +476,7 @@ static long multiply(Plan *plan, void *const *pointers, const long *integers)
         int at = chosen(plan, known, integers);
         if (at < 0)
             return DECLINED;
-        int code = run(plan, known, &known->proposals[at], pointers);
+        int code = run_or_record(plan, known, at, pointers, integers);
         if (code == 0)
             plan->has_run = 1;
         if (code > -LIBRARY_STATUS || !plan->has_run)
@@ -409,17 +508,6 @@ static long multiply_by_aten(Plan *plan, void *const *pointers, const long *inte
         if (tensors[i] != NULL)
             api->delete_tensor(tensors[i]);
     return code == 0 ? 0 : DECLINED; /* its Python form says what is wrong */
-}
-
-static void lock(Plan *plan)
-{
-    while (atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
-        sched_yield();
-}
-
-static void unlock(Plan *plan)
-{
-    atomic_flag_clear_explicit(&plan->busy, memory_order_release);
 }
 
 /* Makes the plan's device current where another one is; `pushed` says so. Returns the driver's error. */
@@ -462,6 +550,8 @@ long polytile_product_aten(void *const *pointers, const long *integers, long add
 {
     Plan *plan = (Plan *)address;
     int pushed;
+    if (recorder != NULL && plan->device >= 0)
+        recorder->make();
     long code = -enter(plan, &pushed);
     if (code == 0)
         code = multiply_by_aten(plan, pointers, integers);

@@ -27,7 +27,7 @@ from polytile.runtime.cuda import cublaslt, driver
 from polytile.runtime.cuda.cublaslt import COMPUTE_32I, MOST_WORKSPACE, TYPES, Algorithm
 from polytile.runtime.formula import Formula
 
-SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("product.c"))
+SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("product.c"))
 LIBRARY_STATUS = 100000
 """A library's status s comes back from a call as minus this and s."""
 PROPOSALS = 6
@@ -222,6 +222,13 @@ def _released(release: Any, block: Any, held: list[Any]) -> None:
 def prepare() -> compiler.Compilation:
     """Starts compiling product.c, or finds it in the cache; returns at once."""
     return compiler.compile_c("cuda_product", "\n".join(path.read_text() for path in SOURCES))
+
+
+def record(recorder: int) -> tuple[int, int]:
+    """Has cuBLASLt's calls recorded where the recorder of graphs.py, by its address, wants them. The kernels that know of it."""
+    library = prepare().result()
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_products"))(recorder)
+    return library.address(Plan.symbol), library.address(AtenPlan.symbol)
 
 
 def reset() -> None:

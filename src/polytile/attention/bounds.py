@@ -21,7 +21,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from polytile.attention.triton.scores import KEY, QUERY
+from polytile.attention.scores import KEY, QUERY
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
 

@@ -7,8 +7,8 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from polytile.attention.triton.bounds import FIRST, LAST, Analysis, Interval
-from polytile.attention.triton.scores import KEY, QUERY
+from polytile.attention.bounds import FIRST, LAST, Analysis, Interval
+from polytile.attention.scores import KEY, QUERY
 from polytile.ir import expr
 from polytile.ir.expr import Node
 

@@ -1,0 +1,207 @@
+"""`polytile.autotune` beside `triton.autotune`: seconds that calls at random sizes wait, the kernels' times, a call's host time.
+
+    python -m benchmarks.gpu.autotune [--sizes 30] > autotune.json
+
+Two kernels, a product and a softmax, with the same configs. Each tuner has a process and empty caches of its own; polytile's runs
+once more in a second process, which finds what the first has measured. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+import polytile
+
+Launch = Callable[[], Any]
+
+PRODUCTS = [
+    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_warps=w, num_stages=s)
+    for m, n, k, w, s in (
+        (16, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 3),
+        (64, 128, 32, 4, 4), (128, 64, 32, 4, 4), (128, 64, 64, 4, 3), (128, 128, 32, 4, 3), (128, 128, 64, 8, 3),
+        (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
+    )
+]  # fmt: skip
+ROWS = [triton.Config({}, num_warps=warps) for warps in (1, 2, 4, 8, 16)]
+
+
+@triton.jit
+def product_kernel(  # type: ignore[no-untyped-def]
+    a, b, c, M, N, K, sam, sak, sbk, sbn, scm, scn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    first = pid // (GROUP * columns) * GROUP
+    height = min(rows - first, GROUP)
+    m = (first + pid % (GROUP * columns) % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (pid % (GROUP * columns) // height) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    left = a + (m % M)[:, None] * sam + k[None, :] * sak
+    right = b + k[:, None] * sbk + (n % N)[None, :] * sbn
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for done in range(0, K, BLOCK_K):
+        inside = k < K - done
+        total = tl.dot(tl.load(left, inside[None, :], 0.0), tl.load(right, inside[:, None], 0.0), total)
+        left += BLOCK_K * sak
+        right += BLOCK_K * sbk
+    at = c + m[:, None] * scm + n[None, :] * scn
+    tl.store(at, total.to(c.dtype.element_ty), (m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def softmax_kernel(x, y, N, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < N
+    row = tl.load(x + at, inside, -float("inf")).to(tl.float32)
+    power = tl.exp(row - tl.max(row, 0))
+    tl.store(y + at, power / tl.sum(power, 0), inside)
+
+
+def product(kernel: Any, m: int, n: int, k: int) -> tuple[Launch, Callable[[], float], str]:
+    a, b = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+    c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+
+    def error() -> float:
+        right = a.double() @ b.double()
+        return float(((c.double() - right).abs().max() / right.square().mean().sqrt()).cpu())
+
+    return lambda: kernel[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()), error, f"{m}x{n}x{k}"
+
+
+def softmax(kernel: Any, m: int, n: int, _: int) -> tuple[Launch, Callable[[], float], str]:
+    x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+
+    def error() -> float:
+        return float((y.double() - x.double().softmax(-1)).abs().max().cpu())
+
+    return lambda: kernel[(m,)](x, y, n, BLOCK=triton.next_power_of_2(n)), error, f"{m}x{n}"
+
+
+CASES = {
+    "product": (product_kernel, PRODUCTS, ["M", "N", "K"], product),
+    "softmax": (softmax_kernel, ROWS, ["N"], softmax),
+}
+
+
+def median_us(launch: Launch) -> float:
+    """The kernel's own time, by a graph of launches."""
+    return 1e3 * float(triton.testing.do_bench_cudagraph(launch, rep=20, return_mode="median"))
+
+
+def host_us(launch: Launch, calls: int = 200) -> float:
+    best = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            launch()
+        best.append((time.perf_counter() - begin) / calls)
+        torch.cuda.synchronize()
+    return 1e6 * min(best)
+
+
+def measured(name: str, kernel: Any, sizes: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    """For each size in turn: the seconds that the first call takes, the kernel's time, the error, the config."""
+    cells = []
+    for given in sizes:
+        launch, error, text = CASES[name][3](kernel, *given)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        launch()
+        torch.cuda.synchronize()
+        waited = time.perf_counter() - begin
+        config = str(kernel.best_config)
+        cells.append({"size": text, "waited_s": waited, "us": median_us(launch), "error": error(), "config": config})
+    return cells
+
+
+def tuned(tuner: str, count: int) -> dict[str, Any]:
+    """Both kernels by one tuner, in this process."""
+    draw = random.Random(0)
+    m, n, k = ([round(2 ** draw.uniform(4, 12)) for _ in range(count)] for _ in range(3))
+    drawn = list(zip(m, n, k, strict=True))
+    decorate = triton.autotune if tuner == "triton" else polytile.autotune
+    report: dict[str, Any] = {}
+    for name, (function, configs, key, case) in CASES.items():
+        kernel, before = decorate(configs=configs, key=key)(function), polytile.counters["candidates_benchmarked"]
+        cells = measured(name, kernel, drawn)
+        launch, _, _ = case(kernel, 64, 64, 64)
+        launch()
+        bare = case(Bare(function, kernel.best_config.all_kwargs()), 64, 64, 64)[0]
+        bare()
+        report[name] = {
+            "cells": cells,
+            "waited_s": sum(cell["waited_s"] for cell in cells),
+            "timed": polytile.counters["candidates_benchmarked"] - before,
+            "host_us": host_us(launch),
+            "bare_host_us": host_us(bare),
+            "worst_error": max(cell["error"] for cell in cells),
+            "decisions": [str(decision) for decision in getattr(kernel, "decisions", ())],
+        }
+    return report
+
+
+class Bare:
+    """A kernel with one config, launched by Triton itself."""
+
+    def __init__(self, kernel: Any, chosen: dict[str, Any]) -> None:
+        self.kernel, self.chosen = kernel, chosen
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.kernel[grid](*args, **kwargs, **self.chosen)
+
+
+def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, float]:
+    """The second's kernel times and waiting over the first's."""
+    ratios = [b["us"] / a["us"] for a, b in zip(first["cells"], second["cells"], strict=True)]
+    return {
+        "geomean": statistics.geometric_mean(ratios), "worst": max(ratios), "best": min(ratios),
+        "waited": second["waited_s"] / first["waited_s"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, default=30)
+    parser.add_argument("--tuner", choices=("triton", "polytile"), help="One tuner, in this process.")
+    given = parser.parse_args()
+    if given.tuner:
+        print(json.dumps(tuned(given.tuner, given.sizes)))
+        return
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    with tempfile.TemporaryDirectory() as folder:
+        for run, tuner in (("triton", "triton"), ("polytile", "polytile"), ("polytile again", "polytile")):
+            own = {"TRITON_CACHE_DIR": f"{folder}/{tuner}-triton", "POLYTILE_CACHE_DIR": f"{folder}/{tuner}"}
+            command = [sys.executable, "-m", "benchmarks.gpu.autotune", "--tuner", tuner, "--sizes", str(given.sizes)]
+            ended = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+            print(ended.stderr, file=sys.stderr)
+            if ended.returncode:
+                raise SystemExit(f"{run} ended with status {ended.returncode}.")
+            report[run] = json.loads(ended.stdout.splitlines()[-1])
+    for name in CASES:
+        report[f"{name}: polytile over triton"] = beside(report["triton"][name], report["polytile"][name])
+        report[f"{name}: again over triton"] = beside(report["triton"][name], report["polytile again"][name])
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

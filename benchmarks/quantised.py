@@ -1,0 +1,176 @@
+"""`python -m benchmarks.quantised [--device cuda] [--parts layers model] [--seconds 200] [--json]`: products in 8 and 4 bits.
+
+layers   linear layers with quantised weights at one row to thousands, one dynamic compile for each weight: polytile, eager, the
+         same layer in bfloat16 by ATen ("bf16"), and ATen's own operator where it has one for the case ("own"); the largest
+         error of each against float64
+model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing lengths
+
+A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import polytile
+from benchmarks import record
+from benchmarks.quantised_model import LAYERS, Int4Groups, Llama, Quantised, quantise
+from benchmarks.timing import compare, geomean, synchronize
+
+ROWS = {"cpu": (1, 2, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
+WEIGHTS = {"cpu": ((1024, 4096), (4096, 1024)), "cuda": ((4096, 4096), (14336, 4096), (4096, 14336))}
+"""(N, K)."""
+LENGTHS = {"cpu": (1, 7, 16, 64, 200), "cuda": (1, 16, 100, 300, 1000)}
+MODEL = {"cpu": {"width": 512, "heads": 8, "inner": 1408}, "cuda": {"width": 2048, "heads": 16, "inner": 5632}}
+OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
+ONLY_ON = {"float8 dynamic": "cuda"}
+"""Kinds of layers that only one device has products for."""
+DTYPE = torch.bfloat16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=("layers", "model"), default=["layers", "model"])
+    parser.add_argument("--kinds", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", nargs="+", type=int)
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--cell", type=float, default=0.3, help="seconds of timing a row")
+    parser.add_argument("--out", default=os.environ.get("OUT"), help="where the results are written")
+    parser.add_argument("--json", action="store_true", help=f"also write the results to {record.RESULTS}")
+    given = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64
+    deadline = time.monotonic() + given.seconds
+    kinds = [kind for kind in given.kinds if ONLY_ON.get(kind, given.device) == given.device]
+    results: dict[str, Any] = {"device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu"}
+    with torch.no_grad():
+        if "layers" in given.parts:
+            results["layers"] = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
+        if "model" in given.parts:
+            results["model"] = models(kinds, given.device, given.cell, deadline)
+    if given.json or given.out:
+        print(record.write(f"quantised_{given.device}", results, Path(given.out or record.RESULTS)))
+
+
+def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: float, deadline: float) -> list[dict[str, Any]]:
+    """A row for each kind of layer, weight and number of rows."""
+    found: list[dict[str, Any]] = []
+    for kind in kinds:
+        for n, k in WEIGHTS[device]:
+            torch._dynamo.reset()
+            linear = nn.Linear(k, n, bias=False, device=device, dtype=DTYPE)
+            layer = LAYERS[kind](linear)
+            compiled = torch.compile(layer, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
+            for m in sorted(rows, key=lambda m: m == 1):  # a size of 1 gets a graph of its own, after the general one
+                if time.monotonic() > deadline:
+                    return found
+                x = torch.randn(m, k, device=device, dtype=DTYPE)
+                name = {"kind": kind, "m": m, "n": n, "k": k}
+                contestants = {"polytile": compiled, "eager": layer, "bf16": linear, "own": own(layer)}
+                found.append(name | timed(contestants, x, layer, seconds) | chosen(compiled, x))
+                print(json.dumps(found[-1]), flush=True)
+        tell(kind, [row for row in found if row["kind"] == kind])
+    return found
+
+
+def own(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """ATen's operator for the layer's weights, packed as it wants them; None where it has none."""
+    if isinstance(layer, Int4Groups):
+        return packed_int4(layer)
+    if type(layer) in (LAYERS["int8 weights"], LAYERS["int8 dequantised"]):
+        assert isinstance(layer, Quantised)
+        return lambda x: torch._weight_int8pack_mm(x, layer.weight, layer.scale.flatten())
+    return None
+
+
+def packed_int4(layer: Int4Groups) -> Callable[[Tensor], Tensor]:
+    numbers = layer.numbers().flatten(1).int()
+    scales = layer.scale[..., 0].t().contiguous()  # [groups, out]
+    both = torch.stack([scales, torch.zeros_like(scales)], -1)
+    if layer.weight.device.type == "cpu":
+        weight = torch._convert_weight_to_int4pack_for_cpu(numbers, 1)
+        return lambda x: torch._weight_int4pack_mm_for_cpu(x, weight, layer.GROUP, both)
+    weight = torch._convert_weight_to_int4pack((numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8), 8)
+    return lambda x: torch._weight_int4pack_mm(x, weight, layer.GROUP, both)
+
+
+def timed(contestants: dict[str, Any], x: Tensor, layer: nn.Module, seconds: float) -> dict[str, Any]:
+    """Microseconds of a call, and the largest error relative to the largest result in float64. Layers that round activations are
+    compared with what eager makes of them too; where eager refuses, with the weights in full."""
+    assert isinstance(layer, Quantised)
+    wanted = F.linear(x.double(), layer.full())
+    calls, errors, failed = {}, {}, {}
+    for name, call in contestants.items():
+        if call is None:
+            continue
+        try:
+            result = call(x)
+            synchronize()
+        except Exception as error:  # a contestant refuses by an error
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            continue
+        errors[name] = float((result.double() - wanted).abs().max() / wanted.abs().max())
+        calls[name] = functools.partial(call, x)
+    polytile.wait()
+    timings = compare(calls, seconds=seconds).timings
+    return {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}, "error": errors, "failed": failed}
+
+
+def chosen(compiled: Callable[..., Any], *given: Any) -> dict[str, Any]:
+    explanation = polytile.explain(compiled, *given)
+    return {"chosen": [f"{d.candidate} ({d.provenance})" for d in explanation.decisions]}
+
+
+def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+    """How many times as fast as each other contestant polytile is."""
+    for name in ("eager", "bf16", "own"):
+        ratios = [row["us"][name] / row["us"]["polytile"] for row in rows if name in row["us"] and "polytile" in row["us"]]
+        if ratios:
+            print(f"{kind}: {geomean(ratios):.2f} times as fast as {name} (least {min(ratios):.2f})", flush=True)
+
+
+def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
+    """A row for each kind and length: microseconds of eager and polytile, and how far polytile is from eager in the mean."""
+    found: list[dict[str, Any]] = []
+    for kind in kinds:
+        torch._dynamo.reset()
+        model = quantise(Llama(**MODEL[device]).to(device, DTYPE).eval(), LAYERS[kind])
+        compiled = torch.compile(model, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
+        for length in sorted(LENGTHS[device], key=lambda length: length == 1):
+            if time.monotonic() > deadline:
+                return found
+            tokens = torch.randint(0, 96, (1, length), device=device)
+            row: dict[str, Any] = {"kind": kind, "length": length}
+            try:
+                right = model(tokens)
+                calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, tokens)}
+            except Exception as error:  # an operator refuses the length
+                right, calls, row["failed"] = None, {}, str(error).splitlines()[0][:120]
+            got = compiled(tokens)
+            calls["polytile"] = functools.partial(compiled, tokens)
+            if right is not None:
+                row["mean_error"] = float((got - right).double().abs().mean() / right.double().abs().mean())
+            polytile.wait()
+            timings = compare(calls, seconds=seconds).timings
+            row["us"] = {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}
+            operators = polytile.explain(compiled, tokens).operators
+            row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
+            found.append(row)
+            print(json.dumps(row), flush=True)
+        tell(f"model, {kind}", [row for row in found if row["kind"] == kind])
+    return found
+
+
+if __name__ == "__main__":
+    main()

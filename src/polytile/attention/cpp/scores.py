@@ -1,0 +1,144 @@
+"""Scores that a problem has an expression for: how a vector of products becomes scores, and which keys rows see.
+
+    changed(c, x, at, j, n)     the scores of n scaled products x, before any mask
+    shown(c, x, at, j, n)       the same values, -inf where the mask hides a key
+    span(c, item, r0, r1)       the keys that rows [r0, r1) may see and those that all of them see, from the mask's expression
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import sympy
+import torch
+
+from polytile.attention.bounds import WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.scores import BATCH, HEAD, KEY, PLACE, QUERY, SCORE, Scores, scores_of
+from polytile.codegen.cpp import text
+from polytile.codegen.cpp.body import Body, Scope, always
+from polytile.codegen.cpp.unit import arguments
+from polytile.codegen.writer import Writer
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import SCORES, Store
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Form, Nest
+
+GIVEN = "void* const* ptrs, const long* sizes, long& error"
+BLOCK = "first", "last"
+
+CALLS = """\
+// Where row r of an item stands, and the key from which on positions count.
+struct At { long b, h, m, n; };
+static inline At at_of(const Call& c, long item, long r, long n) { return {item / c.Hkv, head_of(c, item, r), r % c.Mq, n}; }
+static inline Floats changed(const Call& c, Floats x, const At& p, long j, long n) {
+  if (n >= L) return pt::changed(pt::Full{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, L);
+  return pt::changed(pt::Part{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, n);
+}
+static inline Floats shown(const Call& c, Floats x, const At& p, long j, long n) {
+  if (n >= L) return pt::shown(pt::Full{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, L);
+  return pt::shown(pt::Part{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, n);
+}
+// Heads of q that differ may see different keys.
+static inline Span span(const Call& c, long item, long r0, long r1) {
+  const bool one = r0 / c.Mq == (r1 - 1) / c.Mq;
+  if (!one && BY_HEAD) return {0, c.Mkv, 0, 0};
+  const long first = one ? r0 % c.Mq : 0, last = one ? (r1 - 1) % c.Mq : c.Mq - 1;
+  long keys[4] = {0, c.Mkv, 0, c.Mkv};
+  pt::bounds(c.ptrs, c.sizes, *c.error, item / c.Hkv, head_of(c, item, r0), first, last, keys);
+  const long low = most(0, keys[0]), high = most(low, least(c.Mkv, keys[1]));
+  return {low, high, most(low, keys[2]), least(high, keys[3])};
+}
+"""
+
+
+def functions(problem: AttentionProblem, lanes: int) -> str:
+    """Text that defines pt::changed, pt::shown and pt::bounds, before the namespace of the kernel."""
+    return _Functions(problem, lanes).text()
+
+
+def flags(problem: AttentionProblem) -> str:
+    """Constants that `CALLS` needs."""
+    scores = scores_of(problem)
+    by_head = scores.mask is not None and HEAD in expr.free_symbols(scores.mask)
+    return f"constexpr bool MASKED = {str(scores.mask is not None).lower()}, BY_HEAD = {str(by_head).lower()};\n"
+
+
+class _Functions:
+    def __init__(self, problem: AttentionProblem, lanes: int) -> None:
+        self.scores: Scores = scores_of(problem)
+        self.lanes = lanes
+        loop = self.scores.kernel.loop
+        self.changed = self.scores.score if self.scores.score is not None else SCORE
+        hidden = expr.const(-math.inf, torch.float32)
+        mask = self.scores.mask
+        self.shown = SCORE if mask is None else expr.op("where", torch.float32, mask, SCORE, hidden)
+        self.loop = replace(loop, stores=(Store(SCORES, KEY, self.changed), Store(SCORES, KEY, self.shown)))
+        self.kernel = LoopKernel(self.loop, problem.tensors, problem.symbols)
+
+    def text(self) -> str:
+        out = Writer()
+        out.line("namespace pt {")
+        out.line("namespace {")
+        for name, node in (("changed", self.changed), ("shown", self.shown)):
+            self._of_vector(out, name, node)
+        self._of_block(out)
+        out.line("}  // namespace")
+        out.line("}  // namespace pt")
+        return out.text()
+
+    def _body(self) -> Body:
+        nest = Nest(self.loop, Form.POINTWISE, self.loop.axes[3], self.loop.axes[:3], ())
+        body = Body(self.kernel, nest, str(self.lanes))
+        body.made = {id(SCORE): always("acc")}
+        return body
+
+    def _of_vector(self, out: Writer, name: str, node: Node) -> None:
+        """A function of the products `acc` of `n` keys from key p3 on."""
+        scope = Scope(leave="return acc;")
+        result = self._body().operand(node, str(self.lanes), scope)
+        places = ", ".join(f"const long {place}" for place in PLACE)
+        kind = f"V<float, {self.lanes}>"
+        own = f"Tail tail, {GIVEN}, {places}, const {kind} acc, const long n"
+        self._function(out, f"template <class Tail> static inline {kind} {name}({own}) {{", [*scope.lines, f"return {result};"])
+
+    def _of_block(self, out: Writer) -> None:
+        """A function that writes where the keys that queries from `first` to `last` may see, and those that all see, end."""
+        body, scope = self._body(), Scope(leave="return;")
+        mask = self.scores.mask
+        found = WHOLE if mask is None else Analysis(_opaque(body, scope)).bounds(mask)
+        lines = list(scope.lines)
+        lines += [f"keys[{k}] = {text.index(end)};" for k, end in enumerate(_ends(found)) if end is not None]
+        places = ", ".join(f"const long {place}" for place in (BATCH, HEAD, *BLOCK))
+        self._function(out, f"static inline void bounds({GIVEN}, {places}, long* keys) {{", lines)
+
+    def _function(self, out: Writer, head: str, lines: list[str]) -> None:
+        """A function with those of the kernel's arguments that its lines name."""
+        named = set(re.findall(r"\w+", "\n".join(lines)))
+        given = [line for line in arguments(self.kernel) if re.split(r"\W+", line.split(" = ")[0])[-1] in named]
+        out.open(head)
+        out.extend([*given, *lines])
+        out.close("}")
+
+
+def _ends(bounds: Bounds) -> tuple[sympy.Expr | None, ...]:
+    """Where the keys that some query sees begin and end, and those that every query sees; None: at the first and the last key.
+    Where nothing is known of the latter they end before they begin."""
+    every = bounds.all if bounds.all is not None else Interval(high=sizes.ZERO)
+    return bounds.some.low, bounds.some.high, every.low, every.high
+
+
+def _opaque(body: Body, scope: Scope) -> Callable[[Node], Range | None]:
+    """What is looked up once for a block of rows: integers that differ from row to row are not."""
+
+    def of(node: Node) -> Range | None:
+        if {QUERY, KEY} & expr.free_symbols(node):
+            return None
+        name = sympy.Symbol(body.bound(body.scalar(node, scope), scope), integer=True)
+        return Range(name, name)
+
+    return of

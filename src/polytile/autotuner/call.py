@@ -1,0 +1,87 @@
+"""One launch of an autotuned kernel, as the user wrote it, and what of it a choice depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class _Current(threading.local):
+    """The launch that this thread is in: candidates find there what is neither a tensor nor a size."""
+
+    call: Call | None = None
+
+
+current = _Current()
+
+
+def tensor_in(value: Any) -> torch.Tensor | None:
+    """The tensor of an argument: itself, or the one below a host's tensor descriptor."""
+    if isinstance(value, torch.Tensor):
+        return value
+    base = getattr(value, "base", None)
+    return base if isinstance(base, torch.Tensor) else None
+
+
+def plain(value: Any) -> Any:
+    """A value without triton.language.constexpr around it."""
+    return getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+
+
+class Call:
+    """`args`, `kwargs`: those of `kernel[grid](...)`, the grid among the latter. `tensors`: names of the arguments that are
+    tensors on the launch's device. `flat`: these tensors, then the sizes named in `sizes`, as a MultiKernel is called. `kind`:
+    whatever else tells MultiKernels apart."""
+
+    __slots__ = ("args", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
+
+    def __init__(self, names: Sequence[str], keys: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.names, self.args, self.kwargs = names, args, kwargs
+        self.returned: Any = None
+        self.tried = False
+        """Whether candidates were tried on its arguments."""
+        given = self.given()
+        found = [(name, tensor) for name, value in given.items() if (tensor := tensor_in(value)) is not None]
+        device = next((t.device for _, t in found if t.device.type != "cpu"), torch.device("cpu"))
+        here = [(name, tensor) for name, tensor in found if tensor.device == device]
+        of_keys = [(name, plain(given[name])) for name in keys if name in given]
+        sizes = [(name, value) for name, value in of_keys if type(value) is int and value >= 0]
+        others = [(name, str(value)) for name, value in of_keys if type(value) is not int or value < 0]
+        self.device = device
+        self.tensors = tuple(name for name, _ in here)
+        self.sizes = tuple(name for name, _ in sizes)
+        self.flat: tuple[Any, ...] = (*(tensor for _, tensor in here), *(value for _, value in sizes))
+        self.kind = (device, tuple((name, tensor.dtype) for name, tensor in here), self.sizes, tuple(others))
+
+    def given(self) -> dict[str, Any]:
+        """The arguments of the kernel's own parameters, by name."""
+        own = dict(zip(self.names, self.args, strict=False))
+        return own | {name: self.kwargs[name] for name in self.names if name in self.kwargs}
+
+    def with_flat(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with other tensors and sizes."""
+        ints = dict(zip(self.sizes, flat[len(self.tensors) :], strict=True))
+        tensors = dict(zip(self.tensors, flat, strict=False))
+
+        def other(name: str, value: Any) -> Any:
+            if name in tensors:
+                own = isinstance(value, torch.Tensor)
+                return tensors[name] if own else dataclasses.replace(value, base=tensors[name])
+            return ints.get(name, value) if type(value) is int else value
+
+        args = tuple(other(name, value) for name, value in zip(self.names, self.args, strict=False))
+        return args, {name: other(name, value) for name, value in self.kwargs.items()}
+
+    def copied(self) -> Call:
+        """The same call of copies of its tensors, which the program does not change."""
+        copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in self.flat]
+        args, kwargs = self.with_flat(copies)
+        other = object.__new__(Call)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.args, other.kwargs, other.flat = args, kwargs, tuple(copies)
+        return other

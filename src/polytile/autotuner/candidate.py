@@ -1,0 +1,126 @@
+"""A config of a Triton kernel as a Candidate, and the launches that it makes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from polytile.autotuner.call import Call, current
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.dispatch import trials
+from polytile.problem import Config, Scalar, digest
+
+if TYPE_CHECKING:
+    from polytile.autotuner.tuner import Autotuner
+
+EXPECTED = 1e-3
+"""Seconds that each config is taken to need: alike for all, so that all are measured."""
+
+SHORT = {"num_warps": "w", "num_stages": "s", "num_ctas": "c", "maxnreg": "r"}
+USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What tells one triton.Config from another, hooks aside."""
+    launch = {name: getattr(config, name, None) for name in (*SHORT, "ir_override")}
+    return {**config.kwargs, **{name: value for name, value in launch.items() if value != USUAL.get(name, "")}}
+
+
+def name_of(config: Any) -> str:
+    """A config in short: "BLOCK=128 w4 s3"."""
+    return " ".join(f"{SHORT[k]}{v}" if k in SHORT else f"{k}={v}" for k, v in settings_of(config).items())
+
+
+def numbers_of(config: Any) -> Config:
+    """A config as stores have it; what is neither number nor text stands there as text."""
+    values = settings_of(config).items()
+    plain: dict[str, Scalar] = {name: v if isinstance(v, int | float | str) else str(v) for name, v in values}
+    return Config(tuple(sorted(plain.items())))
+
+
+def named(configs: Sequence[Any]) -> dict[str, Any]:
+    """Configs by name, each once; equal but for their hooks, they are numbered."""
+    by_name: dict[str, Any] = {}
+    for config in configs:
+        name, number = name_of(config), 2
+        while name in by_name and by_name[name] != config:
+            name, number = f"{name_of(config)} #{number}", number + 1
+        by_name.setdefault(name, config)
+    return by_name
+
+
+@dataclass(frozen=True, eq=False)
+class TritonConfig(Candidate):
+    """One config of one autotuned kernel."""
+
+    tuner: Autotuner
+    name: str
+    config: Config
+    given: Any
+    origin: str = "user"
+
+    hard_limits = True
+
+    @property
+    def source_hash(self) -> str:
+        """Of the kernel's source with that of the functions it calls, and the config's hook."""
+        hook = self.given.pre_hook
+        return digest(f"{self.tuner.source} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self.name in self.tuner.allowed(sizes)
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return EXPECTED
+
+    @property
+    def interpreted(self) -> bool:
+        return self.tuner.interpreted
+
+    @property
+    def in_main_script(self) -> bool:
+        """Another process has neither the grid, which may be any function, nor arguments that are no tensors or sizes."""
+        return True
+
+    def entry(self) -> PythonEntry:
+        """Compiles the kernel for the launch that this thread is in."""
+        call = current.call
+        if call is not None and not self.interpreted:
+            self.tuner.compiled(self.given, call)
+        launch = Launch(self.tuner, self.given)
+        return PythonEntry(launch, recordable=not self.tuner.has_hooks(self.given), timer=self.tuner.timer())
+
+
+class Launch:
+    """Launches a kernel with one config, on the tensors and sizes given; the rest is as in the launch that this thread is in."""
+
+    def __init__(self, tuner: Autotuner, config: Any) -> None:
+        self.tuner, self.config = tuner, config
+        self.keywords = config.all_kwargs()
+
+    def __call__(self, *flat: Any) -> None:
+        call = current.call
+        assert call is not None, "an autotuned kernel is launched through its own call"
+        if trials.within():
+            call = self.tuner.call_of(flat)
+            call.tried = True
+            self.tuner.try_out(self.config, *call.with_flat(flat))
+        else:
+            self._launch(call, flat)
+
+    def _launch(self, call: Call, flat: Sequence[Any]) -> None:
+        tuner, config = self.tuner, self.config
+        args, kwargs = call.args, call.kwargs
+        if call.tried or config.pre_hook is not None:
+            everything = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **self.keywords}
+            if call.tried:
+                call.tried = False
+                tuner.after_trials(everything)
+            if config.pre_hook is not None:
+                config.pre_hook(everything)
+        tuner.best_config = config
+        call.returned = tuner.fn.run(*args, **kwargs, **self.keywords)
+

@@ -1,0 +1,227 @@
+"""What a Triton kernel does with its parameters, read from its source: which pointers it loads from and which it stores to, and
+which integers bound its loops and masks.
+
+The source, and not TTIR: that takes argument types and a compiler, and there is neither under Triton's interpreter or before a
+first call. A parameter flows through assignments, in any order; what is loaded from memory is no pointer. Calls of other Triton
+functions are followed. A pointer that reaches a function which cannot be read counts as loaded from and stored to.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+READS = frozenset({"load", "gather", "descriptor_load", "descriptor_gather"})
+WRITES = frozenset({"store", "scatter", "descriptor_store", "descriptor_scatter"})
+ATOMICS = ("atomic_",)
+"""Of functions of `triton.language`, and of the methods of a tensor descriptor: what they do with their first argument, or with
+the descriptor."""
+
+LOOPS = frozenset({"range", "static_range"})
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Names of a kernel's parameters. `loops`, `masks`: those that loop bounds and comparisons are computed from. `numbers`:
+    these, and those that are multiplied or divided, which no pointer is. `stores`: the line of the first store to each, in the
+    source's file. None of it is known where `known` is not."""
+
+    known: bool
+    params: tuple[str, ...] = ()
+    constexprs: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
+    loops: frozenset[str] = frozenset()
+    masks: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()
+    stores: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pointers(self) -> frozenset[str]:
+        return (self.read | self.written) - self.constexprs - self.numbers
+
+    def role(self, name: str) -> str:
+        """The role of a tensor argument (dispatch/spec.py): "inout" where nothing is known."""
+        if not self.known or name in self.read & self.written:
+            return "inout"
+        return "out" if name in self.written else "in"
+
+
+UNKNOWN = Effects(False)
+
+
+def effects_of(function: Callable[..., Any]) -> Effects:
+    """Of the Python function below `triton.jit`; UNKNOWN where its source cannot be read."""
+    return _effects_of(function, ())
+
+
+def _effects_of(function: Callable[..., Any], within: tuple[Callable[..., Any], ...]) -> Effects:
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    except (OSError, TypeError, SyntaxError, AttributeError):
+        return UNKNOWN
+    definition = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+    return UNKNOWN if definition is None else Reader(definition, names, (*within, function), first).effects()
+
+
+class Reader:
+    """Reads one function. `flows` has for each local name the parameters that its value is computed from, but for what came from
+    memory."""
+
+    def __init__(
+        self, definition: ast.FunctionDef, names: Mapping[str, Any], within: tuple[Callable[..., Any], ...] = (), line: int = 1
+    ) -> None:
+        self.definition, self.names, self.within, self.line = definition, names, within, line
+        given = definition.args
+        self.params = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        self.flows: dict[str, frozenset[str]] = {arg.arg: frozenset({arg.arg}) for arg in self.params}
+        self.read, self.written, self.added = set[str](), set[str](), set[str]()
+        self.loops, self.masks, self.numbers = set[str](), set[str](), set[str]()
+        self.stores: dict[str, int] = {}
+
+    def effects(self) -> Effects:
+        while self._assign():
+            pass
+        for node in ast.walk(self.definition):
+            if isinstance(node, ast.Call):
+                self._called(node)
+            elif isinstance(node, ast.Compare) and not any(isinstance(how, ast.Is | ast.IsNot) for how in node.ops):
+                self.masks |= self._flow(node)
+            elif isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
+                self.numbers |= self._flow(node)
+            elif isinstance(node, ast.While):
+                self.loops |= self._flow(node.test)
+        constexprs = frozenset(arg.arg for arg in self.params if arg.annotation and "constexpr" in ast.unparse(arg.annotation))
+        return Effects(
+            True, tuple(arg.arg for arg in self.params), constexprs, frozenset(self.read), frozenset(self.written),
+            frozenset(self.added), frozenset(self.loops), frozenset(self.masks),
+            frozenset(self.numbers | self.loops | self.masks), self.stores,
+        )  # fmt: skip
+
+    def _assign(self) -> bool:
+        """Follows every assignment once; whether any name has gained a parameter."""
+        before = dict(self.flows)
+        for node in ast.walk(self.definition):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._bind(target, node.value)
+            elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                self._bind(node.target, node.value)
+            elif isinstance(node, ast.For):
+                self._bind(node.target, node.iter)
+        return before != self.flows
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for one, its in zip(target.elts, value.elts, strict=True):
+                self._bind(one, its)
+            return
+        flow = self._flow(value)
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name):
+                self.flows[node.id] = self.flows.get(node.id, frozenset()) | flow
+
+    def _flow(self, node: ast.AST) -> frozenset[str]:
+        """The parameters that the value of an expression is computed from."""
+        if isinstance(node, ast.Name):
+            return self.flows.get(node.id, frozenset())
+        if isinstance(node, ast.Call) and (self._name_in_triton(node) or _method(node)) in READS:
+            return frozenset()
+        if isinstance(node, ast.Call) and (self._name_in_triton(node) or _method(node)).startswith(ATOMICS):
+            return frozenset()
+        if isinstance(node, ast.Attribute) and node.attr in ("dtype", "shape", "type"):
+            return frozenset()
+        return frozenset().union(*map(self._flow, ast.iter_child_nodes(node)))
+
+    def _called(self, call: ast.Call) -> None:
+        name = self._name_in_triton(call)
+        method = "" if name else _method(call)
+        if (name or method) in LOOPS or (isinstance(call.func, ast.Name) and call.func.id in LOOPS):
+            self.loops |= self._given(call)
+        elif method:
+            assert isinstance(call.func, ast.Attribute)
+            self._touch(method, self._flow(call.func.value), call)
+        elif name:
+            pointer = call.args[:1] or [word.value for word in call.keywords if word.arg in ("pointer", "desc")]
+            self._touch(name.removeprefix("_experimental_").removeprefix("experimental_"), self._flow_of(pointer), call)
+        else:
+            self._follow(call)
+
+    def _touch(self, what: str, pointers: frozenset[str], call: ast.Call) -> None:
+        atomic = what.startswith(ATOMICS)
+        if what in READS or atomic:
+            self.read |= pointers
+        if what in WRITES or atomic:
+            self.written |= pointers
+            self.added |= pointers if atomic else set()
+            for name in pointers:
+                self.stores.setdefault(name, self.line + call.lineno - 1)
+        if what == "inline_asm_elementwise":
+            self.read |= self._given(call)
+            self.written |= self._given(call)
+
+    def _follow(self, call: ast.Call) -> None:
+        """A call of a function of the user's."""
+        helper = self._callee(call.func)
+        if helper in (print, float, int, bool, min, max, len, abs, isinstance, tuple, list):
+            return
+        function = python_function(helper)
+        if function in self.within:
+            return
+        its = UNKNOWN if function is None else _effects_of(function, self.within)
+        if not its.known:
+            self.read |= self._given(call)
+            self.written |= self._given(call)
+            return
+        by_name = dict(zip(its.params, call.args, strict=False)) | {word.arg: word.value for word in call.keywords if word.arg}
+        for name, value in by_name.items():
+            flow = self._flow(value)
+            for mine, theirs in (
+                (self.read, its.read), (self.written, its.written), (self.added, its.added), (self.loops, its.loops),
+                (self.masks, its.masks), (self.numbers, its.numbers),
+            ):  # fmt: skip
+                mine |= flow if name in theirs else set()
+            for pointer in flow if name in its.written else ():
+                self.stores.setdefault(pointer, self.line + call.lineno - 1)
+
+    def _given(self, call: ast.Call) -> frozenset[str]:
+        return self._flow_of([*call.args, *(word.value for word in call.keywords)])
+
+    def _flow_of(self, nodes: list[ast.expr]) -> frozenset[str]:
+        return frozenset[str]().union(*map(self._flow, nodes))
+
+    def _callee(self, node: ast.expr) -> Any:
+        """What an expression in the place of a function stands for in the function's module; None where it is not there."""
+        if isinstance(node, ast.Name):
+            built_in = self.names.get("__builtins__", {})
+            return self.names.get(node.id, (built_in if isinstance(built_in, dict) else vars(built_in)).get(node.id))
+        if isinstance(node, ast.Attribute):
+            return getattr(self._callee(node.value), node.attr, None)
+        return None
+
+    def _name_in_triton(self, call: ast.Call) -> str:
+        """The name of a function of Triton's own; "" of any other."""
+        if isinstance(call.func, ast.Attribute) and inspect.ismodule(module := self._callee(call.func.value)):
+            return call.func.attr if module.__name__.split(".")[0] in ("triton", "tl") else ""
+        found = self._callee(call.func)
+        own = getattr(python_function(found) or found, "__module__", "") or ""
+        return found.__name__ if own.split(".")[0] == "triton" and hasattr(found, "__name__") else ""
+
+
+def _method(call: ast.Call) -> str:
+    """The name of a method of a value; "" where the call is of something else."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def python_function(kernel: Any) -> Callable[..., Any] | None:
+    """The Python function below `triton.jit`, `triton.heuristics` and `autotune`; None where there is none."""
+    while kernel is not None and not inspect.isfunction(kernel):
+        kernel = getattr(kernel, "fn", None)
+    return kernel

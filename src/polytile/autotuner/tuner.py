@@ -1,0 +1,412 @@
+"""Triton kernels with many configs behind one call; `polytile.autotune` makes them, docs/autotune.md shows how.
+
+An Autotuner is one of Triton's too, so that whatever looks for these (Dynamo, other libraries) finds it.
+Each combination of element types, device and key values that are no sizes has a MultiKernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner as TritonsAutotuner
+from triton.runtime.errors import OutOfResources
+
+from polytile import locks
+from polytile import options as settings
+from polytile.autotuner import search as searching
+from polytile.autotuner.call import Call, current, tensor_in
+from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
+from polytile.autotuner.consensus import Consensus, Given
+from polytile.autotuner.effects import effects_of, python_function
+from polytile.dispatch.conditions import changing
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import define
+from polytile.dispatch.spec import ArgInfo, KernelSpec
+from polytile.errors import HintError, SignatureError
+from polytile.problem import digest
+from polytile.runtime import regime
+
+log = logging.getLogger("polytile.dispatch")
+
+TERMS = 4096
+"""Terms that an output element is taken to sum where nobody says: configs that differ in the order of sums agree within that."""
+
+MOST_SAMPLES = 8
+"""Calls whose arguments are kept to measure behind calls."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extras:
+    """What `polytile.autotune` takes beyond `triton.autotune`; its docstring says what each is."""
+
+    exact: Sequence[str] | bool = ()
+    hints: Sequence[Mapping[str, int]] = ()
+    reference: Callable[..., None] | None = None
+    reduction: Sequence[str | int] = ()
+    search: Mapping[str, Sequence[Any]] | None = None
+    make_args: Callable[..., Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class UsersTimer:
+    """Times launches by a function like `triton.testing.do_bench`, in milliseconds, once for each race."""
+
+    def __init__(self, bench: Callable[..., Any]) -> None:
+        self.bench = bench
+        self._known: tuple[Any, float] | None = None
+
+    def __call__(self, entry: Any, args: Any, repeats: int) -> float:
+        """Seconds that `repeats` launches take; infinite where the GPU lacks what the kernel needs."""
+        if self._known is None or self._known[0] is not args:
+            try:
+                times = self.bench(lambda: entry.call(*args), quantiles=(0.5, 0.2, 0.8))
+            except (OutOfResources, CompileTimeAssertionFailure):
+                times = float("inf")
+            self._known = args, 1e-3 * float(times[0] if isinstance(times, Sequence) else times)
+        return self._known[1] * repeats
+
+    def release(self) -> None:
+        """The race is over."""
+        self._known = None
+
+
+class Autotuner(TritonsAutotuner):
+    """What `polytile.autotune` makes: `kernel[grid](...)` launches the config that is best at these sizes.
+
+    Any number of threads may call. `best_config` is that of the last launch, `cache` has one for each regime met, by the key of
+    the call that decided it.
+    """
+
+    def __init__(self, fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
+        space = searching.Space.of(extras.search) if extras.search is not None else None
+        configs = [*(given["configs"] or ()), *map(searching.config_of, space.sample() if space is not None else ())]
+        super().__init__(fn, fn.arg_names, **{**given, "configs": configs, "key": list(given["key"] or ())})
+        self.configs: list[Any] = list(self.configs)  # Triton has one of its own where none is given
+        self.space, self.extras = space, extras
+        self.name = self.base_fn.__name__
+        self._check(given)
+        settings.check_environment()
+        self._options = settings.check(extras.options, f"options of kernel {self.name!r}")
+        self._named = named(self.configs)
+        self.effects = effects_of(self.base_fn)
+        self.interpreted = type(_innermost(fn)).__name__ == "InterpretedFunction"
+        self._made: dict[tuple[Any, ...], MultiKernel] = {}
+        self._samples: dict[tuple[Any, ...], Call] = {}
+        self._lock = locks.rlock()
+        self.best_config: Any = None
+        self.configs_timings: dict[Any, list[float]] = {}
+        functools.update_wrapper(self, self.base_fn, updated=())
+
+    def __repr__(self) -> str:
+        return f"<polytile.autotune {self.name}: {len(self._named)} configs by {', '.join(self.keys) or 'no key'}>"
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        exact = self.extras.exact
+        for word, names in (
+            ("reset_to_zero", self.reset_to_zero), ("restore_value", self.restore_value),
+            ("exact", [] if isinstance(exact, bool) else exact),
+        ):  # fmt: skip
+            if isinstance(names, str) or (lost := [name for name in names if name not in self.arg_names]):
+                raise SignatureError(
+                    f"{word}= of kernel {self.name!r} takes a list of its parameters' names, and has "
+                    f"{names if isinstance(names, str) else ', '.join(lost)!r}; the kernel has {', '.join(self.arg_names)}."
+                )
+        if self.extras.hints and self.extras.make_args is None:
+            raise SignatureError(
+                f"hints= of kernel {self.name!r} needs make_args=, a function that makes the kernel's arguments for the sizes "
+                "that it is given by name."
+            )
+
+    # Calls.
+
+    @torch.compiler.disable
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launches the config for these arguments; returns what Triton's launch does. Raises NoCandidate where no config runs."""
+        if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
+            return self._run_only(args, kwargs)
+        call = Call(self.arg_names, self.keys, args, kwargs)
+        before, current.call = current.call, call
+        try:
+            made = self._made.get((call.kind, changing())) or self._define(call)
+            new = made.dispatcher.get(made.dispatcher.key_of(*call.flat)) is None
+            if new:
+                made = self._before_choosing(call, made)
+            made(*call.flat)
+            if new:
+                self._after_choosing(call, made)
+            return call.returned
+        finally:
+            current.call = before
+
+    def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launches the first config."""
+        self.best_config = config = self.configs[0]
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
+        """Prunes configs, zeroes what has to be zero, and searches, if that is asked for."""
+        for config in self._pruned(call):
+            if config not in self._named.values():
+                self._add([config])
+        self._reset(call.given())
+        call.tried = bool(self.reset_to_zero) or call.tried
+        if made.learning is not None and self.extras.make_args is None:
+            self._keep_sample(call)
+        made = self._made.get((call.kind, changing())) or self._define(call)
+        return made if self.space is None else self._searched(call, made)
+
+    def _reset(self, given: Mapping[str, Any]) -> None:
+        for name in self.reset_to_zero:
+            if (tensor := tensor_in(given.get(name))) is not None:
+                tensor.zero_()
+
+    def after_trials(self, everything: dict[str, Any]) -> None:
+        """Prepares the arguments of a launch for real on which configs were tried."""
+        if self.user_defined_pre_hook:
+            self.pre_hook(everything, reset_only=True)
+        else:
+            self._reset(everything)
+
+    def _after_choosing(self, call: Call, made: MultiKernel) -> None:
+        """Says what was chosen as Triton does."""
+        decision = made.decision_at(*call.flat)
+        if decision is None or self.best_config is None:
+            return
+        seconds = {one.candidate: one.seconds for one in decision.standings if one.seconds is not None and one.seconds > 0}
+        self.configs_timings = {self._named[name]: [1e3 * each] * 3 for name, each in seconds.items()}
+        given = call.given()
+        dtypes = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
+        self.cache[(*(given[name] for name in self.keys if name in given), *dtypes)] = self._named[decision.candidate]
+
+    def _searched(self, call: Call, made: MultiKernel) -> MultiKernel:
+        """Decides for the regime of a call, and has what lies beside the best measured until nothing there is better."""
+        assert self.space is not None
+        for _ in range(searching.ROUNDS):
+            made.dispatcher.insert(made.dispatcher.key_of(*call.flat), made.choose_entry(call.flat))
+            decision = made.decision_at(*call.flat)
+            if decision is None:
+                break
+            beside = self.space.beside(searching.point_of(self._named[decision.candidate]))
+            fresh = [config for config in map(searching.config_of, beside) if config not in self._named.values()]
+            if not fresh:
+                break
+            self._add(fresh)
+            made = self._define(call)
+        return made
+
+    def _add(self, configs: Sequence[Any]) -> None:
+        """Takes further configs, after those that there are."""
+        with self._lock:
+            self.configs = [*self.configs, *configs]
+            self._named = named(self.configs)
+            self._made.clear()
+
+    # What may run.
+
+    def allowed(self, sizes: Mapping[str, int]) -> Collection[str]:
+        """Names of the configs that pruning leaves at these sizes, the other arguments being those of the launch under way. Where
+        a regime's end leaves none, no call is there, and it does not count."""
+        call = current.call
+        if call is None or (self.early_config_prune is None and self.perf_model is None):
+            return self._named
+        values = tuple(sizes[name] for name in call.sizes)
+        if values == tuple(call.flat[len(call.tensors) :]):
+            left = self._pruned(call)
+        else:
+            args, kwargs = call.with_flat((*call.flat[: len(call.tensors)], *values))
+            left = self._pruned_early(args, kwargs)
+        return [name for name, config in self._named.items() if config in left]
+
+    def _pruned(self, call: Call) -> Sequence[Any]:
+        """What is left at the sizes of a call. Raises what the functions of `prune_configs_by` raise, and AutotunerError for
+        nothing left."""
+        with self._lock:
+            self.nargs = dict(zip(self.arg_names, call.args, strict=False))
+            return list(self.prune_configs(dict(call.kwargs)))
+
+    def _pruned_early(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        if self.early_config_prune is None:
+            return self.configs
+        try:
+            left = self.early_config_prune(self.configs, dict(zip(self.arg_names, args, strict=False)), **kwargs)
+        except Exception:  # no call is there, and so none of the function's own
+            return self.configs
+        return left or self.configs
+
+    # What candidates need.
+
+    @functools.cached_property
+    def source(self) -> str:
+        """Digest of the kernel's text and that of the functions that it calls."""
+        innermost = _innermost(self.fn)
+        if not self.interpreted:
+            return str(innermost.cache_key)
+        return digest(inspect.getsource(self.base_fn))
+
+    def has_hooks(self, config: Any) -> bool:
+        return self.user_defined_pre_hook or self.user_defined_post_hook or config.pre_hook is not None
+
+    def try_out(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """One launch on trial, with the user's hooks around it."""
+        keywords = config.all_kwargs()
+        if not self.has_hooks(config):
+            self.fn.run(*args, **kwargs, **keywords)
+            return
+        everything = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **keywords}
+        if config.pre_hook is not None:
+            config.pre_hook(everything)
+        if self.user_defined_pre_hook:
+            self.pre_hook(everything)
+        try:
+            self.fn.run(*args, **kwargs, **keywords)
+        except Exception as error:
+            if self.user_defined_post_hook:
+                self.post_hook(everything, exception=error)
+            raise
+        if self.user_defined_post_hook:
+            self.post_hook(everything, exception=None)
+
+    def compiled(self, config: Any, call: Call) -> None:
+        """Compiles a config for a call, unless a hook of the config's has to run first."""
+        if config.pre_hook is None:
+            self.fn.run(*call.args, **{**call.kwargs, "warmup": True}, **config.all_kwargs())
+
+    def timer(self) -> UsersTimer | None:
+        """What times launches where the user says so, by `do_bench`, once each; None: polytile's own timer."""
+        bench = self._do_bench
+        if bench is None or self.num_warmups is not None or self.num_reps is not None or self.use_cuda_graph:
+            return None
+        return UsersTimer(bench)
+
+    def call_of(self, flat: Sequence[Any]) -> Call:
+        """The launch that flat arguments belong to: that which this thread is in, or one whose arguments were made up."""
+        call = current.call
+        assert call is not None, "an autotuned kernel is launched through its own call"
+        ints = tuple(flat[len(call.tensors) :])
+        if ints == tuple(call.flat[len(call.tensors) :]):
+            return call
+        return self._samples.get((call.kind, ints), call)
+
+    # MultiKernels.
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The choice at each regime of sizes met so far, with its grounds."""
+        return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
+
+    def _define(self, call: Call) -> MultiKernel:
+        kind = (call.kind, changing())
+        with self._lock:
+            if kind in self._made:
+                return self._made[kind]
+            conflicts = sorted(call.kwargs.keys() & {name for config in self.configs for name in config.kwargs})
+            if conflicts:
+                raise ValueError(
+                    f"Conflicting meta-parameters: {', '.join(conflicts)}. Configs of kernel {self.name!r} set them; "
+                    "leave them out of the call."
+                )
+            count = searching.SAMPLE if self.space is not None else len(self._named)
+            given = {"shortlist": count, "stall": "tune", **self._options}
+            candidates = [TritonConfig(self, name, numbers_of(config), config) for name, config in self._named.items()]
+            with settings.restored(given):
+                made = self._made[kind] = define(self._spec(call), candidates, id(self))
+        if self.extras.hints:
+            made.warm(self.extras.hints)
+        return made
+
+    def _spec(self, call: Call) -> KernelSpec:
+        hooked = any(map(self.has_hooks, self.configs))
+        changed = {*self.reset_to_zero, *self.restore_value}
+        roles = ["inout" if hooked or name in changed else self.effects.role(name) for name in call.tensors]
+        exact = self.extras.exact
+        codes = [regime.EXACT if exact is True or (exact and name in exact) else regime.BUCKET for name in call.sizes]
+        others = call.kind[-1]
+        spec = KernelSpec(
+            name=self.name,
+            family="user",
+            kernel=digest(f"{self.base_fn.__module__}.{self.base_fn.__qualname__} {call.tensors} {others}"),
+            args=tuple(ArgInfo(n, t.dtype, role) for n, t, role in zip(call.tensors, call.flat, roles, strict=False)),
+            size_names=call.sizes,
+            size_codes=tuple(codes),
+            reduction=tuple(self.extras.reduction) or (TERMS,),
+            target=torch.device(call.device.type) if call.device.type != "cuda" else call.device,
+            reference=self._reference(roles),
+            wide=self.extras.reference is not None,
+            make_args=functools.partial(self._args_for, call) if self._can_make_args else None,
+        )
+        if call.device.type != "cuda":
+            return spec
+        from polytile.runtime.cuda.device import fingerprint
+
+        return dataclasses.replace(spec, device=fingerprint(call.device.index or 0))
+
+    def _reference(self, roles: Sequence[str]) -> Callable[..., None]:
+        function = self.extras.reference
+        if function is None:
+            return Consensus(self.name, self._launches, roles, TERMS)
+        parameters = inspect.signature(function).parameters
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+        def values(flat: Sequence[Any]) -> Mapping[str, Any]:
+            args, kwargs = self.call_of(flat).with_flat(flat)
+            return {**dict(zip(self.arg_names, args, strict=False)), **{n: kwargs[n] for n in self.arg_names if n in kwargs}}
+
+        return Given(function, None if takes_all else tuple(parameters), roles, values)
+
+    def _launches(self) -> Sequence[tuple[str, Callable[..., None]]]:
+        call = current.call
+        assert call is not None
+        sizes = dict(zip(call.sizes, call.flat[len(call.tensors) :], strict=True))
+        allowed = self.allowed(sizes)
+        return [(name, Launch(self, config)) for name, config in self._named.items() if name in allowed]
+
+    # Arguments that no call brings.
+
+    @property
+    def _can_make_args(self) -> bool:
+        stall = {**settings.overridden(), **self._options}.get("stall", "tune")
+        return self.extras.make_args is not None or stall == "never"
+
+    def _args_for(self, like: Call, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+        """Flat arguments at these sizes, for a launch like `like` otherwise. Raises HintError where there are none."""
+        ints = tuple(sizes.get(name) for name in like.sizes)
+        sample = self._samples.get((like.kind, ints))
+        if sample is None and self.extras.make_args is not None:
+            made = dict(self.extras.make_args(**sizes))
+            others = {name: value for name, value in like.given().items() if name not in like.tensors}
+            launch = {name: value for name, value in like.kwargs.items() if name not in self.arg_names}
+            sample = Call(self.arg_names, self.keys, (), {**others, **sizes, **made, **launch})
+            if sample.kind != like.kind:
+                raise HintError(
+                    f"make_args= of kernel {self.name!r} makes arguments of other types, on another device, or with other key "
+                    f"values than the kernel is called with: {sample.kind} in place of {like.kind}."
+                )
+            self._samples[like.kind, ints] = sample
+        if sample is None:
+            raise HintError(f"kernel {self.name!r} has no arguments for {dict(sizes)}; make_args= makes some.")
+        if current.call is None:
+            current.call = sample
+        return sample.flat
+
+    def _keep_sample(self, call: Call) -> None:
+        with self._lock:
+            while len(self._samples) >= MOST_SAMPLES:
+                self._samples.pop(next(iter(self._samples)))
+            self._samples[call.kind, tuple(call.flat[len(call.tensors) :])] = call.copied()
+
+
+def _innermost(kernel: Any) -> Any:
+    """The JITFunction below heuristics and autotuners."""
+    while python_function(getattr(kernel, "fn", None)) is not None and not inspect.isfunction(kernel.fn):
+        kernel = kernel.fn
+    return kernel

@@ -1,0 +1,165 @@
+"""What is done to scores by operators by elements, whatever they are: the region of a graph between a product and its softmax.
+
+    bmm → view → · scale → tanh → where(mask, ·, -inf) → softmax
+
+Of these `Region` has the product, the scale, the first node that is scores in the shape of the softmax, and what follows it. An
+attention whose scores are so made is polytile::attention_of (operator.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.fx
+
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
+from polytile.frontend.attention.scores import PRODUCTS, NotAttention
+from polytile.frontend.attention.views import (
+    CASTS,
+    COPIES,
+    EXPAND,
+    RESHAPES,
+    VIEWS,
+    is_one,
+    keeps_order,
+    number,
+    same,
+    shape,
+    uses,
+    value,
+)
+from polytile.frontend.lower.registry import TABLE, load
+
+aten = torch.ops.aten
+
+MOST_NODES = 64
+"""Of a region: kernels stay small enough to read and quick to compile."""
+ELEMENTS = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+)  # fmt: skip
+"""Types of what scores are computed from."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """`root` is scale · left @ right of the `product`, in the shape of the softmax; `nodes` lead from it to the softmax's
+    argument, the last of them."""
+
+    product: torch.fx.Node
+    root: torch.fx.Node
+    scale: float
+    nodes: tuple[torch.fx.Node, ...]
+
+
+def region_of(last: torch.fx.Node, softmax: torch.fx.Node, module: torch.fx.GraphModule, why: NotAttention) -> Region:
+    """The region that ends with `last`, the argument of `softmax`. Raises `why` where there is none."""
+    load()
+    product = _product_behind(last)
+    if product is None:
+        raise why
+    path = [product]
+    while not same(shape(path[-1]), shape(softmax)):
+        users = uses(path[-1])
+        if len(users) != 1 or users[0].target not in VIEWS or users[0].target in CASTS:
+            raise why
+        path.append(users[0])
+    if not keeps_order(product, path[1:]):
+        raise why
+    root, scale = path[-1], 1.0
+    while len(users := uses(root)) == 1 and (factor := _factor(root, users[0], module)) is not None:
+        root, scale = users[0], scale * factor
+    nodes = _between(root, last, why)
+    return Region(product, root, scale, nodes)
+
+
+def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
+    """The one product that `last` is computed from by operators by elements and views."""
+    found, stack, seen = set[torch.fx.Node](), [last], set[torch.fx.Node]()
+    while stack and len(seen) <= 4 * MOST_NODES:
+        node = stack.pop()
+        if node in seen or node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        seen.add(node)
+        if node.target in PRODUCTS:
+            found.add(node)
+        elif node.target in VIEWS or _is_by_elements(node):
+            stack += node.all_input_nodes
+    return found.pop() if len(found) == 1 else None
+
+
+def _factor(root: torch.fx.Node, user: torch.fx.Node, module: torch.fx.GraphModule) -> float | None:
+    """The number that `user` multiplies the scores by."""
+    if user.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor) or user.kwargs or len(user.args) != 2:
+        return None
+    left, right = user.args
+    divides = user.target == aten.div.Tensor
+    factor = right if left is root else None if divides else left
+    known = number(factor, module)
+    if known is None or value(user).dtype != value(root).dtype or (divides and not known):
+        return None
+    return 1 / known if divides else known
+
+
+def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tuple[torch.fx.Node, ...]:
+    """The nodes that depend on `root`, in the graph's order. Raises `why` where any is more than an operator by elements, or is
+    used outside."""
+    inside = {root}
+    nodes: list[torch.fx.Node] = []
+    node = root
+    while node is not last:
+        node = node.next
+        if node.op == "output" or len(nodes) > MOST_NODES:
+            raise why
+        if not inside & set(node.all_input_nodes) or node.target == aten.sym_size.int:
+            continue
+        unchanged = node.target in (EXPAND, *RESHAPES)
+        if not (unchanged or _is_by_elements(node)) or not same(shape(node), shape(root)):
+            raise why
+        inside.add(node)
+        nodes.append(node)
+    if any(user not in inside for each in (root, *nodes) if each is not last for user in uses(each)):
+        raise why
+    return tuple(nodes)
+
+
+def _is_by_elements(node: torch.fx.Node) -> bool:
+    """Whether a loop computes the node, element by element."""
+    target, fake = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target not in TABLE or not isinstance(fake, torch.Tensor):
+        return False
+    if torch.Tag.pointwise not in target.tags and target not in (*CASTS, *COPIES):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    given = [each.meta.get("val") for each in node.all_input_nodes]
+    return all(each.dtype in ELEMENTS for each in (fake, *given) if isinstance(each, torch.Tensor))
+
+
+# what only scores are computed from ------------------------------------------------------------------------------------
+
+
+def mark_computed(graph: torch.fx.Graph) -> None:
+    """Marks the nodes that scores alone are computed from and that have an element for each query and key: regions, and
+    masks. A bias of numbers that several attentions share is left to be stored."""
+    load()
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and _is_for_scores(node):
+            node.meta[COMPUTED] = True
+
+
+def _is_for_scores(node: torch.fx.Node) -> bool:
+    fake, users = node.meta.get("val"), uses(node)
+    if not isinstance(fake, torch.Tensor) or not users or node.target in (ATTENTION, ATTENTION_OF):
+        return False
+    if node.target not in VIEWS and not _is_by_elements(node):
+        return False
+    pairs = fake.ndim >= 2 and not any(is_one(n) for n in fake.shape[-2:])
+    if not pairs or (len(users) > 1 and fake.dtype != torch.bool and COMPUTED not in node.meta):
+        return False
+    return all(user.meta.get(COMPUTED) or _takes_scores(user, node) for user in users)
+
+
+def _takes_scores(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    return user.target in (ATTENTION, ATTENTION_OF) and user.args[3] is node and node not in (*user.args[:3], *user.args[4:])
+

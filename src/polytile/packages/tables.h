@@ -1,0 +1,68 @@
+/* The content of a package's program.so, as data. packages/text.py writes it, runtime.c reads it. */
+
+enum { PACKAGE_ABI = 1, NO_LIBRARY = -1 };
+
+typedef struct { /* a kernel's machine code, and the calls for which it is right */
+    int32_t library;
+    const char *symbol;
+    int64_t threads;
+    int32_t core; /* the library with the core that it is bound to, or NO_LIBRARY */
+    const char *bind, *core_symbol;
+    int64_t slot;
+    int32_t fact_count;
+    const int64_t *facts; /* pairs: the integer of this number has this value */
+} PackagedLeaf;
+
+typedef struct { /* which leaves serve, the first to look at first; no leaves: the regime is subdivided */
+    const int64_t *key;
+    int32_t count;
+    const unsigned short *leaves;
+} PackagedRow;
+
+typedef struct { /* rows in the order of their keys */
+    int32_t count;
+    const PackagedRow *rows;
+} PackagedTable;
+
+typedef struct {
+    const char *name;
+    int32_t integers, fields;
+    const unsigned char *codes, *tensor_codes; /* of regime keys; tensor codes may be NULL */
+    int32_t formula_count;
+    const int64_t *const *formulas;
+    int32_t leaf_count;
+    const PackagedLeaf *leaves;
+    PackagedTable decided, cells;
+    int32_t has_exact_sizes;
+    int32_t anywhere_count;
+    const unsigned short *anywhere; /* leaves for all other sizes */
+    int32_t check_count;
+    const char *const *checks; /* sentences for run-time checks 1, 2, ... */
+} PackagedKernel;
+
+typedef struct {
+    const char *name;
+    int32_t dtype, rank; /* dtype: torch's number */
+} PackagedInput;
+
+typedef struct { /* a tensor in the file of weights */
+    int64_t offset, bytes;
+    Layout layout;
+} PackagedConstant;
+
+typedef struct {
+    int32_t status; /* what the call returns (polytile_package.h) */
+    const char *sentence;
+} PackagedError;
+
+typedef struct {
+    int64_t abi;
+    const char *machine, *features; /* what `uname -m` says; features of the processor, with blanks around each */
+    int32_t inputs, outputs, tensors, memories, constants, kernels, libraries;
+    const PackagedInput *input;
+    const PackagedConstant *constant;
+    const PackagedKernel *kernel;
+    const char *const *library; /* names of files */
+    const PackagedError *errors;
+    Function run;
+} PackagedProgram;

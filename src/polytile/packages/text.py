@@ -1,0 +1,309 @@
+"""The C text of a package's program.so: the program's function, and as data all that runtime.c needs to run it (tables.h)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.candidates.handles import NativeHandle
+from polytile.compiler.programs import Scheduled
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.packaged import Leaf, PackagedTable
+from polytile.errors import PackageError
+from polytile.ir.program import Buffer, Program
+from polytile.packages.weights import Weights
+from polytile.runtime import native, program
+from polytile.runtime.weights import Site
+from polytile.wrapper import Line, c_numbers, cpp, lines, python
+from polytile.wrapper.arguments import argument_lines
+
+ABI = 1
+"""The format of tables.h, as its PACKAGE_ABI."""
+
+MOST_DIMENSIONS = 64
+LARGEST = 1 << 62
+"""A size that is at most this is not bounded."""
+
+
+HEADERS = (
+    "dlfcn.h errno.h fcntl.h limits.h pthread.h stdarg.h stdint.h stdio.h stdlib.h string.h "
+    "sys/mman.h sys/stat.h sys/utsname.h unistd.h"
+)
+"""What runtime.c includes."""
+
+
+@functools.cache
+def _part(name: str) -> str:
+    here = Path(__file__).with_name(name)
+    return (here if here.exists() else Path(native.__file__).with_name(name)).read_text()
+
+
+def runtime_source() -> str:
+    """The C text of what opens packages and makes their calls, complete."""
+    includes = "\n".join(f"#include <{head}>" for head in HEADERS.split())
+    parts = "formula.c keys.c program.h arena.c tables.h polytile_package.h runtime.c".split()
+    return "\n".join([f"#define _GNU_SOURCE\n{includes}\n", *map(_part, parts)])
+
+
+def header() -> str:
+    """The text of polytile_package.h, for programs in C and C++."""
+    return _part("polytile_package.h")
+
+
+@dataclass(frozen=True)
+class PackagedKernel:
+    """A kernel of the program, its table, and where the machine code of each leaf is."""
+
+    multikernel: MultiKernel
+    table: PackagedTable
+    handles: tuple[NativeHandle, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the text of program.so is made of besides its function. `libraries` are paths of the shared objects, by the names of
+    their files in the package."""
+
+    kernels: Sequence[PackagedKernel]
+    libraries: Mapping[str, str]
+    features: Sequence[str]
+    machine: str
+    weights: Weights
+
+
+class PackageWriter(cpp.UnitWriter):
+    """Writes a program's lines for runtime.c: what calls Python elsewhere is done at once, or refused with a PackageError."""
+
+    def __init__(self, scheduled: Scheduled, bounds: Mapping[str, tuple[int, int]]) -> None:
+        self.program = scheduled.program
+        all_lines = _with_all_sizes(scheduled.program, scheduled.lines, bounds)
+        super().__init__(all_lines, python.Text(scheduled.program.name))
+        self.sites = {id(call.site.find): call.site for _, call in scheduled.calls if call.site is not None}
+        self.multikernels = {id(multikernel.dispatch): multikernel for multikernel, _ in scheduled.calls}
+        self.used: list[MultiKernel] = []
+        """The kernels by their numbers in the text."""
+        self.held: dict[str, torch.Tensor] = {}
+        """The constants by their names, in order of their numbers."""
+        self.outputs = 0
+        self._reason = ""
+        for line in all_lines:
+            self.write(line)
+
+    def accept(self) -> None:
+        """Compares the inputs with the sizes that they imply before anything is done with them."""
+        self.accepted = True  # what is written here needs no acceptance
+        for item in self.program.inputs:
+            if item.buffer is not None:
+                buffer = self.program.buffers[item.buffer]
+                self.do(f"api->expect(f, {self.tensor(buffer.name)}, {self.layout(buffer)})")
+        self.accepted = False
+        super().accept()
+
+    def comment(self, line: lines.Comment) -> None:
+        self._reason = line.text
+
+    def define_kernel(self, line: lines.DefineKernel) -> None:
+        super().define_kernel(line)
+        self.used.append(self.multikernels[id(line.run)])
+
+    def constant(self, line: lines.Constant) -> None:
+        self._hold(line.name, line.value)
+
+    def _hold(self, name: str, value: torch.Tensor) -> None:
+        super().constant(lines.Constant(name, value))
+        self.held[name] = value
+
+    def make_view(self, line: lines.MakeView) -> None:
+        super().make_view(replace(line, alias=False))
+
+    def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
+        """The copy is made now, and held beside the weight."""
+        site, weight = self.sites[id(line.find)], self.held.get(line.weight)
+        if weight is None:
+            raise PackageError(f"a product looks up a packed copy of {line.weight!r}, which is no constant of the program.")
+        self._hold(line.name, _packed(site, weight))
+        self.add(f"const int64_t {self.symbol(line.symbol)} = 1;")
+
+    def call_library(self, line: lines.CallLibrary) -> None:
+        operator, _, reason = self._reason.partition(" (library: ")
+        why = f" ({reason.removesuffix(')')})" if reason else ""
+        raise PackageError(
+            f"the program cannot be packaged: {line.target} is a call of torch's library{why}, and packages hold generated "
+            f"kernels alone, so that they run without torch. It came from {operator or line.target}. Leave that operator out of "
+            "the packaged part, or write it by others that polytile generates (docs/conformance.md lists them)."
+        )
+
+    def python(self, text: str, names: Sequence[str], result: str | None) -> None:
+        raise PackageError(
+            f"the program cannot be packaged: it computes {text} from sizes, which is no integer. Pass the number as a tensor."
+        )
+
+    def python_number(self, text: str, names: Sequence[str], variable: str) -> None:
+        raise PackageError(f"the program cannot be packaged: its size {text} has no form in C.")
+
+    def return_(self, line: lines.Return) -> None:
+        self.outputs = len(line.values)
+        super().return_(line)
+
+    # the text --------------------------------------------------------------------------------------------------------
+
+    def program_source(self, content: Content) -> str:
+        """The C text of program.so."""
+        places = {path: place for place, path in enumerate(content.libraries.values())}
+        kernels = [_kernel(kernel, places) for kernel in content.kernels]
+        constants = [_constant(name, value, content.weights) for name, value in self.held.items()]
+        fields = {
+            "abi": str(ABI),
+            "machine": _string(content.machine),
+            "features": _string(f" {' '.join(content.features)} "),
+            "inputs": str(self.arguments),
+            "outputs": str(self.outputs),
+            "tensors": str(len(self.tensors)),
+            "memories": str(self.memories),
+            "constants": str(len(constants)),
+            "kernels": str(len(kernels)),
+            "libraries": str(len(content.libraries)),
+            "input": _array("PackagedInput", map(self._input, self.program.inputs)),
+            "constant": _array("PackagedConstant", constants),
+            "kernel": _array("PackagedKernel", kernels),
+            "library": _array("char *const", map(_string, content.libraries)),
+            "errors": _array("PackagedError", [f"{{{_status(kind)}, {_string(message)}}}" for kind, message in self.errors]),
+            "run": cpp.FUNCTION,
+        }
+        head = [program.header(), c_numbers.PRELUDE, _part("tables.h"), self.function()]
+        return "\n".join([*head, f"const PackagedProgram polytile_packaged_program = {_struct(fields)};", ""])
+
+    def _input(self, item: Any) -> str:
+        if item.buffer is None:
+            return f"{{{_string(item.name)}, 4, 0}}"
+        buffer: Buffer = self.program.buffers[item.buffer]
+        return f"{{{_string(item.name)}, {program.number_of(buffer.dtype)}, {len(buffer.sizes)}}}"
+
+
+def _with_all_sizes(given: Program, all_lines: Sequence[Line], bounds: Mapping[str, tuple[int, int]]) -> list[Line]:
+    """The lines with every symbol of the inputs bound, not those alone that something reads, and held against its bounds."""
+    body = list(all_lines)
+    first = next(place for place, line in enumerate(body) if isinstance(line, lines.TakeArguments))
+    after = first
+    while isinstance(body[after], lines.TakeArguments | lines.ReadSize | lines.BindSize):
+        after += 1
+    counts = iter(range(len(all_lines) + MOST_DIMENSIONS * len(given.inputs)))
+    arguments = argument_lines(given, lambda prefix: f"given_{prefix}{next(counts)}")
+    bound = {line.symbol for line in arguments if isinstance(line, lines.ReadSize | lines.BindSize)}
+    bound |= {item.size for item in given.inputs if isinstance(item.size, sympy.Symbol)}
+    checks = [check for symbol in sorted(bound, key=str) for check in _bounds_of(symbol, given, bounds)]
+    return [*body[:first], *arguments, *checks, *body[after:]]
+
+
+def _bounds_of(symbol: sympy.Symbol, given: Program, bounds: Mapping[str, tuple[int, int]]) -> Iterable[lines.CheckSizes]:
+    low, high = bounds.get(str(symbol), (0, LARGEST))
+    least, most = sympy.Ge(symbol, low), sympy.Le(symbol, high) if high < LARGEST else sympy.true
+    limits = f"{low} or more" + (f", and {high} or less" if high < LARGEST else "")
+    condition = sympy.And(least, most)
+    if condition != sympy.true:
+        text = f"{_place_of(symbol, given)} has to be {limits}. Package the model again for others (dynamic_shapes=)."
+        yield lines.CheckSizes(condition, text, PackageError)
+
+
+def _place_of(symbol: sympy.Symbol, given: Program) -> str:
+    """Where callers meet a size."""
+    for item in given.inputs:
+        if item.size == symbol:
+            return f"input {item.name!r}"
+        if item.buffer is not None and symbol in given.buffers[item.buffer].sizes:
+            return f"the size of input {item.name!r} in dimension {given.buffers[item.buffer].sizes.index(symbol)}"
+    return f"the dynamic size {symbol}"
+
+
+def _status(kind: type[Exception]) -> str:
+    """What a call returns for an error of this kind."""
+    if issubclass(kind, PackageError):
+        return "1"
+    return "2" if issubclass(kind, IndexError) else "3"
+
+
+def _packed(site: Site, weight: torch.Tensor) -> torch.Tensor:
+    recipe = site.recipe
+    return recipe.make(weight.as_strided(recipe.sizes, recipe.strides, weight.storage_offset() + recipe.offset))
+
+
+# data in C ------------------------------------------------------------------------------------------------------------
+
+
+def _string(text: str) -> str:
+    return '"' + "".join(chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode()) + '"'
+
+
+def _array(kind: str, items: Iterable[str]) -> str:
+    listed = list(items)
+    return f"(const {kind}[]){{{', '.join(listed)}}}" if listed else "0"
+
+
+def _numbers(kind: str, values: Iterable[int]) -> str:
+    return _array(kind, map(str, values))
+
+
+def _struct(fields: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "}"
+
+
+def _constant(name: str, value: torch.Tensor, weights: Weights) -> str:
+    extents, strides = _numbers("int64_t", value.shape), _numbers("int64_t", value.stride())
+    layout = f"{{{value.ndim}, {extents}, {strides}, {program.number_of(value.dtype)}}}"
+    return f"{{{weights.offset(name)}, {weights.size(name)}, {layout}}}"
+
+
+def _kernel(packaged: PackagedKernel, places: Mapping[str, int]) -> str:
+    spec, table = packaged.multikernel.spec, packaged.table
+    keys = spec.keys
+    leaves = [_leaf(leaf, handle, places) for leaf, handle in zip(table.leaves, packaged.handles, strict=True)]
+    formulas = [_numbers("int64_t", condition.formula) for condition in spec.conditions]
+    return _struct({
+        "name": _string(spec.name),
+        "integers": str(len(spec.size_codes)),
+        "fields": str(len(keys.fields((0,) * len(spec.size_codes)))),
+        "codes": _numbers("unsigned char", spec.size_codes),
+        "tensor_codes": _numbers("unsigned char", spec.tensor_codes),
+        "formula_count": str(len(formulas)),
+        "formulas": _array("int64_t *const", formulas),
+        "leaf_count": str(len(leaves)),
+        "leaves": _array("PackagedLeaf", leaves),
+        "decided": _rows(table.decided),
+        "cells": _rows(table.cells),
+        "has_exact_sizes": str(int(any(map(keys.is_exact_size, table.decided)))),
+        "anywhere_count": str(len(table.anywhere)),
+        "anywhere": _numbers("unsigned short", table.anywhere),
+        "check_count": str(len(spec.checks)),
+        "checks": _array("char *const", map(_string, spec.checks)),
+    })  # fmt: skip
+
+
+def _leaf(leaf: Leaf, handle: NativeHandle, places: Mapping[str, int]) -> str:
+    bind, slot, core, symbol = handle.bind or ("", 0, "", "")
+    facts = [number for fact in leaf.facts for number in fact]
+    return _struct({
+        "library": str(places[handle.path]),
+        "symbol": _string(handle.symbol),
+        "threads": str(handle.threads),
+        "core": str(places[core]) if core else "NO_LIBRARY",
+        "bind": _string(bind),
+        "core_symbol": _string(symbol),
+        "slot": str(slot),
+        "fact_count": str(len(leaf.facts)),
+        "facts": _numbers("int64_t", facts),
+    })  # fmt: skip
+
+
+def _rows(rows: Mapping[tuple[int, ...], tuple[int, ...]]) -> str:
+    items = [
+        f"{{{_numbers('int64_t', key)}, {len(leaves)}, {_numbers('unsigned short', leaves)}}}"
+        for key, leaves in sorted(rows.items())
+    ]
+    return f"{{{len(items)}, {_array('PackagedRow', items)}}}"
+

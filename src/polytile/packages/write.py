@@ -1,0 +1,237 @@
+"""Writes packages: captures a module, chooses kernels for the sizes of its calls, and puts all of it into one file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from polytile import options as settings
+from polytile.compiler.programs import Scheduled, program_name, schedule_program
+from polytile.compiler.stored import calls_at
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.packaged import Met, packaged_table
+from polytile.errors import PackageError
+from polytile.frontend import hints as hinted
+from polytile.ir.program import IS_PACKED
+from polytile.packages import archive, text
+from polytile.packages.archive import Content
+from polytile.packages.capture import Captured, capture, exported
+from polytile.packages.load import FORMAT, load_package
+from polytile.packages.text import PackagedKernel, PackageWriter
+from polytile.packages.weights import Weights
+from polytile.runtime import compile as compiling
+from polytile.runtime import regime, toolchain
+from polytile.version import __version__
+
+PROGRAM_FLAGS = ("-O1",)
+LARGEST_SIZE = 1 << 14
+"""The largest size that kernels are chosen for where the program does not bound a size; above it the kernels serve that are right
+at all sizes."""
+
+MOST_COMBINATIONS = 96
+"""Combinations of sizes for which kernels are chosen, at most."""
+
+
+def package(
+    model: Callable[..., Any] | ExportedProgram,
+    args: Sequence[Any],
+    path: str | Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    hints: Any = None,
+    weights_apart: bool = False,
+    folder: bool = False,
+    check: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """See `polytile.package`."""
+    path, given = Path(path), settings.check(options or {}, "options= of polytile.package")
+    with settings.override(**given), torch.no_grad():
+        toolchain.require()
+        program = exported(model, args, kwargs, dynamic_shapes)
+        captured = capture(program, program_name("packaged"))
+        wanted = hinted.combinations(hinted.checked(hints), captured.traced, True)
+        scheduled = schedule_program(captured.lowered, captured.traced, wanted)
+        writer = PackageWriter(scheduled, captured.bounds)
+        kernels = _kernels(writer.used, scheduled, captured, wanted)
+        weights = Weights(writer.held)
+        libraries = _libraries(kernels)
+        content = text.Content(kernels, libraries, toolchain.features(), platform.machine(), weights)
+        binary = compiling.compile_c("packaged_program", writer.program_source(content), PROGRAM_FLAGS).result()
+        runtime = compiling.compile_c("package_runtime", text.runtime_source(), ("-lpthread", "-ldl")).result()
+        files = {archive.PROGRAM: Content.of(binary.path.read_bytes()), archive.RUNTIME: Content.of(runtime.path.read_bytes())}
+        files |= {name: Content.of(Path(library).read_bytes()) for name, library in libraries.items()}
+        _write(path, files, Content(weights.bytes, weights.chunks), _manifest(captured, content), weights_apart, folder)
+        if check:
+            _check(path, program, args, kwargs)
+    return path
+
+
+def _write(
+    path: Path, files: dict[str, Content], weights: Content, manifest: dict[str, Any], apart: bool, folder: bool
+) -> None:
+    all_files = {**files, archive.WEIGHTS: weights}
+    digests = {name: {"bytes": content.size, "sha256": content.digest()} for name, content in all_files.items()}
+    document = json.dumps({**manifest, "weights_apart": apart, "files": digests}, indent=1).encode()
+    files = {archive.MANIFEST: Content.of(document), **files}
+    try:
+        if apart:
+            archive.write_file(Path(f"{path}{archive.APART}"), weights)
+        else:
+            files[archive.WEIGHTS] = weights
+        (archive.write_folder if folder else archive.write_archive)(path, files)
+    except OSError as error:
+        raise PackageError(f"the package {path} cannot be written: {error.strerror or error}.") from error
+
+
+# kernels --------------------------------------------------------------------------------------------------------------
+
+
+def _kernels(
+    used: Iterable[MultiKernel], scheduled: Scheduled, captured: Captured, wanted: Sequence[hinted.Values]
+) -> list[PackagedKernel]:
+    """The program's kernels with their tables. Raises PackageError for one that has no generated form."""
+    grid = [captured.traced, *wanted, *_grid(captured)]
+    found = []
+    for multikernel in used:
+        fixed = [_fixed(multikernel, call) for kernel, call in scheduled.calls if kernel is multikernel]
+        own = [call for call in scheduled.calls if call[0] is multikernel]
+        met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
+        calls = [Met(ints, fixed[place]) for ints, place in met]
+        table = packaged_table(multikernel, calls) if calls else None
+        if table is None:
+            spec = multikernel.spec
+            raise PackageError(
+                f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for "
+                f"all sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow "
+                "more sources by the option sources, or leave the operator out of the packaged part."
+            )
+        handles = tuple(leaf.candidate.handle() for leaf in table.leaves)
+        found.append(PackagedKernel(multikernel, table, handles))
+    return found
+
+
+def _fixed(multikernel: MultiKernel, call: Any) -> dict[str, int]:
+    """The integers that a call always passes, by name."""
+    names = multikernel.spec.size_names
+    packed = {IS_PACKED: sympy.Integer(1)} if call.packed_weight is not None else {}
+    given = [size.xreplace(packed) for size in call.sizes]
+    return {name: int(size) for name, size in zip(names, given, strict=True) if size.is_Integer}
+
+
+def _grid(captured: Captured) -> Iterator[hinted.Values]:
+    """Sizes half an octave apart within the bounds of each symbol, and those that have cells of their own; fewer where there are
+    many symbols."""
+    steps = {symbol: _steps(*captured.bounds.get(str(symbol), (2, LARGEST_SIZE)), every=1) for symbol in captured.traced}
+    every = 1
+    while _product(len(own) for own in steps.values()) > MOST_COMBINATIONS and every < 16:
+        every *= 2
+        steps = {symbol: _steps(*captured.bounds.get(str(symbol), (2, LARGEST_SIZE)), every=every) for symbol in captured.traced}
+    for values in itertools.product(*steps.values()):
+        yield dict(zip(steps, values, strict=True))
+
+
+def _steps(low: int, high: int, every: int) -> list[int]:
+    low, high = max(1, low), max(1, min(high, max(low, LARGEST_SIZE)))
+    powers = (round(2 ** (power / 2)) for power in range(0, 2 * high.bit_length(), every))
+    near = (*powers, *range(1, regime.EXACT_UP_TO + 1, every))
+    return sorted({low, high, *(size for size in near if low < size < high)})
+
+
+def _product(counts: Iterable[int]) -> int:
+    total = 1
+    for count in counts:
+        total *= count
+    return total
+
+
+def _libraries(kernels: Sequence[PackagedKernel]) -> dict[str, str]:
+    """The shared objects of all kernels, by the names of their files in the package."""
+    paths = [
+        path
+        for kernel in kernels
+        for handle in kernel.handles
+        for path in (handle.path, *([handle.bind[2]] if handle.bind is not None else []))
+    ]
+    return {f"kernels/{place}.so": path for place, path in enumerate(dict.fromkeys(paths))}
+
+
+# what people and load.py read -----------------------------------------------------------------------------------------
+
+
+def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
+    program = captured.lowered.program
+    buffers = {item.name: program.buffers[item.buffer] for item in program.inputs if item.buffer is not None}
+    inputs = [
+        {
+            "name": given.name,
+            **({"constant": _plain(given.constant)} if given.is_constant else {}),
+            **(_described(buffers[given.name]) if given.name in buffers else {}),
+        }
+        for given in captured.given
+    ]
+    results = [{"constant": _plain(r.constant)} if r.is_constant else {"number": r.is_number} for r in captured.results]
+    return {
+        "format": FORMAT,
+        "polytile": __version__,
+        "torch": torch.__version__,
+        "device": "cpu",
+        "machine": content.machine,
+        "features": list(content.features),
+        "compiler": toolchain.find().version,
+        "inputs": inputs,
+        "outputs": results,
+        "sizes": {str(symbol): captured.bounds.get(str(symbol), (2, None)) for symbol in captured.traced},
+        "parameters": list(captured.parameters),
+        "in_spec": pytree.treespec_dumps(captured.in_spec),
+        "out_spec": pytree.treespec_dumps(captured.out_spec),
+        "kernels": [
+            {
+                "name": kernel.multikernel.spec.name,
+                "operators": list(kernel.multikernel.spec.source_ops),
+                "forms": sorted({leaf.candidate.name for leaf in kernel.table.leaves}),
+                "decisions": sorted(set(kernel.table.decisions)),
+            }
+            for kernel in content.kernels
+        ],
+    }
+
+
+def _described(buffer: Any) -> dict[str, Any]:
+    return {"dtype": str(buffer.dtype).removeprefix("torch."), "shape": [str(size) for size in buffer.sizes]}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise PackageError(
+        f"the program takes or gives the constant {value!r}, for which packages have no form. Close over it instead."
+    )
+
+
+def _check(path: Path, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+    """Calls the package on the example inputs. Raises PackageError where eager gives something else."""
+    if not args and not kwargs and program.example_inputs is not None:
+        args, kwargs = program.example_inputs
+    want = program.module()(*args, **(kwargs or {}))
+    got = load_package(path)(*args, **(kwargs or {}))
+    for place, (one, other) in enumerate(zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)):
+        if isinstance(other, torch.Tensor):
+            loose = {torch.float16: 1e-2, torch.bfloat16: 3e-2}.get(other.dtype, 1e-3)
+            try:
+                torch.testing.assert_close(one, other, rtol=loose, atol=loose, equal_nan=True)
+            except AssertionError as error:
+                raise PackageError(
+                    f"result {place} of the package {path} is not eager's on the example inputs; do not use it, and please "
+                    f"report this. {error}"
+                ) from error

@@ -1,0 +1,213 @@
+"""CUDA graphs of programs in C: launches are recorded and made together (graphs.c says how).
+
+    graphs = ProgramGraphs(program, index)    # from now on, calls of the program on device number `index` use graphs
+    graphs.numbers()                          # what they did
+
+A graph is made in the background of launches that came several times. A call never waits for one. It has no memory of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polytile.counters import counters
+from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
+from polytile.runtime import background, native
+from polytile.runtime import compile as compiler
+from polytile.runtime.cuda import driver, launch, products
+
+log = logging.getLogger("polytile")
+
+SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).with_name("graphs.c"))
+
+MOST_NODES = 8192
+"""Nodes of all graphs of a process together, the least recently used graph going first. A kernel's node takes the driver some
+5 KiB of memory."""
+
+_DRIVER_FUNCTIONS = (
+    "cuLaunchKernelEx", "cuCtxGetCurrent", "cuStreamCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2", "cuGraphGetNodes", "cuGraphNodeGetDependencies", "cuGraphNodeGetType",
+    "cuGraphKernelNodeGetParams_v2", "cuGraphKernelNodeGetAttribute", "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphInstantiateWithFlags", "cuGraphUpload", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
+)  # fmt: skip
+_PARAMETERS = "cuFuncGetParamInfo"
+"""What tells where a kernel's parameters are; drivers before CUDA 12.4 lack it."""
+_NON_BLOCKING = 1
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What graphs did for one program. A stretch is what a call launches between two library calls that only Python can make.
+
+    replayed, updated    stretches that a graph ran as it was, and after some of its nodes were given other parameters
+    nodes_updated        such nodes, together
+    direct               stretches whose launches were made one by one, as no graph fitted or that took the host no longer
+    busy, short          the same: another thread was using graphs; there were few launches, or many stretches before
+    made, evicted        graphs
+    refused              graphs that the driver did not make or update; `error` is its last answer
+    calls, rested        calls, and those of them that recorded nothing, as graphs had served none of many calls before
+    graphs, nodes        of this program, now
+    all_graphs, all_nodes    of all programs, now
+    direct_ns, launch_ns     of the host, for a call's stretches one by one, and as the graphs that ran last
+    node_ns, call_ns, written_ns    of the host, for the update of a kernel's node, of a library's call that is asked what it
+                                    launches, and of one of which that is known, in any program
+    learned, proved, hopeless    library calls of which that is known, with other addresses too; of which that cannot be
+    """
+
+    replayed: int
+    updated: int
+    direct: int
+    made: int
+    evicted: int
+    refused: int
+    nodes_updated: int
+    busy: int
+    short: int
+    calls: int
+    rested: int
+    error: int
+    graphs: int
+    nodes: int
+    all_graphs: int
+    all_nodes: int
+    direct_ns: int
+    launch_ns: int
+    node_ns: int
+    call_ns: int
+    written_ns: int
+    learned: int
+    proved: int
+    hopeless: int
+
+    def __str__(self) -> str:
+        served = f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
+        served += f"{self.direct + self.busy + self.short} launched one by one"
+        graphs = f"{self.graphs} graph(s) of {self.nodes} nodes; {self.made} made, {self.evicted} evicted"
+        rest = f"; {self.rested} of {self.calls} calls recorded nothing, as graphs did not pay" if self.rested else ""
+        refused = f"; {self.refused} refused: {driver.describe(self.error)}" if self.refused else ""
+        return f"{served}; {graphs}{rest}{refused}"
+
+
+class ProgramGraphs:
+    """The graphs of a program in C, for as long as that lives. Raises DeviceError where there can be none, and says why."""
+
+    def __init__(self, program: Any, index: int) -> None:
+        self.index = index
+        _recorder()
+        self._program = weakref.ref(program)
+        self._address = program.record_launches(_Wanted(weakref.ref(self)))
+
+    def numbers(self) -> Numbers | None:
+        """None once the program is gone."""
+        program = self._program()
+        if program is None:
+            return None
+        found = (ctypes.c_int64 * len(Numbers.__dataclass_fields__))()
+        _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, found)
+        return Numbers(*found)
+
+    def __str__(self) -> str:
+        return str(self.numbers() or "the program is gone")
+
+    def make(self) -> None:
+        """Makes the graphs that calls want."""
+        program, before = self._program(), self.numbers()
+        if program is None or before is None:
+            return
+        with driver.current(self.index) as found:
+            _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(self._address, _stream(self.index, found))
+        after = self.numbers()
+        assert after is not None
+        counters.add("cuda_graphs", after.made - before.made)
+        if after.refused > before.refused:
+            log.info("A CUDA graph could not be made: %s", driver.describe(after.error))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What C calls when a graph is to be made of launches that depend on the entries."""
+
+    graphs: weakref.ref[ProgramGraphs]
+
+    def __call__(self, entries: Sequence[Any]) -> None:
+        graphs = self.graphs()
+        if graphs is not None:
+            background.submit(_Make(graphs, entries))
+
+
+@dataclass(frozen=True, eq=False)
+class _Make:
+    """The job of making a program's graphs."""
+
+    graphs: ProgramGraphs
+    entries: Sequence[Any]
+    """Held until then: launches that are recorded depend on them."""
+    disturbs: bool = False
+
+    def urgency(self) -> tuple[float, ...]:
+        return 1.0, 0.0
+
+    def run(self) -> None:
+        self.graphs.make()
+
+
+def _function(name: str, *arguments: Any) -> Any:
+    return ctypes.CFUNCTYPE(None, *arguments)(prepare().result().address(name))
+
+
+def prepare() -> compiler.Compilation:
+    """Starts compiling the recorder, or finds it in the cache; returns at once."""
+    return compiler.compile_c("cuda_graphs", "\n".join(path.read_text() for path in SOURCES))
+
+
+@functools.cache
+def _recorder() -> int:
+    """The recorder, which launches, products and programs know from now on."""
+    try:
+        library = prepare().result()
+        found = driver.library()
+        functions = [ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0 for name in _DRIVER_FUNCTIONS]
+        tells = getattr(found, _PARAMETERS, None)
+        functions.append(0 if tells is None else ctypes.cast(tells, ctypes.c_void_p).value or 0)
+        functions += launch.torch_functions()
+        functions += launch.new_handle()
+    except (CompilerMissing, CompileFailed, CacheError) as error:
+        raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
+    except AttributeError as error:
+        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that change ({error}).") from error
+    module = native.module()
+    if module is None:
+        raise DeviceError("launches cannot be recorded for CUDA graphs: there is no C launcher.")
+    make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(library.address("polytile_graphs_recorder"))
+    held = (ctypes.c_void_p * len(functions))(*functions)
+    recorder = make(ctypes.addressof(held), MOST_NODES)
+    module.configure_graphs(recorder, *launch.record(recorder), *products.record(recorder))
+    os.register_at_fork(after_in_child=_function("polytile_graphs_forked"))
+    return int(recorder)
+
+
+@functools.cache
+def _stream(index: int, found: Any) -> int:
+    """Where graphs are recorded: a stream that torch gives to nobody."""
+    stream = ctypes.c_void_p()
+    code = found.cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+    if code:
+        raise DeviceError(f"the CUDA driver refused to make a stream: {driver.describe(code)}.")
+    return stream.value or 0
+
+
+def reset() -> None:
+    """Forgets the recorder; the next program configures one anew."""
+    _recorder.cache_clear()
+    _stream.cache_clear()
+
+
+__all__ = ["MOST_NODES", "Numbers", "ProgramGraphs", "prepare", "reset"]

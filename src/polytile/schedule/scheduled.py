@@ -1,0 +1,148 @@
+"""A loop under a GPU's schedule: its launches as data, which the Triton printers write down.
+
+    LoopKernel, a Schedule ── spelled ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
+
+A launch says what its programs go over, which passes they make, what they leave in scratch memory for others, and who combines
+that. ScheduledLoop.text prints it; the option `debug` shows it from 4 on. The norm of columns as `split`, for one:
+
+    split: r=512 splits=8 variant=split warps=4 x=32
+      launch 0: pass 0 over shares of rows; leaves t1; the last program combines what all have left
+      launch 1: pass 1 over shares of rows, backwards
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from polytile.ir import printer
+from polytile.ir.expr import Node
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.legality import spelled
+from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Combine, Schedule, Share
+
+
+class Over(enum.Enum):
+    """What the programs of a launch go over: a block of points, or of whole rows or columns, each; blocks of rows in turn, whose
+    columns they add up; a share of each row; blocks of columns, all rows of each; what others have left."""
+
+    BLOCKS = "blocks"
+    TURNS = "blocks of rows in turn"
+    SHARES = "shares of rows"
+    COLUMNS = "blocks of columns"
+    LEFT = "what was left"
+
+
+class Last(enum.Enum):
+    """What the program does that arrives last of those that share rows."""
+
+    NOTHING = ""
+    COMBINES = "the last program combines what all have left"
+    STORES = "the last program stores the rows' values"
+
+
+@dataclass(frozen=True)
+class ScheduledLaunch:
+    """One launch. `passes` are those that it makes, or whose results it combines; `back`: it begins with what the launch before
+    has read last; `leaves` are the values of which programs leave their part in scratch memory."""
+
+    over: Over
+    passes: tuple[int, ...] = ()
+    back: bool = False
+    leaves: tuple[Node, ...] = ()
+    last: Last = Last.NOTHING
+
+
+@dataclass(frozen=True)
+class ScheduledLoop:
+    """A loop in the reductions that `schedule` wants, the layout of its axes, and its launches in order."""
+
+    kernel: LoopKernel
+    nest: Nest
+    schedule: Schedule
+    launches: tuple[ScheduledLaunch, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """What a person reads. Values have the numbers that the loop's own text gives them."""
+        names = printer.value_names(self.kernel.loop.stores)
+        lines = [f"  launch {k}: {_text(launch, names)}" for k, launch in enumerate(self.launches)]
+        return "\n".join([f"{self.schedule.name}: {self.schedule.config}", *lines])
+
+
+def _text(launch: ScheduledLaunch, names: dict[int, str]) -> str:
+    passes = f"pass{'es' if len(launch.passes) > 1 else ''} {', '.join(map(str, launch.passes))}" if launch.passes else "totals"
+    if launch.over is Over.LEFT:
+        return f"combines what {passes} left"
+    parts = [f"{passes} over {launch.over.value}{', backwards' if launch.back else ''}"]
+    parts += [f"leaves {', '.join(names[id(node)] for node in launch.leaves)}"] if launch.leaves else []
+    return "; ".join([*parts, launch.last.value] if launch.last is not Last.NOTHING else parts)
+
+
+def goes_back(nest: Nest, k: int) -> bool:
+    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
+    what the cache still holds."""
+    return k % 2 == 1 and not nest.scans
+
+
+def _alone(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+    """Programs, or clusters of them, that have their points or rows to themselves."""
+    over = Over.SHARES if schedule.share is Share.CLUSTER else Over.BLOCKS
+    yield ScheduledLaunch(over, tuple(range(nest.passes)))
+
+
+def _split(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+    """Programs all over the grid share a row: a launch a pass. Each program of the next launch combines what it needs of rows. Of
+    columns, of which a block has many, the last program does it for all, or a finalise launch; so does the last program where
+    values of a row are stored after the last pass. A scan has a launch before, for what the chunks come to."""
+    if nest.scans:
+        yield ScheduledLaunch(Over.SHARES, leaves=nest.scans)
+    for k in range(nest.passes):
+        if not nest.roots_in(k):
+            continue
+        reduces, last = tuple(nest.reduces_in(k)), Last.NOTHING
+        finalised = schedule.combine is Combine.LAUNCH and bool(reduces)
+        if not finalised and k == nest.passes - 1 and nest.row_stores(nest.passes):
+            last = Last.STORES
+        elif not finalised and reduces and nest.form is Form.COLUMN:
+            last = Last.COMBINES
+        yield ScheduledLaunch(Over.SHARES, (k,), goes_back(nest, k), reduces, last)
+        if finalised:
+            yield ScheduledLaunch(Over.LEFT, (k,))
+
+
+def _column_reduction(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+    """Programs, or clusters, go over rows in turn; several leave their sums of the columns for a finalise launch."""
+    passes, several = tuple(range(nest.passes)), schedule.columns is Share.GRID
+    sums = tuple(store.value for store in nest.loop.stores if store.is_segment_sum)
+    yield ScheduledLaunch(Over.TURNS, passes, leaves=sums if several else ())
+    if several:
+        yield ScheduledLaunch(Over.LEFT, passes[-1:])
+
+
+def _column_parallel(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+    """A launch for the sums of columns, one that combines what they leave of rows, and one for every point."""
+    yield ScheduledLaunch(Over.COLUMNS, (0,), back=True, leaves=nest.reduces)
+    yield ScheduledLaunch(Over.LEFT, (0,))
+    yield ScheduledLaunch(Over.BLOCKS, (1,))
+
+
+LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, Schedule], Iterator[ScheduledLaunch]]] = {
+    (Share.PROGRAM, False): _alone,
+    (Share.CLUSTER, False): _alone,
+    (Share.GRID, False): _split,
+    (Share.PROGRAM, True): _column_reduction,
+    (Share.CLUSTER, True): _column_reduction,
+    (Share.GRID, True): _column_parallel,
+}
+"""The launches of a loop, by who shares a row and whether columns are added up."""
+
+
+def scheduled(kernel: LoopKernel, schedule: Schedule) -> ScheduledLoop:
+    """`kernel` under a legal schedule."""
+    own, nest = spelled(kernel, schedule.one_sweep)
+    launches = LAUNCHES[schedule.share, schedule.columns is not None](nest, schedule)
+    return ScheduledLoop(own, nest, schedule, tuple(launches))
