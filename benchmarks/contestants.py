@@ -184,8 +184,10 @@ class Calls:
 
 
 def _new(task: Values, variables: Mapping[str, str], said: Path, seconds: float) -> int | None:
-    """The status of a new process; None where it took longer."""
-    command = [sys.executable, "-m", "benchmarks.contestants", json.dumps(task)]
+    """The status of a new process; None where it took longer. A task may be longer than a command line can be."""
+    asked = said.with_name("task.json")
+    asked.write_text(json.dumps(task))
+    command = [sys.executable, "-m", "benchmarks.contestants", json.dumps({"file": str(asked)})]
     with said.open("w") as file:
         process = subprocess.Popen(
             command, env=dict(variables), cwd=ROOT, stdout=file, stderr=file, start_new_session=True
@@ -326,4 +328,4 @@ if __name__ == "__main__":
     elif "make" in asked:
         stay(asked["make"], asked["given"])
     else:
-        carry_out(asked)
+        carry_out(json.loads(Path(asked["file"]).read_text()))
