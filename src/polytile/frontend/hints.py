@@ -52,7 +52,7 @@ def checked(hints: Given, word: str = "hints") -> Hints:
     """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size, or no file of sizes."""
     if hints is None:
         return ()
-    if isinstance(hints, str | os.PathLike):
+    if isinstance(hints, os.PathLike) or (isinstance(hints, str) and Path(hints).expanduser().exists()):
         path = Path(hints).expanduser().absolute()
         sizes_file.read(path)
         return Recorded(path)
