@@ -97,6 +97,7 @@ def test_the_readmes_program_runs_and_names_what_it_chose(tmp_path: Path) -> Non
         ("serving.md", r"0 failures, 0 ATen call sites"),
         ("looking-inside.md", r"mm_\w+ \[batch=1, M=32, N=40, K=48\] → "),
         ("commands.md", ""),
+        ("campaigns.md", ""),
         ("configs.md", ""),
     ],
 )
