@@ -1,4 +1,4 @@
-"""A GPU for Triton that is none: kernels are compiled for sm_90, and what a launch does is a Python function of its arguments.
+"""A GPU for Triton that is none: nothing is compiled, and what a launch does is a Python function of its arguments.
 
 For the host's side of launches: which kernel is launched with which arguments, and how long that takes.
 """
@@ -6,34 +6,41 @@ For the host's side of launches: which kernel is launched with which arguments, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 Effect = Callable[..., Any]
 
 
+class FakeKernel:
+    """As triton.compiler.CompiledKernel. Launches call `effect` with the grid, the options, and the arguments."""
+
+    def __init__(self, effect: Effect, options: dict[str, Any]) -> None:
+        self.effect, self.options = effect, options
+        self.function, self.packed_metadata, self._run = object(), (), self.run
+
+    def launch_metadata(self, grid: Any, stream: int, *args: Any) -> Any:
+        return None if triton.knobs.runtime.launch_enter_hook is None else {"grid": grid}
+
+    def run(self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launched: Any, enter: Any, leave: Any,
+            *args: Any) -> None:  # fmt: skip
+        if enter is not None:
+            enter(launched)
+        self.effect((x, y, z), self.options, *args)
+
+
 class FakeDriver:
-    """Launches call the effect of the kernel's name with the grid, the compiled kernel's metadata and the arguments."""
+    """`effects`: what kernels do, by their names."""
 
     def __init__(self) -> None:
         self.effects: dict[str, Effect] = {}
-        self.utils = SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": 232448, "multiprocessor_count": 132},
-            load_binary=lambda name, image, shared, device: (object(), name, 32, 0, 1024),
-        )
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        effect = self.effects[source.fn.__name__]
-
-        def launch(x: int, y: int, z: int, stream: int, function: Any, packed: Any, launched: Any, enter: Any, leave: Any,
-                   *args: Any) -> None:  # fmt: skip
-            effect((x, y, z), metadata, *args)
-
-        return launch
+    def compile(self, source: Any, target: GPUTarget, options: dict[str, Any], _env_vars: Any = None) -> FakeKernel:
+        return FakeKernel(lambda *args: self.effects[source.fn.__name__](*args), options)
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -47,14 +54,10 @@ class FakeDriver:
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
 
-    def get_benchmarker(self) -> Callable[..., Any]:
-        from triton.testing import do_bench
-
-        return do_bench
-
 
 def install() -> FakeDriver:
-    """Makes it Triton's driver in this process."""
+    """Makes it Triton's driver and compiler in this process."""
     fake = FakeDriver()
     driver.set_active(fake)
+    triton.compiler.compile = fake.compile
     return fake

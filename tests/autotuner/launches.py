@@ -19,8 +19,8 @@ fake = fake_driver.install()
 launched: list[tuple[Any, ...]] = []
 
 
-def scaled(grid: tuple[int, int, int], metadata: Any, src: Any, dst: Any, N: int, factor: float, *rest: Any) -> None:
-    launched.append((grid, metadata.num_warps, N, factor, *rest))
+def scaled(grid: tuple[int, int, int], options: Any, src: Any, dst: Any, N: int, factor: float, *rest: Any) -> None:
+    launched.append((grid, options["num_warps"], N, factor, *rest))
     if src is not None:
         dst[:N] = src[:N] * factor
 
