@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
 import triton
 import triton.language as tl
 
