@@ -1,6 +1,7 @@
-"""`python -m scripts.report_example [store] [changes] [package]`: makes the pictures of docs/report.md, all or those of some views.
+"""`python -m scripts.report_example [store] [changes] [package]`: makes the pictures of docs/report.md, all or some.
 
-Two functions are measured on this processor, for the changes twice, and a model is packaged. Stores are temporary. Pictures need Playwright (`pip install polytile[browser]`) and the system's `chromium`.
+Two functions are measured on this processor, for the changes twice, and a model is packaged. Stores are temporary. Pictures need
+Playwright (`pip install polytile[browser]`) and the system's `chromium`.
 """
 
 from __future__ import annotations

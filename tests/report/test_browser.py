@@ -181,6 +181,8 @@ def test_a_packages_page_is_filtered_drawn_and_readable(browser: Any, tmp_path: 
     opened.page.goto(path.as_uri())
     assert opened.page.locator("#changes-view tbody tr").count() == 1
     assert opened.page.locator("#choices-view svg[role=img] g").count() == 3
+    hatched = opened.page.locator("#choices-view svg[role=img] .hatch")
+    assert hatched.count() == 1 and "#hatch" in hatched.evaluate("node => getComputedStyle(node).fill")
     opened.page.get_by_label("Filter choices").fill("exact")
     assert opened.page.locator("#choices-view tbody tr").count() == 1
     opened.page.get_by_label("Colours").select_option(scheme)

@@ -28,7 +28,7 @@ def manifest(*decisions: list[str], kernel: str = "mm_0123abcd") -> dict[str, An
         "compiler": "g++ 12", "weights_apart": False, "sizes": {"s0": [2, 1 << 62], "s1": [2, 300]}, "inputs":
         [{"name": "x", "dtype": "float32", "shape": ["s0", "64"]}, {"name": "scale", "constant": 2.0}],
         "kernels": [{"name": kernel, "operators": ["aten.mm.default"], "forms": forms, "decisions": list(decisions)}],
-        "files": {name: {"bytes": size, "sha256": "ab" * 32} for name, size in (("program.so", 1234567), ("weights.safetensors", 8))},
+        "files": {name: {"bytes": size, "sha256": "ab" * 32} for name, size in {"program.so": 1234567, "x": 8}.items()},
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polytile import options
+from polytile import options, waits
 from polytile.cli import learn, plan, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
@@ -252,7 +252,8 @@ def write_report(
     packages = report.packages_among(stores or [])
     if packages and kernel:
         raise typer.BadParameter("--kernel selects kernels of a store; the page on a package has a filter.")
-    made = report.reported_package(packages) if packages else report.reported(stores or [], kernel)
+    with waits.during("reading measurements"):
+        made = report.reported_package(packages) if packages else report.reported(stores or [], kernel)
     if text:
         report.print_tables(made)
     elif csv:
