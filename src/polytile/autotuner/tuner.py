@@ -107,6 +107,7 @@ class Autotuner(TritonsAutotuner):
         self._samples: dict[tuple[Any, ...], Call] = {}
         self._tunings: list[tunings.Tuning] = []
         self._timings: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+        self.configs_top_k: Any = self.configs_top_k
         self._lock = locks.rlock()
         self.best_config: Any = None
         self.configs_timings: dict[Any, list[float]] = {}

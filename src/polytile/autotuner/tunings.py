@@ -135,8 +135,8 @@ def write(
     place: Path, form: str, name: str, cache: Mapping[Key, Any], timings: Mapping[Key, Timings], batch: int,
     folder: Callable[[Key], str],
 ) -> list[Path]:  # fmt: skip
-    """Writes choices in a form of FORMATS; vLLM's has them by the value number `batch` of the key. `folder` says where Triton looks
-    for a key. Returns the files."""
+    """Writes choices in a form of FORMATS; vLLM's has them by the value number `batch` of the key. `folder` says where Triton
+    looks for a key. Returns the files."""
     if form == "vllm":
         by_size = {str(key[batch]): point_of(config) for key, config in sorted(cache.items(), key=lambda item: item[0][batch])}
         return [_written(place, by_size)]
