@@ -36,6 +36,7 @@ EXAMPLES = {
     "serving": (Run("serving.py"), Run("serving.py")),
     "training": (Run("training.py"),),
     "triton_kernels": (Run("triton_kernels.py"),),
+    "autotuned": (Run("autotuned.py"),),
     "cpp_kernels": (Run("cpp_kernels.py"),),
     "quantised": (Run("quantised.py"),),
     "package/package": (Run("package/package.py"),),

@@ -15,9 +15,9 @@ from scripts.record_examples import EXAMPLES, FOLDER
 
 SCRIPTS = sorted({run.script for runs in EXAMPLES.values() for run in runs})
 CONTAINER, FLEET = "container/app", "fleet/fleet"
-OTHERWISE = ("serving", "training", "quantised", "package/package")
+OTHERWISE = ("serving", "training", "quantised", "package/package", "autotuned")
 """What they show is tested elsewhere: the tutorials by tests/scripts/test_documents.py, int8 products in tests/behaviour,
-packages in tests/packages."""
+packages in tests/packages, plans of autotuned kernels in tests/autotuner."""
 PROGRAMS = [
     pytest.param(name, marks=pytest.mark.slow) if name in OTHERWISE else name
     for name in EXAMPLES
@@ -45,7 +45,7 @@ def test_a_program_prints_what_is_recorded(
     name: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, where torch is imported."""
-    if name == "triton_kernels" and importlib.util.find_spec("triton") is None:
+    if name in ("triton_kernels", "autotuned") and importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton, which is not installed")
     for option in ("POLYTILE_STALL", "POLYTILE_ON_FAILURE", "POLYTILE_LEARNED"):
         monkeypatch.delenv(option, raising=False)
