@@ -34,7 +34,7 @@ from polytile.ir.program import (
     View,
 )
 
-_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
+_ASSIGN = {"set": "=", "add": "+=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:

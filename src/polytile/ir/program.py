@@ -110,9 +110,6 @@ class Axis:
     size: sympy.Expr
 
 
-ACCUMULATING = ("add", "mul", "max", "min")
-"""Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
-
 SEGMENT_SUM = "sum"
 """The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
 is none."""
@@ -120,8 +117,8 @@ is none."""
 
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set"; or "add", which adds
+    the value to what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
     out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str

@@ -12,7 +12,6 @@ from polytile.errors import IRError
 from polytile.ir import expr, levels, ops, reductions, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
-    ACCUMULATING,
     COMPUTE_DTYPE,
     SEGMENT_SUM,
     Assert,
@@ -261,7 +260,7 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", SEGMENT_SUM, *ACCUMULATING):
+        if store.mode not in ("set", "add", SEGMENT_SUM):
             yield f"has a store of mode {store.mode!r}"
 
 
