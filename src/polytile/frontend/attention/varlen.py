@@ -38,12 +38,8 @@ def replace_calls(module: torch.fx.GraphModule) -> bool:
     found = False
     for node in module.graph.nodes:
         packet = getattr(node.target, "overloadpacket", node.target)
-        if (
-            node.op == "call_function"
-            and getattr(packet, "_qualified_op_name", "") == TORCH
-            and not given(node)["num_splits"]
-        ):
-            arguments = given(node)
+        of_torch = node.op == "call_function" and getattr(packet, "_qualified_op_name", "") == TORCH
+        if of_torch and _is_ours(arguments := given(node)):
             before, after = (-1, 0) if arguments["is_causal"] else arguments["window_size"] or (-1, -1)
             node.args = (
                 *[arguments[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "seqused_k", "block_table")],
@@ -53,11 +49,22 @@ def replace_calls(module: torch.fx.GraphModule) -> bool:
     return found
 
 
+KNOWN = frozenset((
+    "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "is_causal", "scale", "window_size", "enable_gqa",
+    "seqused_k", "block_table",
+))  # fmt: skip
+
+
+def _is_ours(arguments: dict[str, Any]) -> bool:
+    """Whether nothing else is asked for, such as caches that are written or one number of splits."""
+    return all(name in KNOWN or value is None for name, value in arguments.items())
+
+
 def given(node: torch.fx.Node) -> dict[str, Any]:
     """The arguments of a call of torch's operator by name, None for those that this version of torch does not have."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     names = [argument.name for argument in packet.default._schema.arguments]
-    later = dict.fromkeys(("scale", "window_size", "seqused_k", "block_table", "num_splits", "is_causal"))
+    later = dict.fromkeys(("scale", "window_size", "seqused_k", "block_table", "is_causal"))
     return {**later, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
