@@ -26,14 +26,15 @@ from polytile.runtime.cuda import cubins, device, launch, workers
 from polytile.runtime.formula import evaluate
 from polytile.schedule.facts import Facts
 from tests.codegen.test_triton_gemm_prologue import lowered
-from tests.codegen.triton_gemm import product, small
+from tests.codegen.triton_gemm import grouped_product, product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 H100 = device.named("H100")
 CHIP = Chip(H100.sms, overlaps=True)
 ALIGNED = Facts(
-    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
+    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "b_stride_b", "c_stride_m"}),
+    frozenset("ABC"),
     holding=frozenset({EVEN_K}),
 )  # fmt: skip
 ONE_ROW = Facts(ALIGNED.divisible, ALIGNED.aligned, exact=(("M", 1),), holding=ALIGNED.holding)
@@ -62,6 +63,11 @@ CASES: dict[str, tuple[GemmKernel, Facts]] = {
     "tile 128x64x32 s4 w8": (product(F16, "k", "k", stored=(F16, torch.int8)), ALIGNED),
     "persistent 128x128x128 s4 w8": (product(FP8, "k", "k", out=BF16), ALIGNED),
     "tile 128x64x64 s4 w4": (product(FP8, "k", "k", out=BF16), ALIGNED),
+    "grouped 128x256x64 s3 w8": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped 128x128x64 s3 w4": (grouped_product("m", BF16, "k", "n"), ALIGNED),
+    "grouped 64x128x64 s4 w4": (grouped_product("m", F16, "k", "n"), ALIGNED),
+    "grouped 16x128x128 s3 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped 128x128x64 s4 w8": (grouped_product("k", BF16, "m", "n"), ALIGNED),
 }
 
 
