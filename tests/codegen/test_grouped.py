@@ -38,7 +38,8 @@ def arguments(kernel: GemmKernel, ends: Sequence[int], m: int, n: int, k: int) -
     """Random operands, and a result of NaNs."""
     spec, groups = kernel.spec, len(ends)
     a = matrix(1, m, k, UNITS[spec.a_layout], kernel.in_dtype)
-    b = matrix(groups if spec.grouped == "m" else 1, k, n, {"n": "columns", "k": "rows", "any": "any"}[spec.b_layout], kernel.in_dtype)
+    unit = {"n": "columns", "k": "rows", "any": "any"}[spec.b_layout]
+    b = matrix(groups if spec.grouped == "m" else 1, k, n, unit, kernel.in_dtype)
     shape = (1, m, n) if spec.grouped == "m" else (groups, m, n)
     c = torch.full(shape, float("nan"), dtype=kernel.in_dtype)
     c = c if spec.c_layout == "n" else c.transpose(1, 2).contiguous().transpose(1, 2)
@@ -46,6 +47,10 @@ def arguments(kernel: GemmKernel, ends: Sequence[int], m: int, n: int, k: int) -
     for tensor in (a, b, c):
         ints += [0 if len(tensor) == 1 else tensor.stride(0), *tensor.stride()[1:]]
     return [a, b, torch.tensor(ends, dtype=torch.int32), c, *ints]
+
+
+def named(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    return dict(zip(("A", "B", ENDS, "C"), args, strict=False)), dict(zip(kernel.size_names, args[4:], strict=True))
 
 
 def check(kernel: GemmKernel, args: Sequence[Any], what: object) -> None:
@@ -101,7 +106,7 @@ def test_triton_is_right(axis: str, dtype: torch.dtype, a: str, b: str, c: str) 
         args = arguments(kernel, ends, *((60, 40, 50) if axis == "m" else (20, 40, 60)))
         facts = Facts(wide=True) if number % 3 == 0 else facts_of(kernel, args)
         made = generate(kernel, config, facts, CHIP)
-        interpret.run(made, dict(zip(("A", "B", ENDS, "C"), args, strict=False)), dict(zip(kernel.size_names, args[4:], strict=True)))
+        interpret.run(made, *named(kernel, args))
         check(kernel, args, ends)
 
 
@@ -112,7 +117,7 @@ def test_groups_beyond_those_that_are_read_at_once(monkeypatch: pytest.MonkeyPat
     args = arguments(kernel, (3, 3, 20, 21, 40, 40, 44), 48, 32, 16)
     config = Config.of(variant="grouped", m=16, n=32, k=16, stages=2, warps=2, group=8, places=1)
     made = generate(kernel, config, Facts(), CHIP)
-    interpret.run(made, dict(zip(("A", "B", ENDS, "C"), args, strict=False)), dict(zip(kernel.size_names, args[4:], strict=True)))
+    interpret.run(made, *named(kernel, args))
     check(kernel, args, "two at once")
 
 

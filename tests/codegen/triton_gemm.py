@@ -17,7 +17,8 @@ from polytile.problem import Config
 from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
 
-VARIANTS = (*(name for name in SCHEDULES if name != "grouped"), "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
+PLAIN = tuple(name for name in SCHEDULES if name != "grouped")
+VARIANTS = (*PLAIN, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
 CHIP = Chip(5)
 """What persistent programs are generated for: fewer multiprocessors than there are blocks."""
 

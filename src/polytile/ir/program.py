@@ -287,12 +287,12 @@ class Scales:
 
 @dataclass(frozen=True)
 class Grouping:
-    """What makes a Template a grouped product: the rows of A ("m"), or the elements along k of both operands ("k"), belong to groups
-    that follow each other. `ends` is a dense vector of int32, where each group ends: sizes of groups are known in memory alone.
-    Ends beyond the axis count as its end; a group that ends before it begins has nothing.
+    """What makes a Template a grouped product: the rows of A ("m"), or the elements along k of both operands ("k"), belong to
+    groups that follow each other. `ends`, a dense vector of int32, says where each group ends: the sizes of groups are known in
+    memory alone. An end beyond the axis counts as the axis's; a group that ends before it begins has nothing.
 
-    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, 0 for rows beyond the last end. `a` and `out` have a batch of
-         one, that of `b` is the groups.
+    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, 0 for rows beyond the last end. `a` and `out` have a batch
+         of one, that of `b` is the groups.
     "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have a batch of one, that of `out` is the groups.
     """
 

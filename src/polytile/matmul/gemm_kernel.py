@@ -49,8 +49,8 @@ class GemmKernel:
                tensors follow A and B. A kernel with a second product has no prologues
     scales     how many rows and columns of A, if it has scales, and of B share a scale (matmul/scales.py)
 
-    Where its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. Along m these are the batch of
-    B alone, along k that of the result alone; the other strides of the batch are passed and mean nothing.
+    Where its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. Along m these are the batch
+    of B alone, along k that of the result alone; the other strides of the batch are passed and mean nothing.
     """
 
     spec: GemmSpec
@@ -181,8 +181,8 @@ class GemmKernel:
         apart = {"a": m * k, "b": k * n, "c": m * n}
         apart |= dict.fromkeys({"m": "ac", "k": "ab"}.get(self.spec.grouped, ""), 0)
         return {
-            "batch": 1, "a_stride_b": apart["a"], "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": apart["b"], "b_stride_k": b[0],
-            "b_stride_n": b[1], "c_stride_b": apart["c"], "c_stride_m": n, "c_stride_n": 1, **second,
+            "batch": 1, "a_stride_b": apart["a"], "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": apart["b"],
+            "b_stride_k": b[0], "b_stride_n": b[1], "c_stride_b": apart["c"], "c_stride_m": n, "c_stride_n": 1, **second,
         }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from polytile.runtime.target import Target
 
 
 class GroupedLibrary(MatmulLibrary):
-    """`torch._grouped_mm` where a GPU's takes the type, else a product a group. Its rows beyond the last group, which ATen leaves as
-    they are, become 0."""
+    """`torch._grouped_mm` where a GPU's takes the type, else a product a group. Rows beyond the last group, which ATen leaves
+    uninitialised, become 0."""
 
     @property
     def at_once(self) -> bool:
@@ -58,4 +58,4 @@ class GroupedLibrary(MatmulLibrary):
         if axis == "k":
             return out.copy_(product)
         covered = torch.arange(len(product), device=ends.device) < ends[-1]
-        return torch.where(covered[:, None], product, 0, out=out[0])[None]
+        return torch.where(covered[:, None], product, product.new_zeros(()), out=out[0])[None]

@@ -6,6 +6,7 @@ A product whose groups are columns is the transpose of one whose groups are rows
 from __future__ import annotations
 
 from dataclasses import replace
+
 import torch
 
 from polytile.errors import LoweringError

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.cost import FORM_LAYOUTS, GROUPED_FORMS, INT8_FORMS, PAIRED_FORMS, UNGROUPED_FORMS, cost, terms, valid
+from polytile.matmul.cpp.cost import (
+    FORM_LAYOUTS,
+    GROUPED_FORMS,
+    INT8_FORMS,
+    PAIRED_FORMS,
+    UNGROUPED_FORMS,
+    cost,
+    terms,
+    valid,
+)
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs

@@ -240,8 +240,8 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
 
 
 GROUPED_ENTRY = """
-// A grouped product is gone through in parts, each a plain product: so many rows by GRAIN columns of a group. Its threads take equal
-// shares of their weights, one range of columns after the other.
+// A grouped product is gone through in parts, each a plain product: up to BLOCK rows of a group, by ranges of GRAIN columns.
+// Threads take equal shares of the parts' weights, one after the other.
 constexpr long GRAIN = 4 * L, BLOCK = 384, LIGHT = 8;
 
 struct Part {{ long group, row, rows, k, depth, weight; }};

@@ -1,8 +1,8 @@
 """Grouped products: the sizes of groups stand in memory, and programs find their blocks by reading them.
 
-    along m   as many programs as multiprocessors, or some times as many, take the blocks of all groups in turn. What a block lies
-              in is found by counting the rows of blocks that groups have, GROUPS of them at a time. Rows behind the last group are
-              one group more, whose sums are of nothing.
+    along m   as many programs as multiprocessors, or some times as many, take the blocks of all groups in turn. The group of a
+              block is found by counting the rows of blocks that groups have, GROUPS of them at a time. Rows behind the last
+              group are one group more, whose sums are of nothing.
     along k   a program a block of a group's result, over the group's part of k.
 """
 
@@ -32,7 +32,8 @@ def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
     """A grouped product.
 
         c[m, n] = sum(a[m, k] * b[group of m, k, n])
-            →   for p in programs: for at in p, p + programs, ... of the groups' blocks: for k in blocks: acc += a[at, k] @ b[g, k, at]
+            →   for p in programs: for g, at in blocks p, p + programs, ... of all groups:
+                    for k in blocks: acc += a[at, k] @ b[g, k, at]
         c[g, m, n] = sum(a[m, k] * b[k, n] for k in g)
             →   for g, at in programs: for k in blocks of g: acc += a[at, k] @ b[k, at]
 

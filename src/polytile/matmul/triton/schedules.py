@@ -200,7 +200,9 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
 
 Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
 
-SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped}
+SCHEDULES: dict[str, Schedule] = {
+    "tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped,
+}  # fmt: skip
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
