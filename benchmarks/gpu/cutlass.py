@@ -1,6 +1,7 @@
 """CUTLASS's products: right at every config and layout, and beside Triton's, cuBLASLt's and ATen's over a grid of sizes.
 
-    python -m benchmarks.gpu.cutlass --json cutlass.json --seconds 300
+    python -m benchmarks.gpu.cutlass --seconds 300          measures, writes OUT/gpu_cutlass.json, prints its tables
+    python -m benchmarks.gpu.cutlass --show                 only prints the tables of the committed file
 
 Needs CUTLASS's headers (`polytile[cutlass]`, or the option `cutlass`). It compiles each config once for each layout; `compile_s`
 has the seconds of each. Errors are relative to the largest element of the float64 product; the library's stand beside. Times are
@@ -11,19 +12,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import polytile
+from benchmarks import record
 from benchmarks.gpu.candidates import Trials, Tried, kernel_us
 from benchmarks.gpu.products import Shape
 from benchmarks.timing import geomean
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.request import Request
+from polytile.report import Table, show
 from polytile.report.environment import accelerator
 from polytile.runtime import launcher
 from polytile.runtime.arguments import CUDA
@@ -42,9 +49,15 @@ SQUARES = tuple((n, n, n) for n in (256, 512, 1024, 1536, 2048, 3072, 4096, 6144
 WEIGHTS = (4096, 4096), (14336, 4096), (4096, 14336)
 ROWS = tuple((m, n, k) for n, k in WEIGHTS for m in (16, 64, 128, 256, 512, 1024, 2048, 4096))
 PUBLISHED = tuple(
-    (m, n, k) for m, k in ((4096, 11008), (12288, 4096), (22016, 4096), (4096, 4096), (65536, 4096)) for n in (16, 64, 256, 1024)
+    (m, n, k)
+    for m, k in ((4096, 11008), (12288, 4096), (22016, 4096), (4096, 4096), (65536, 4096))
+    for n in (16, 64, 256, 1024)
 )
 """SPEC.md C4."""
+
+
+ORIGINS = ("cublaslt", "triton", "library")
+"""Sources beside CUTLASS."""
 
 
 def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def times(trials: Trials, shape: Shape) -> dict[str, Any]:
     predicted = {c.name: c.cost(request.sizes) * 1e6 for c in chosen}
     origin = {c.name: c.origin for c in chosen}
     best = {o: min((us[name] for name in us if origin[name] == o), default=None) for o in sorted(set(origin.values()))}
-    return {"shape": list(shape), "best": best, "us": us, "predicted_us": predicted, "origin": origin}
+    return {"shape": list(shape), "best": best, "us": us, "predicted_us": predicted}
 
 
 def _timed(trials: Trials, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
@@ -108,14 +121,19 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """CUTLASS's best against each other origin's best (above 1: CUTLASS is faster), and the prior's first against CUTLASS's
     best."""
     found: dict[str, Any] = {}
-    for origin in ("triton", "cublaslt", "library"):
+    for origin in ORIGINS:
         both = [row["best"] for row in rows if row["best"].get(origin) and row["best"].get("cutlass")]
         ratios = [best[origin] / best["cutlass"] for best in both]
         if ratios:
-            found[f"{origin} / cutlass"] = [round(geomean(ratios), 3), round(min(ratios), 3), round(max(ratios), 3), len(ratios)]
+            found[f"{origin} / cutlass"] = [
+                round(geomean(ratios), 3),
+                round(min(ratios), 3),
+                round(max(ratios), 3),
+                len(ratios),
+            ]
     regrets = []
     for row in rows:
-        own = [name for name, origin in row["origin"].items() if origin == "cutlass" and name in row["us"]]
+        own = [name for name in row["us"] if name.startswith("cutlass ")]
         if own:
             first = min(own, key=lambda name: row["predicted_us"][name])
             regrets.append(row["us"][first] / min(row["us"][name] for name in own))
@@ -123,13 +141,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    given = parser.parse_args()
-    began, tools = time.monotonic(), toolkit.find()
-    result: dict[str, Any] = {"device": accelerator(), "torch": torch.__version__, "tools": tools.identity, "parts": []}
+def measured(seconds: float, partly: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """All parts, as far as `seconds` allow. `partly` gets what there is after each shape: a run that is cut off loses little."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"device": accelerator(), "tools": toolkit.find().identity, "parts": []}
     with polytile.options.override(cutlass_configs=99):
         made: list[tuple[Trials, dict[str, Any]]] = [
             (Trials(dtype, tried), {"name": tried.name, "dtype": dtype, "times": []}) for tried, dtype in TRIED
@@ -137,17 +152,71 @@ def main() -> None:
         for trials, part in made:
             check_all(trials, part)
             result["parts"].append(part)
-            given.json.write_text(json.dumps(result))
+            partly(result)
         for trials, part in made:
             for shape in (*SQUARES, *ROWS, *PUBLISHED):
-                if time.monotonic() - began > given.seconds:
+                if time.monotonic() - began > seconds:
                     break
                 part["times"].append(times(trials, shape))
-                print(f"{part['name']} {part['dtype']} {shape}: {part['times'][-1]['best']}", flush=True)
-                given.json.write_text(json.dumps(result))
+                print(
+                    f"{part['name']} {part['dtype']} {shape}: {part['times'][-1]['best']}", file=sys.stderr, flush=True
+                )
+                partly(result)
             part["summary"] = summary(part["times"])
-            print(f"{part['name']} {part['dtype']}: {part['summary']}", flush=True)
-    given.json.write_text(json.dumps(result))
+    return result
+
+
+def report(result: dict[str, Any]) -> None:
+    """Prints the tables."""
+    checked, beside, published = [], [], []
+    for part in result["parts"]:
+        what = (part["name"], part["dtype"])
+        errors = [e for row in part["checks"] for e in row["errors"].values()]
+        taken = [each for each in part["resources"].values() if each and each[2]]
+        seconds = f"{statistics.median(each[2] for each in taken):.1f}" if taken else "–"
+        largest = max((e for e in errors if not isinstance(e, str)), default=math.nan)
+        checked.append((*what, len(errors), f"{largest:.1e}", sum(isinstance(e, str) for e in errors), seconds))
+        for versus in ORIGINS:
+            if found := part["summary"].get(f"{versus} / cutlass"):
+                beside.append((*what, versus, *(f"{number:.2f}" for number in found[:3]), found[3]))
+        for row in part["times"]:
+            if tuple(row["shape"]) in PUBLISHED and part["name"] != "square":
+                m, n, k = row["shape"]
+                us = [row["best"].get(origin) for origin in ("cutlass", *ORIGINS)]
+                published.append(
+                    (part["name"], part["dtype"], f"{m}×{n}×{k}", *(f"{each:.1f}" if each else "–" for each in us))
+                )
+    first = [
+        (part["name"], part["dtype"], part["summary"]["first ranked / best of cutlass"]) for part in result["parts"]
+    ]
+    columns = ["function", "type", "checks", "largest error", "refused", "compile s, median"]
+    show(
+        Table.from_rows(f"CUTLASS's products against float64, {result['device']}, {result['tools']}", columns, checked)
+    )
+    columns = ["function", "type", "other", "geomean", "least", "most", "sizes"]
+    show(
+        Table.from_rows(
+            "kernel time of the other's best over that of CUTLASS's best: above 1, CUTLASS is faster", columns, beside
+        )
+    )
+    columns = ["function", "type", "time of the first ranked over the best"]
+    show(Table.from_rows("the prior among CUTLASS's configs", columns, first))
+    columns = ["function", "type", "M×N×K", "cutlass", *ORIGINS]
+    show(Table.from_rows("kernel µs at the published sizes (SPEC.md C4), each source's best", columns, published))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300.0, help="when no new size is begun")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
+    parser.add_argument("--show", action="store_true", help="only print the tables of gpu_cutlass.json")
+    given = parser.parse_args()
+    if given.show:
+        report(json.loads((given.out / "gpu_cutlass.json").read_text())["results"])
+        return
+    result = measured(given.seconds, lambda found: record.write("gpu_cutlass", found, given.out))
+    record.write("gpu_cutlass", result, given.out)
+    report(result)
 
 
 def check_all(trials: Trials, part: dict[str, Any]) -> None:
@@ -158,7 +227,11 @@ def check_all(trials: Trials, part: dict[str, Any]) -> None:
     part["checks"] = [checks(trials, shape) for shape in CHECKED]
     for row in part["checks"]:
         wrong = {name: error for name, error in row["errors"].items() if isinstance(error, str) or not error < 0.02}
-        print(f"{part['name']} {part['dtype']} {row['shape']}: {len(row['errors'])} checked, wrong: {wrong}", flush=True)
+        print(
+            f"{part['name']} {part['dtype']} {row['shape']}: {len(row['errors'])} checked, wrong: {wrong}",
+            file=sys.stderr,
+            flush=True,
+        )
     part["resources"] = resources(trials, CHECKED[1])
 
 

@@ -24,9 +24,7 @@ from tests.codegen.triton_gemm import product
 
 CPU, H100 = torch.device("cpu"), device.named("H100")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-ALIGNED = Facts(
-    frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC")
-)
+ALIGNED = Facts(frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"))
 VERSION = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR {}\n#define CUTLASS_PATCH 0\n"
 
 
@@ -146,6 +144,29 @@ def test_missing_old_and_wrong_headers_are_told(tmp_path: Path, monkeypatch: pyt
     with options.override(cutlass=str(tmp_path / "none")):
         finding = doctor.cutlass()
     assert finding.verdict == "fair" and "none" in finding.found
+
+
+def test_folders_of_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(name: str, *files: str) -> Path:
+        for file in files:
+            path = tmp_path / name / "include" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return tmp_path / name
+
+    fp16, new, old = "cuda_fp16.h", "cccl/cuda/std/utility", "cuda/std/utility"
+    alone, library, both, before = place("a", fp16), place("b", new), place("c", fp16, new), place("d", fp16, old)
+    for roots, wanted in {
+        (alone, both): (both / "include", both / "include/cccl"),  # of one place, if that has both
+        (alone, library): (
+            alone / "include",
+            library / "include",
+            library / "include/cccl",
+        ),  # cccl/cuda/std/... and cuda/std/...
+        (before,): (before / "include",),
+    }.items():
+        monkeypatch.setattr(tools, "_roots", lambda home, roots=roots: iter(roots))
+        assert tools._cuda("", tmp_path / "no/lib/libnvrtc.so") == wanted
 
 
 def installed() -> str:

@@ -82,6 +82,8 @@ def _by_nvrtc(compiler: Path, source: str, arch: str, includes: list[str]) -> by
 
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
+    for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
+        ctypes.CDLL(str(builtins))  # NVRTC asks for it by name, and the loader does not look beside it
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
