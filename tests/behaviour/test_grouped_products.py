@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import polytile
+from benchmarks.experts import SMALL, Decoder
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 OPTIONS = {"tune": "off", "persist": False}
@@ -112,3 +113,63 @@ def test_gradients_with_an_empty_group(options: dict[str, Any]) -> None:
         args = half(length, 32), half(3, 32, 24), offs
         for got, expected in zip(gradients(run, *args), gradients(grouped, *args), strict=True):
             torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+FALLBACK = "transformers::grouped_mm_fallback"
+
+
+def test_the_operator_by_which_transformers_multiplies_other_types() -> None:
+    """Its weights' gradient has an operator of its own. The package need not be installed: it is registered as there."""
+    if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        _register_as_transformers_does()
+    operator = torch.ops.transformers.grouped_mm_fallback
+    run = polytile.compile(lambda a, b, offs: operator(a, b, offs), options=OPTIONS)
+    for length, offs in LENGTHS:
+        for ending in (offs.int(), offs.long()):
+            a, b = torch.randn(length, 32), torch.randn(3, 24, 32).transpose(1, 2)
+            torch.testing.assert_close(run(a, b, ending), operator(a, b, ending))
+            for got, expected in zip(gradients(run, a, b, ending), gradients(operator, a, b, ending), strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+    assert only_templates(run, a, b, ending)
+
+
+def _register_as_transformers_does() -> None:
+    def multiply(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x @ w for x, w in zip(input.tensor_split(offs[:-1].long()), weight, strict=True)])
+
+    def multiply_back(
+        input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, grads = (each.tensor_split(offs[:-1].long()) for each in (input, grad_output))
+        of_weight = torch.stack([x.t() @ g for x, g in zip(rows, grads, strict=True)])
+        return torch.cat([g @ w.t() for g, w in zip(grads, weight, strict=True)]), of_weight
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return (*torch.ops.transformers.grouped_mm_fallback_backward(*ctx.saved_tensors, grad), None)
+
+    schema = "(Tensor input, Tensor weight, Tensor offs) -> Tensor"
+    torch.library.custom_op(FALLBACK, multiply, mutates_args=(), schema=schema)
+    torch.library.register_fake(FALLBACK, lambda a, b, offs: a.new_empty(len(a), b.shape[2]))
+    torch.library.register_autograd(FALLBACK, backward, setup_context=setup)
+    schema = "(Tensor input, Tensor weight, Tensor offs, Tensor grad_output) -> (Tensor, Tensor)"
+    torch.library.custom_op(f"{FALLBACK}_backward", multiply_back, mutates_args=(), schema=schema)
+    torch.library.register_fake(f"{FALLBACK}_backward", lambda a, b, offs, g: (torch.empty_like(a), torch.empty_like(b)))
+
+
+def test_a_mixture_of_experts_is_one_program_at_every_length() -> None:
+    """Two layers of Mixtral's kind. Which experts a token is routed to depends on how numbers are rounded: few tokens may differ."""
+    torch.manual_seed(0)
+    decoder = Decoder(SMALL).to(BF16).eval()
+    run = polytile.compile(decoder, options={**OPTIONS, "tune": "off"})
+    with torch.inference_mode():
+        for shape in ((1, 16), (4, 300), (3, 41)):
+            tokens = torch.randint(0, SMALL.vocabulary, shape)
+            got, expected = run(tokens).float(), decoder(tokens).float()
+            off = (got - expected).abs().amax(-1) / expected.abs().mean()
+            assert float((off > 0.2).float().mean()) <= 0.02, off
+        assert "aten._grouped_mm.default" in str(polytile.explain(run, tokens))
+    made = [kernel.spec.name for kernel in polytile.compiler.programs.compiled_programs()[-1].multikernels]
+    assert any("grouped_mm" in name for name in made)
