@@ -6,6 +6,7 @@ compile         torch.compile with this backend, with hints, kernels compiled ah
 kernel          makes one call of several kernels that you wrote
 autotune        takes the place of triton.autotune: tunes the configs of a Triton kernel for ranges of sizes
 explain         reports what became of every operator of a function, which kernels run, and why
+record_sizes    records into a file which sizes calls have, and how often
 profile         calls a function some times, and says how long each kernel of it takes
 options         every setting; `options.override(...)` sets some within a block
 counters        a mapping of what was compiled, measured and found on record
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from polytile.compiler.profiling import Profile
     from polytile.dispatch.handwritten import Kernel
     from polytile.packages.load import Package
+    from polytile.runtime.sizes_seen import Recording
 
 __all__ = [
     "PolytileError",
@@ -55,12 +57,16 @@ __all__ = [
     "options",
     "package",
     "profile",
+    "record_sizes",
     "register_source",
     "reset",
     "save_plan",
     "wait",
 ]
 
+
+Hints = Sequence[int] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
+"""Sizes: a list for every dynamic dimension, a list for each by name, or the path of a file of recorded sizes."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 """A function or a module: compiled, it has the type that it had."""
@@ -70,8 +76,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compile(
     function: Function,
     *,
-    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    hints: Hints = None,
+    compile_ahead: Hints = None,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
     dynamic: bool | None = True,
@@ -84,8 +90,8 @@ def compile(
 def compile(
     function: None = None,
     *,
-    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    hints: Hints = None,
+    compile_ahead: Hints = None,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
     dynamic: bool | None = True,
@@ -97,8 +103,8 @@ def compile(
 def compile(
     function: Callable[..., Any] | None = None,
     *,
-    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    hints: Hints = None,
+    compile_ahead: Hints = None,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
     dynamic: bool | None = True,
@@ -114,7 +120,8 @@ def compile(
     hints
         Sizes, in elements, for which kernels are measured before the first call returns. A list gives the sizes that every
         dynamic dimension takes in turn; a mapping from "s0", "s1", ... (dynamic sizes in argument order) gives a list for each.
-        0 and 1 are passed over, because PyTorch never makes them dynamic.
+        0 and 1 are passed over, because PyTorch never makes them dynamic. The path of a file of recorded sizes (`record_sizes`)
+        gives those that most calls had.
     compile_ahead
         Sizes in the same forms. Their kernels start compiling in the background at the first call; which of them run is decided
         later.
@@ -160,33 +167,47 @@ def compile(
 
 
 def kernel(
-    signature: str, *, reduction: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    signature: str,
+    *,
+    reduction: Sequence[str] = (),
+    hints: Sequence[Mapping[str, Any]] = (),
+    make_args: Callable[..., Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Makes one call of several implementations of a kernel; decorates the reference, which must be right and may be slow.
 
     The reference and the implementations are called with the tensors, then with the sizes: `f(x, weight, y, M, N)`. They write
-    the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype.
-    docs/kernels.md has examples.
+    the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype. If it has
+    keyword-only parameters, all are called with these too. docs/kernels.md has examples.
 
     Parameters
     ----------
     signature
-        The tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes all of y. Tensors may have any
-        dtype and strides; all have to be on one device.
+        The tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes all of y. "..." stands for any
+        number of dimensions; as a size, it is the number of elements in them. Tensors may have any dtype and strides; all have to
+        be on one device.
     reduction
         The sizes whose product is the number of terms that an output element sums. Longer sums may be further off.
+    hints
+        Sizes for which implementations are measured at the first call, each as {"M": 16, "N": 4096}, or by the shapes of tensors,
+        {"x": (16, 4096)}.
+    make_args
+        A function of the sizes by name that returns the tensors for them by name, where random numbers and, for integers, zeros
+        will not do.
     options
         Values of `polytile.options` for this kernel.
 
     Returns
     -------
-    A decorator. It makes a Kernel of the reference: call it with the tensors, outputs included, and add implementations with
-    `Kernel.implementation`.
+    A decorator. It makes a Kernel of the reference: call it with the tensors, outputs included, add implementations with
+    `Kernel.implementation`, and say how gradients flow with `Kernel.gradient`.
 
     Raises
     ------
     SignatureError
         The signature cannot be read, `reduction` names a size that it lacks, or the reference cannot be called so.
+    HintError
+        A hint does not say all sizes; or, at the first call, `make_args` makes tensors of other sizes or kinds.
     OptionError
         As in `compile`.
     """
@@ -194,7 +215,7 @@ def kernel(
     from polytile.dispatch import signature as signatures
 
     read = signatures.parsed(signature)
-    return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
+    return lambda reference: handwritten.Kernel(read, reference, reduction, options or {}, hints, make_args)
 
 
 def autotune(
@@ -322,6 +343,31 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     from polytile.compiler.profiling import profile as run
 
     return run(function, args, kwargs)
+
+
+def record_sizes(path: str | os.PathLike[str]) -> Recording:
+    """Records which sizes calls of compiled functions have from now on, and how often, in every thread of this process.
+
+    It looks at a sample of the calls, which takes less than 0.1 % of the program's time. `hints=`, `polytile tune --sizes` and
+    campaigns read the file (docs/campaigns.md).
+
+    Parameters
+    ----------
+    path
+        The file. If it is there, the counts are added to those in it; several processes may add to one file.
+
+    Returns
+    -------
+    A Recording. It ends with its `with` block, with `.stop()`, or with the process; `.write()` writes what was seen so far.
+
+    Raises
+    ------
+    SizesError
+        Sizes are being recorded already, or the file is something else or cannot be written.
+    """
+    from polytile.runtime import sizes_seen
+
+    return sizes_seen.record(path)
 
 
 def package(

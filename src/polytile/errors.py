@@ -20,6 +20,11 @@ class HintError(PolytileError, ValueError):
     "s0", "s1", ... in the order of the arguments."""
 
 
+class SizesError(HintError):
+    """A file of recorded sizes is missing or malformed, or cannot be written, or sizes are being recorded already. See
+    docs/campaigns.md."""
+
+
 class FrontDoorError(PolytileError):
     """With the option front_door="check": polytile would have run other compiled code for a call than Dynamo did. Please report
     it; front_door="off" has every call go through Dynamo."""

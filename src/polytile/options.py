@@ -145,6 +145,9 @@ TABLE: tuple[Option, ...] = (
     Option("collect", str, "",
         "Path of a store to measure every candidate into, at the first call of each range of sizes, for `polytile learn`. No "
         "choice depends on it. Empty: nothing is collected.", path=True, keys=NOTHING),
+    Option("record_sizes", str, "",
+        "Path of a file to which the sizes of calls are added, with their frequencies (docs/campaigns.md). Empty: nothing is "
+        "recorded.", path=True, keys=NOTHING),
     Option("force", str, "",
         "Candidates to use instead of the chosen ones: comma-separated CANDIDATE or KERNEL=CANDIDATE patterns "
         "(docs/looking-inside.md)."),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polytile import options
-from polytile.cli import learn, plan, store
+from polytile.cli import learn, plan, sizes, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(store.app)
 app.add_typer(plan.app)
 app.add_typer(learn.app)
+app.add_typer(sizes.app)
 
 DtypeOfShapes = Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")]
 DeviceOfShapes = Annotated[str, typer.Option(help="Device of the tensors made for --shapes: cpu, cuda, cuda:1.")]
@@ -112,6 +113,9 @@ def tune_ahead(
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
+    sizes: Annotated[
+        Path | None, typer.Option(help="Tune also at the most frequent sizes of this file, of `polytile sizes record`.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Stop measuring after this many seconds; 0: no limit.", min=0)] = 0.0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure only as much as a program does in its first calls, and nothing twice.")
@@ -136,7 +140,8 @@ def tune_ahead(
 
     if quick and exhaustive:
         raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
-    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick, exhaustive))
+    jobs = jobs_of(target, shapes or [], Kind(dtype, device))
+    raise typer.Exit(tune(jobs, save_plan, seconds, not quick, exhaustive, sizes))
 
 
 @app.command("autotune")

@@ -60,10 +60,15 @@ class Run:
 
 
 def tune(
-    jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, thorough: bool = True, exhaustive: bool = False
+    jobs: Sequence[Job],
+    plan: Path | None = None,
+    seconds: float = 0.0,
+    thorough: bool = True,
+    exhaustive: bool = False,
+    sizes: Path | None = None,
 ) -> int:
     """Calls the compiled functions with each of their arguments and reports; returns the process's exit status. `exhaustive`:
-    every candidate is measured, of the family's whole space of configs.
+    every candidate is measured, of the family's whole space of configs. `sizes`: a file of recorded sizes that are hints.
 
     After `seconds` (0: no limit) nothing more is measured: calls under way end with the best found so far, others are
     not made.
@@ -77,7 +82,7 @@ def tune(
     with options.override(**search), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
         with _progress(console, run.total) as tell:
             try:
-                _make_calls(jobs, run, time_for_all, tell)
+                _make_calls(jobs, run, time_for_all, tell, sizes)
             except KeyboardInterrupt:
                 run.status, run.ended = STOPPED, "Stopped: "
     if run.steps:
@@ -89,14 +94,16 @@ def tune(
         soft_wrap=True, highlight=False,
     )  # fmt: skip
     if plan is not None and run.steps:
-        console.print(f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False)
+        console.print(
+            f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False
+        )
     return run.status
 
 
-def _make_calls(jobs: Sequence[Job], run: Run, time_for_all: Campaign, tell: Tell) -> None:
+def _make_calls(jobs: Sequence[Job], run: Run, time_for_all: Campaign, tell: Tell, sizes: Path | None) -> None:
     """Makes the calls until the time is over. One that fails is reported, and the others go on."""
     for job in jobs:
-        compiled = polytile.compile(job.function)
+        compiled = polytile.compile(job.function, hints=sizes)
         for args in job.calls:
             if time_for_all.left() <= 0:
                 run.ended = f"Ended after {time_for_all.seconds:.4g} s: "
@@ -137,7 +144,9 @@ def _progress(console: Console, total: int) -> Iterator[Tell]:
     elsewhere."""
     if not console.is_terminal:
         done = iter(range(1, total + 1))
-        yield lambda text: console.print(f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True)
+        yield lambda text: console.print(
+            f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
+        )
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),

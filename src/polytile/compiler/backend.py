@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 from torch._dynamo.exc import ShortenTraceback
@@ -42,7 +43,7 @@ from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
-from polytile.runtime import background, native
+from polytile.runtime import background, native, sizes_seen
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -72,8 +73,8 @@ def polytile(
 def compile(
     function: Callable[..., Any] | None = None,
     *,
-    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    hints: hinted.Given = None,
+    compile_ahead: hinted.Given = None,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
     dynamic: bool | None = True,
@@ -85,7 +86,9 @@ def compile(
     ahead = hinted.checked(compile_ahead, "compile_ahead")
     kept = dynamo_guards.filter_of(dynamo_guards.checked(guards))
     # What other guards would keep apart, a compile with few guards keeps for itself.
-    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead, 0 if kept is None else next(_few_guards))
+    backend = Backend(
+        tuple(sorted(given.items())), hinted.checked(hints), ahead, 0 if kept is None else next(_few_guards)
+    )
     with settings.override(**given):
         door, may_race = settings.get("front_door"), races.allowed()
 
@@ -148,8 +151,11 @@ def _compiled(
     graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
     traced = hinted.sizes_of(graph)
-    wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
-    early = hinted.combinations(ahead, traced, strict, "compile_ahead")
+    identity = functools.partial(hinted.identity, graph, traced)
+    wanted = [*hinted.combinations(hints, traced, strict, graph=identity), *hinted.marked(graph, traced)]
+    early = hinted.combinations(ahead, traced, strict, "compile_ahead", identity)
+    names = hinted.meanings(graph, traced)
+    sized = Sized(tuple(traced), identity(), hinted.beginning(graph), names) if traced else Sized()
     native.prepare()
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
         from polytile.candidates.triton_loops import prepare  # what a GPU needs is imported where there is one
@@ -165,9 +171,9 @@ def _compiled(
         call = aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", held, wanted, early, failed, together),
+            fw_compiler=_Compiler("forward", held, wanted, early, failed, together, sized=sized),
             bw_compiler=_Compiler("backward", held, wanted, early, failed, together),
-            inference_compiler=_Compiler("inference", held, wanted, early, failed, together, inference),
+            inference_compiler=_Compiler("inference", held, wanted, early, failed, together, inference, sized),
             decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
@@ -250,6 +256,20 @@ def _handed_on(kind: type[Exception]) -> type[Exception]:
 
 
 @dataclass(frozen=True)
+class Sized:
+    """The dynamic sizes of one of Dynamo's graphs, whose digest is `graph`, and what they are called (frontend/hints.py)."""
+
+    symbols: tuple[sympy.Symbol, ...] = ()
+    graph: str = ""
+    about: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, graph: torch.fx.GraphModule) -> sizes_seen.Graph:
+        """The same, of the graph that AOTAutograd made of it."""
+        return sizes_seen.Graph(self.graph, self.about, dict(self.names), hinted.places_of(graph, self.symbols))
+
+
+@dataclass(frozen=True)
 class _Compiler:
     """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. The three have in
     common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together. That of inference
@@ -262,6 +282,7 @@ class _Compiler:
     failed: list[Failure] = field(default_factory=list)
     tiers: tiers.Tiers = field(default_factory=tiers.Tiers)
     inference: Inference = field(default_factory=Inference)
+    sized: Sized = field(default_factory=lambda: Sized())
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         if self.kind == "inference":
@@ -300,7 +321,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
-        weights, waits_for = weights_of(graph, self.kind), tiers.waits_for()
+        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.of(graph)
         traced = hinted.sizes_of(graph)
         # AOTAutograd's mode would make every new tensor a fake one.
         with unset_fake_temporarily(), settings.override(stall=waits_for):
@@ -309,7 +330,7 @@ class _Compiler:
             loaded = compiler.load_program(slot, name, traced)
             if loaded is not None:
                 counters.add("graphs_compiled")
-                return self._from_disk(graph, loaded, traced)
+                return self._from_disk(graph, loaded, traced, sized)
         tiered = waits_for == "never" and not self.hints
         if tiered:
             handed.expect(graph)
@@ -323,26 +344,31 @@ class _Compiler:
             slot = slot.refused("its lowering relies on guards that it has added")
         with unset_fake_temporarily():
             if tiered:
-                call = self._in_tiers(graph, lowered, traced, slot)
+                call = self._in_tiers(graph, lowered, traced, slot, sized)
             else:
                 with settings.override(stall=waits_for):
-                    call = compiler.compile_program(lowered, traced, self.hints, self.ahead, slot=slot).call
+                    made = compiler.compile_program(lowered, traced, self.hints, self.ahead, slot=slot)
+                    call = sizes_seen.know(made.call, sized)
         counters.add("graphs_compiled")
         return call
 
-    def _from_disk(self, graph: torch.fx.GraphModule, loaded: Loaded, traced: Values) -> Boxed:
+    def _from_disk(self, graph: torch.fx.GraphModule, loaded: Loaded, traced: Values, sized: sizes_seen.Graph) -> Boxed:
         """The program of an earlier process. Where calls wait for nothing and it has not decided for these sizes, it serves once
         something has."""
         never = settings.get("stall") == "never" and not self.hints
         if not never or compiler.is_decided(loaded.calls, traced):
-            call = compiler.finish_program(loaded, traced, self.hints, self.ahead).call
+            made = compiler.finish_program(loaded, traced, self.hints, self.ahead)
+            call = sizes_seen.know(made.call, sized)
             return tiers.noticed(call) if never else call
         record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)
         return self._tiered(
-            graph, loaded.name, lambda: compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True), record
-        )
+            graph, loaded.name, lambda: compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True), record,
+            sized,
+        )  # fmt: skip
 
-    def _in_tiers(self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values, slot: Slot) -> Boxed:
+    def _in_tiers(
+        self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values, slot: Slot, sized: sizes_seen.Graph
+    ) -> Boxed:
         """The graph as ATen's operators, until its program is there: made in another process, or where that cannot be here."""
         program = lowered.program
         record = functools.partial(
@@ -355,7 +381,7 @@ class _Compiler:
                 return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True, slot=slot)
             return compiler.finish_program(made, traced, ahead=self.ahead, ready=True)
 
-        return self._tiered(graph, program.name, make, record)
+        return self._tiered(graph, program.name, make, record, sized)
 
     def _tiered(
         self,
@@ -363,6 +389,7 @@ class _Compiler:
         name: str,
         make: Callable[[], compiler.CompiledProgram],
         record: Callable[[Boxed], Any],
+        sized: sizes_seen.Graph,
     ) -> Boxed:
         """The graph as ATen's operators, until `make` has made its program in the background. `record` keeps what serves until
         then for `explain()`."""
@@ -372,7 +399,7 @@ class _Compiler:
                 try:
                     compiled = make()
                     compiler.pack_weights(compiled, dict(zip(names, tiered.arguments(), strict=False)))
-                    return compiled.call
+                    return sizes_seen.know(compiled.call, sized)
                 except CompilerMissing as error:
                     why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
                     say_once(why)

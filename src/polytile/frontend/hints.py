@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
+import torch.fx
 
 from polytile.errors import HintError
+from polytile.problem import digest
+from polytile.runtime import sizes_file, sizes_seen
 
 log = logging.getLogger("polytile")
 
-Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
-"""Sizes that every dynamic size takes in turn, or (name, its sizes) pairs."""
+
+@dataclass(frozen=True)
+class Recorded:
+    """Hints that are the most frequent sizes in a file (runtime/sizes_file.py)."""
+
+    path: Path
+
+    def __bool__(self) -> bool:
+        return True
+
+
+Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] | Recorded
+"""Sizes that every dynamic size takes in turn, (name, its sizes) pairs, or a file of recorded sizes."""
 
 Values = dict[sympy.Symbol, int]
 
@@ -26,18 +44,26 @@ LEAST = 2
 """The smallest size that can be dynamic: of 0 and 1 torch.compile makes graphs of their own, in which they are constants."""
 
 
-def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None, word: str = "hints") -> Hints:
-    """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size."""
+Given = Sequence[int] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
+"""What users give as hints; a path is that of a file of recorded sizes."""
+
+
+def checked(hints: Given, word: str = "hints") -> Hints:
+    """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size, or no file of sizes."""
     if hints is None:
         return ()
+    if isinstance(hints, os.PathLike) or (isinstance(hints, str) and Path(hints).expanduser().exists()):
+        path = Path(hints).expanduser().absolute()
+        sizes_file.read(path)
+        return Recorded(path)
     named = isinstance(hints, Mapping)
-    groups = list(hints.values()) if isinstance(hints, Mapping) else [hints]
+    groups: list[Any] = list(hints.values()) if isinstance(hints, Mapping) else [hints]
     listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
     listed &= all(isinstance(name, str) for name in hints) if named else True
     if not listed or not all(type(size) is int and 0 <= size <= MOST for group in groups for size in group):
         raise HintError(
             f"{word}= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers from 0 to "
-            f"2**63 - 1; it was given {hints!r}."
+            f"2**63 - 1, or the path of a file of recorded sizes; it was given {hints!r}."
         )
     if named:
         return tuple((str(name), tuple(group)) for name, group in zip(hints, groups, strict=True))
@@ -87,7 +113,9 @@ def traced_size(size: int | torch.SymInt) -> int:
         return size
     expr = size.node.expr
     values = {symbol: _traced(size.node.shape_env, symbol) for symbol in expr.free_symbols}
-    number = expr.xreplace({symbol: sympy.Integer(USUAL if value is None else value) for symbol, value in values.items()})
+    number = expr.xreplace(
+        {symbol: sympy.Integer(USUAL if value is None else value) for symbol, value in values.items()}
+    )
     return max(0, int(number)) if number.is_number else USUAL
 
 
@@ -101,15 +129,83 @@ def marked(graph: Any, traced: Values) -> list[Values]:
     return []
 
 
-def combinations(hints: Hints, traced: Values, strict: bool = True, word: str = "hints") -> list[Values]:
+def identity(graph: torch.fx.GraphModule, traced: Values) -> str:
+    """A digest of one of Dynamo's graphs: its operators in order, and the types and sizes of its inputs, the symbols `traced`
+    by their places. The same in each process that compiles the function."""
+    names = {symbol: sympy.Symbol(f"s{place}") for place, symbol in enumerate(traced)}
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype} {value.device.type} [{', '.join(map(text, value.shape))}]"
+        return str(value.node.expr.xreplace(names)) if isinstance(value, torch.SymInt) else type(value).__name__
+
+    lines = []
+    for node in graph.graph.nodes:
+        given = (
+            text(node.meta.get("example_value"))
+            if node.op == "placeholder"
+            else getattr(node.target, "__name__", node.target)
+        )
+        lines.append(f"{node.op} {given}")
+    return digest("\n".join(lines), 24)
+
+
+def meanings(graph: torch.fx.GraphModule, traced: Values) -> dict[str, str]:
+    """What each dynamic size is of the function's arguments, as Dynamo names it, by its name in hints."""
+    env = next((number.node.shape_env for number in _symbolic_numbers(graph)), None)
+    sources = getattr(env, "var_to_sources", {})
+    said = {}
+    for place, symbol in enumerate(traced):
+        source = next(iter(sources.get(symbol, ())), None)
+        name = getattr(source, "name", symbol)
+        said[f"s{place}"] = str(name() if callable(name) else name)
+    return said
+
+
+def beginning(graph: torch.fx.GraphModule) -> str:
+    """Where in the source a graph of Dynamo's begins: "model.py:12 in forward"; "" where it does not say."""
+    traces = (node.meta.get("stack_trace") for node in graph.graph.nodes)
+    first = next((trace for trace in traces if trace), "")
+    places = re.findall(r'File "(.*?)", line (\d+), in (\S+)', first)
+    return f"{Path(places[0][0]).name}:{places[0][1]} in {places[0][2]}" if places else ""
+
+
+def places_of(graph: torch.fx.GraphModule, symbols: Sequence[sympy.Symbol]) -> sizes_seen.Places:
+    """Where among the arguments of one of AOTAutograd's graphs the symbols are; nothing where one is not there as it is."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    for number, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
+        value = node.meta.get("val")
+        parts = value.shape if isinstance(value, torch.Tensor) and value.layout is torch.strided else [value]
+        for dimension, part in enumerate(parts):
+            if isinstance(part, torch.SymInt) and isinstance(part.node.expr, sympy.Symbol):
+                found.setdefault(part.node.expr, (number, dimension if isinstance(value, torch.Tensor) else None))
+    return tuple(found[symbol] for symbol in symbols) if all(symbol in found for symbol in symbols) else ()
+
+
+def of_file(path: Path, graph: str, traced: Values) -> list[Values]:
+    """The most frequent sizes that a file has of the graph with this digest."""
+    seen = sizes_file.read(path).get(graph)
+    if seen is None:
+        log.warning("%s has no sizes of the graph %s, which is compiled without hints.", path, graph)
+        return []
+    chosen = (sizes for sizes, _ in seen.frequent() if len(sizes) == len(traced) and min(sizes, default=0) >= LEAST)
+    return [dict(zip(traced, sizes, strict=True)) for sizes in chosen]
+
+
+def combinations(
+    hints: Hints, traced: Values, strict: bool = True, word: str = "hints", graph: Callable[[], str] = str
+) -> list[Values]:
     """Every combination of the hints, as values of the graph's dynamic sizes: those that no hint names keep the traced
     value.
 
     Names are "s0", "s1", ... for the first, second, ... dynamic size in argument order, or the tracer's own, such as
     "s77". A name that fits no size is passed over, or, if `strict`, refused with HintError. Hints below LEAST are passed over.
+    Of a file those of the graph are taken whose digest `graph` gives.
     """
     if not hints:
         return []
+    if isinstance(hints, Recorded):
+        return of_file(hints.path, graph(), traced) if traced else []
     if not isinstance(hints[0], tuple):
         return [dict.fromkeys(traced, int(size)) for size in hints if size >= LEAST] if traced else []
     order = list(traced)

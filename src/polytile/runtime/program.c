@@ -38,6 +38,8 @@ typedef struct {
     void *graphs;         /* of the recorder; NULL: launches are made at once */
     PyObject *weak_references;
     PyObject *want_graph; /* (entries of the kernels that were called) has a graph made in the background; or NULL */
+    PyObject *look;       /* (args) -> calls until it is asked again; or NULL */
+    long long left;       /* calls until `look` is asked; 0: it is not */
 } Program;
 
 struct Frame {
@@ -715,6 +717,19 @@ static int ask_for_graph(Frame *frame, int status)
     return status;
 }
 
+/* Shows a call's arguments to `look`. What goes wrong there is no business of the call. */
+static void show(Program *self, PyObject *given)
+{
+    PyObject *look = Py_XNewRef(self->look), *left = look != NULL ? PyObject_CallOneArg(look, given) : NULL;
+    self->left = left != NULL ? PyLong_AsLongLong(left) : 0;
+    if (PyErr_Occurred()) {
+        self->left = 0;
+        PyErr_WriteUnraisable((PyObject *)self);
+    }
+    Py_XDECREF(left);
+    Py_XDECREF(look);
+}
+
 static PyObject *call_program(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Program *self = (Program *)object;
@@ -723,6 +738,8 @@ static PyObject *call_program(PyObject *object, PyObject *const *arguments, size
     PyObject *given = arguments[0];
     if (!PyList_CheckExact(given) || PyList_GET_SIZE(given) != self->arguments)
         return PyObject_CallOneArg(self->fallback, given);
+    if (self->left > 0 && --self->left == 0)
+        show(self, given);
     Tensor tensors[self->tensors + 1];
     for (Py_ssize_t i = 0; i <= self->tensors; i++)
         tensors[i] = (Tensor){.device = UNREAD};
@@ -781,6 +798,7 @@ static int program_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->as_declared);
     Py_VISIT(self->fallback);
     Py_VISIT(self->want_graph);
+    Py_VISIT(self->look);
     return 0;
 }
 
@@ -789,6 +807,7 @@ static int program_clear(PyObject *object)
     Program *self = (Program *)object;
     Py_CLEAR(self->fallback);
     Py_CLEAR(self->want_graph);
+    Py_CLEAR(self->look);
     Py_CLEAR(self->kernels);
     Py_CLEAR(self->callables);
     Py_CLEAR(self->constants);
@@ -825,7 +844,21 @@ static PyObject *program_record_launches(PyObject *object, PyObject *want_graph)
     return PyLong_FromVoidPtr(self->graphs);
 }
 
+/* look_at(look or None, calls): the call after so many, and then after as many as `look` says, is shown to it */
+static PyObject *program_look_at(PyObject *object, PyObject *parsed)
+{
+    Program *self = (Program *)object;
+    PyObject *look;
+    long long calls;
+    if (!PyArg_ParseTuple(parsed, "OL", &look, &calls))
+        return NULL;
+    self->left = look == Py_None ? 0 : calls;
+    Py_XSETREF(self->look, look == Py_None ? NULL : Py_NewRef(look));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef program_methods[] = {
+    {"look_at", program_look_at, METH_VARARGS, "look_at(look or None, calls) shows some calls' arguments"},
     {"record_launches", program_record_launches, METH_O, "record_launches(want_graph) -> address of the program's graphs"},
     {NULL, NULL, 0, NULL},
 };

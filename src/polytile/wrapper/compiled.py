@@ -13,7 +13,7 @@ from typing import Any
 from polytile import locks, options
 from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
 from polytile.runtime import compile as compiling
-from polytile.runtime import program, programs
+from polytile.runtime import program, programs, sizes_seen
 from polytile.runtime.cuda.graphs import ProgramGraphs
 from polytile.wrapper import cpp, python, tensors
 from polytile.wrapper.backends import Wrapped
@@ -72,7 +72,7 @@ class _Swapped:
         self.scope: dict[str, Any] = {"serve": self.count}
         exec(compile("def call(args):\n    return serve(args)\n", programs.new_file(name), "exec"), self.scope)
         self.call: Any = self.scope["call"]
-        self.call._boxed_call = True
+        self.call._boxed_call = self.call.becomes_c = True
         if self.wants_graphs:
             self.call.cuda_graphs = "none: the program is not in C yet"
         if compiling.has_c(FILE, unit.source, FLAGS):
@@ -80,6 +80,7 @@ class _Swapped:
 
     def count(self, args: list[Any]) -> list[Any]:
         """What serves until the program in C is asked for."""
+        sizes_seen.show(self.call, args)
         self.left -= 1
         if self.left <= 0:
             self.scope["serve"] = self.plain
@@ -98,6 +99,7 @@ class _Swapped:
             made = in_c(self.name, unit, library, self.plain)
             if self.wants_graphs:
                 self.use_graphs(made, unit.device)
+            sizes_seen.serve(self.call, made)
             self.scope["serve"] = made
         except (CompilerMissing, CacheError) as error:
             log.info("Program %s stays with Python's wrapper: %s", self.name, error)
