@@ -62,8 +62,8 @@ class Layer(nn.Module):
         """x: (batch, tokens, width)."""
         batch, tokens, width = x.shape
         q, k, v = self.qkv(self.norms[0](x)).split([width, *[self.shared * width // self.heads] * 2], -1)
-        parts = (part.view(batch, tokens, -1, width // self.heads).transpose(1, 2) for part in (q, k, v))
-        attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        q, k, v = (part.view(batch, tokens, -1, width // self.heads).transpose(1, 2) for part in (q, k, v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
         return x + self.experts(self.norms[1](x).view(-1, width)).view(x.shape)
 

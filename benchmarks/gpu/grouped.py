@@ -12,6 +12,7 @@ Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.jso
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ EXPERTS = {
 """(experts, n, k)."""
 ROWS = (2, 32, 256, 1024, 4096, 16384)
 ROUTED = ("random", "even", "one")
+CHECKED = ((200, 5, 144, 80, "random"), (1000, 130, 272, 208, "random"), (700, 8, 528, 1024, "one"))
+"""(rows, groups, n, k, routed)."""
 SHAPES = ((1, 1), (1, 16), (1, 128), (1, 512), (4, 300), (8, 512))
 PARTS = ("right", "products", "model")
 
@@ -95,7 +98,7 @@ def arguments(form: str, rows: int, groups: int, n: int, k: int, kind: str) -> t
 
 
 def request_of(kernel: MultiKernel, args: list[Any]) -> Request:
-    return kernel.request(kernel.dispatcher.key_of(*args), kernel.spec.ints_of(args), args)
+    return kernel.request(kernel.dispatcher.key_of(*args), kernel.spec.ints_of(args), tuple(args))
 
 
 def flat(form: str, x: Tensor, y: Tensor, ends: Tensor) -> list[Any]:
@@ -135,7 +138,7 @@ def right(result: dict[str, Any], deadline: float) -> None:
     """The largest error of every candidate, relative to the largest element; what did not run, with its reason."""
     for form in ("rows", "k"):
         _, kernel = compiled(form, {"tune": "off", "persist": False})
-        for rows, groups, n, k, kind in ((200, 5, 144, 80, "random"), (1000, 130, 272, 208, "random"), (700, 8, 528, 1024, "one")):
+        for rows, groups, n, k, kind in CHECKED:
             x, y, ends = arguments(form, rows, groups, n, k, kind)
             if kind == "random":
                 ends = (ends - 7).clamp(min=0)  # rows behind the last group
@@ -153,7 +156,8 @@ def right(result: dict[str, Any], deadline: float) -> None:
                     make = lambda key, args, entry=entry: entry  # noqa: E731
                     launcher.Dispatcher("check", (0,) * len(ints), make, device=CUDA)(*args)  # type: ignore[abstract]
                     torch.cuda.synchronize()
-                    errors[candidate.name] = float((args[3].double().view(wanted.shape) - wanted).abs().max() / wanted.abs().max())
+                    off = (args[3].double().view(wanted.shape) - wanted).abs().max() / wanted.abs().max()
+                    errors[candidate.name] = float(off)
                 except polytile.PolytileError as error:
                     errors[candidate.name] = str(error)[:300]
             worst = max((error for error in errors.values() if isinstance(error, float)), default=None)
@@ -222,10 +226,10 @@ def model(result: dict[str, Any], deadline: float) -> None:
             tokens = torch.randint(0, 32000, shape, device=DEVICE)
             wanted, took, off = decoder(tokens).float(), {}, {}
             for name in ("polytile", "peer"):
-                got, took[name] = first_call(calls[name], (tokens,))
+                _, took[name] = first_call(calls[name], (tokens,))
                 polytile.wait()
                 off[name] = float((calls[name](tokens).float() - wanted).abs().mean() / wanted.abs().mean())
-            bound = {name: (lambda call=call: call(tokens)) for name, call in calls.items()}
+            bound = {name: functools.partial(call, tokens) for name, call in calls.items()}
             result["model"].append({
                 "shape": list(shape), "us": kernel_times(bound), "wall_us": wall_times(bound), "off": off, "first_call_s": took,
             })  # fmt: skip
@@ -259,8 +263,9 @@ def main() -> None:
     result: dict[str, Any] = {"device": accelerator(), **{part: [] for part in PARTS}}
     for place, part in enumerate(given.parts):
         left = began + given.seconds - time.monotonic()
+        deadline = time.monotonic() + left / (len(given.parts) - place)
         try:
-            {"right": right, "products": products, "model": model}[part](result, time.monotonic() + left / (len(given.parts) - place))
+            {"right": right, "products": products, "model": model}[part](result, deadline)
         finally:
             record.write("gpu_grouped", result, out)
     report(result)

@@ -160,7 +160,7 @@ def _register_as_transformers_does() -> None:
 
 
 def test_a_mixture_of_experts_is_one_program_at_every_length() -> None:
-    """Two layers of Mixtral's kind. Which experts a token is routed to depends on how numbers are rounded: few tokens may differ."""
+    """Two layers of Mixtral's kind. Rounding decides near ties of experts, so few tokens may differ."""
     torch.manual_seed(0)
     decoder = Decoder(SMALL).to(BF16).eval()
     run = polytile.compile(decoder, options={**OPTIONS, "tune": "off"})
