@@ -71,7 +71,7 @@ def weighted(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, weights: torc
     return F.silu(F.grouped_mm(a, b, offs=offs)) * weights[:, None]
 
 
-@pytest.mark.parametrize("options", TARGETS)
+@pytest.mark.parametrize("options", [*TARGETS, pytest.param({**OPTIONS, "sources": "library"}, id="library")])
 def test_an_activation_and_routing_weights_are_its_epilogue(options: dict[str, Any]) -> None:
     run = polytile.compile(weighted, options=options)
     for length, offs in LENGTHS:

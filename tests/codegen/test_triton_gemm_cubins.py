@@ -67,6 +67,7 @@ CASES: dict[str, tuple[GemmKernel, Facts]] = {
     "grouped 128x128x64 s3 w4": (grouped_product("m", BF16, "k", "n"), ALIGNED),
     "grouped 64x128x64 s4 w4": (grouped_product("m", F16, "k", "n"), ALIGNED),
     "grouped 16x128x128 s3 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped swapped 16x128x64 s5 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
     "grouped 128x128x64 s4 w8": (grouped_product("k", BF16, "m", "n"), ALIGNED),
 }
 

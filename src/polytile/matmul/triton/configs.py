@@ -179,13 +179,19 @@ class Space:
         return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
 
     def _grouped(self) -> list[Config]:
-        """Blocks of grouped products. Along m as many programs share a multiprocessor as find shared memory there."""
-        fit = [row for row in GROUPED if self._fits(row)]
+        """Blocks of grouped products; along m also those in which the tensor cores get B from the left."""
         if self.kind.grouped == "k":
-            return [tile_config(row, variant="grouped") for row in fit]
-        shared, each = self.device.shared_per_block, [row.shared_bytes(self.kind.itemsize, 2) for row in fit]
-        places = [min(MOST_PLACES, max(1, shared // own)) for own in each]
-        return [tile_config(row, variant="grouped", places=own) for row, own in zip(fit, places, strict=True)]
+            return self._made(GROUPED, "grouped")
+        tables = [(GROUPED, {}), (SWAPPED, {"swapped": 1})] if self._swapped("grouped") else [(GROUPED, {})]
+        return [
+            tile_config(row, variant="grouped", places=self._places(row), **more)
+            for table, more in tables for row in table if self._fits(row)
+        ]  # fmt: skip
+
+    def _places(self, row: Gemm) -> int:
+        """Programs of a multiprocessor that find shared memory there, at most MOST_PLACES."""
+        own = row.shared_bytes(self.kind.itemsize, 2)
+        return min(MOST_PLACES, max(1, self.device.shared_per_block // own))
 
     def _swapped(self, variant: str, **more: int) -> list[Config]:
         able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM

@@ -68,7 +68,8 @@ class Loaded:
 
     def _inside_line(self) -> str:
         """What says which rows of A there are."""
-        block, size = self.operand.block, self.unit.number(self.operand.size)
+        block = self.operand.block
+        size = "count" if self.unit.part_of_rows else self.unit.number(self.operand.size)
         return f"inside_{self.operand.name} = at_m * {block} + tl.arange(0, {block}) < {size}"
 
 
