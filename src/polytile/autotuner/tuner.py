@@ -409,6 +409,7 @@ class Autotuner(TritonsAutotuner):
         return digest(inspect.getsource(self.base_fn))
 
     def has_hooks(self, config: Any) -> bool:
+        """Whether something of the user's runs before or after a launch with this config."""
         return self.user_defined_pre_hook or self.user_defined_post_hook or config.pre_hook is not None
 
     def try_out(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
