@@ -79,6 +79,16 @@ def what_triton_compiles_for_has_a_route_of_its_own() -> None:
     assert call(kernel, 500, factor=3.0) is compiled[0][0]
 
 
+def constants_are_told_apart_and_long_texts_go_by_tritons_launch() -> None:
+    kernel = tuned()
+    for mode in (tl.float32, tl.float32, tl.float16):
+        call(kernel, 500, MODE=mode)
+    assert len(kernel.quick.routes) == 2
+    for _ in range(2):
+        call(kernel, 500, MODE="a text that is longer than what is looked at")
+    assert len(kernel.quick.routes) == 2
+
+
 def a_new_regime_is_chosen_for_though_its_kind_is_known() -> None:
     kernel = tuned(prune_configs_by={"early_config_prune": lambda configs, named, **_: asked.append(named["N"]) or configs})
     asked: list[int] = []
@@ -191,7 +201,8 @@ def microseconds(calls: int) -> None:
 
 TESTS = [
     later_launches_are_quick_and_the_same, what_triton_compiles_for_has_a_route_of_its_own,
-    a_new_regime_is_chosen_for_though_its_kind_is_known, what_is_unusual_goes_by_tritons_launch,
+    constants_are_told_apart_and_long_texts_go_by_tritons_launch, a_new_regime_is_chosen_for_though_its_kind_is_known,
+    what_is_unusual_goes_by_tritons_launch,
     a_config_with_a_hook_calls_it_every_time, one_config_is_launched_quickly_too, heuristics_above_give_arguments,
     a_launch_from_a_compiled_function_is_not_traced, triton_reads_what_was_saved,
 ]  # fmt: skip

@@ -31,8 +31,8 @@ RUNTIME = knobs.runtime
 Binding = tuple[Any, tuple[Any, ...]]
 """The grid, and the arguments in the order of the parameters."""
 
-tracing: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-"""None unless Dynamo looks at the frames that this thread enters."""
+tracing: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
+"""None unless Dynamo looks at the frames that this thread enters, or may."""
 
 
 class Prepared:
@@ -118,7 +118,10 @@ class Quick:
 
     @functools.cached_property
     def device_type(self) -> int:
-        """torch's number for the type of device that kernels run on."""
+        """torch's number for the type of device that kernels run on; one that no tensor has where Triton's backend compiles for
+        more than kinds.c tells apart, as AMD's does for the sizes of tensors."""
+        if driver.active.get_current_target().backend != "cuda":
+            return -1
         return CPU if driver.active.get_active_torch_device().type == "cpu" else CUDA
 
     @functools.cached_property
@@ -130,7 +133,7 @@ class Quick:
     def prepare(self, route: Route, by: Any, config: Any, kernel: Any) -> None:
         """Keeps the compiled kernel of a config for later launches."""
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        if kernel is None or kernel._run is None or not self.usual():
+        if getattr(kernel, "_run", None) is None or not self.usual():
             return
         settings = tuple((self.names.index(name), value) for name, value in config.kwargs.items() if name in self.names)
         route.kernels[by] = Prepared(kernel, self.names, settings, self.current_device())

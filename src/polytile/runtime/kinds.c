@@ -69,9 +69,12 @@ static int kind_of(PyObject *argument, char code, int device, int64_t *words)
         words[0] = KIND_TEXT | (int64_t)length << 8;
         memcpy(&words[1], text, (size_t)length);
     } else { /* whoever keeps the bytes keeps the object, so that no other has its address */
+        if (code != 'c' || PyObject_Hash(argument) == -1) { /* what has no hash may change */
+            PyErr_Clear();
+            return 0;
+        }
         words[0] = KIND_OBJECT;
         words[1] = (int64_t)(intptr_t)argument;
-        return code == 'c';
     }
     return 1;
 }
