@@ -41,6 +41,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/fallback.c": (CALLS,),
     "runtime/formula.c": (LAUNCHER,),
     "runtime/keys.c": (LAUNCHER,),
+    "runtime/kinds.c": ("tests/autotuner/test_launches.py",),
     "runtime/launcher.c": (LAUNCHER, THREADS),
     "runtime/mersenne.c": ("tests/runtime/test_mersenne.py",),
     "runtime/module.c": (LAUNCHER,),

@@ -17,6 +17,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._logging import trace_structured
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import debug
@@ -35,7 +36,7 @@ from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
-from polytile.frontend.graph import Lowered, is_repeatable, lower_graph, unsupported
+from polytile.frontend.graph import Lowered, OperatorReport, is_repeatable, lower_graph, unsupported
 from polytile.frontend.graph_text import guards_of
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -43,6 +44,7 @@ from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
+from polytile.ir.printer import program_text
 from polytile.runtime import background, native, sizes_seen
 
 Boxed = Callable[[list[Any]], Any]
@@ -179,6 +181,17 @@ def _compiled(
             keep_inference_input_mutations=True,
         )
     return inference.unwrapped(call)
+
+
+def _trace(name: str, operators: Sequence[OperatorReport], program: Callable[[], str] | None = None) -> None:
+    """Tells torch's structured trace, where it is on, what became of a graph: tlparse shows artifacts under their names."""
+
+    def report() -> str:
+        return "\n".join(f"{each.operator}: {each.how}{f', {each.reason}' if each.reason else ''}" for each in operators)
+
+    for what, text in (("operators", report), *([("program", program)] if program is not None else [])):
+        described = {"name": f"polytile_{name}_{what}", "encoding": "string"}
+        trace_structured("artifact", metadata_fn=functools.partial(dict, described), payload_fn=text)
 
 
 def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
@@ -330,6 +343,7 @@ class _Compiler:
             loaded = compiler.load_program(slot, name, traced)
             if loaded is not None:
                 counters.add("graphs_compiled")
+                _trace(name, loaded.operators)
                 return self._from_disk(graph, loaded, traced, sized)
         tiered = waits_for == "never" and not self.hints
         if tiered:
@@ -340,6 +354,7 @@ class _Compiler:
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
             lowered = lower_graph(graph, name, weights)
+        _trace(name, lowered.operators, lambda: program_text(lowered.program))
         if guards_of(graph) != guards:
             slot = slot.refused("its lowering relies on guards that it has added")
         with unset_fake_temporarily():
