@@ -161,4 +161,5 @@ def test_actors_of_a_ray_cluster_do_the_same(spec: Path) -> None:
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 0, told
     assert len(results.verify(spec.with_suffix("") / "table.json")["choices"]) == 4
-    assert {Board(spec.with_suffix("")).result(path.stem).worker[:3] for path in spec.with_suffix("").glob("done/*.json")} == {"ray"}
+    board = Board(spec.with_suffix(""))
+    assert {board.result(path.stem).worker[:3] for path in board.root.glob("done/*.json")} == {"ray"}

@@ -20,7 +20,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ class Board:
 
     def __init__(self, root: Path, make: bool = False) -> None:
         self.root = root
+        self._results: dict[str, Result] = {}
+        """Those that were read, without their measurements: a result never changes."""
         if make:
             for name in ("units", "taken", "lost", "done", "workers"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -219,6 +221,7 @@ class Board:
 
     def forget_failures(self) -> None:
         """Has units without a result taken again."""
+        self._results.clear()
         for name, result in self.results(set()):
             if result.error:
                 (self.root / "done" / f"{name}.json").unlink(missing_ok=True)
@@ -228,7 +231,9 @@ class Board:
     def status(self) -> Status:
         wanted = self.wanted()
         own = set(wanted)
-        results = {name: result for name, result in self.results(set()) if name in own}
+        for name, result in self.results(set(self._results)):
+            self._results[name] = replace(result, lines="")
+        results = {name: result for name, result in self._results.items() if name in own}
         now, alive = self._now(), []
         for path in sorted((self.root / "workers").glob("*.json")):
             with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,6 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from polytile.campaigns.board import Board
 from polytile.campaigns.worker import HUNG
@@ -116,14 +115,3 @@ def _gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def place_of(where: str, board: Board, kind: str, count: int, resolve: Any) -> Place:
-    """The workers that `--workers` names."""
-    if where == "local":
-        return Local(board, kind, count)
-    if where == "ray":
-        from polytile.campaigns.on_ray import OnRay  # needs the extra `campaign`
-
-        return OnRay(board, kind, count, resolve)
-    return Place() if count == 0 else Local(board, kind, count)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polytile.campaigns.board import Board, Result, Status
-from polytile.campaigns.places import Place, place_of
+from polytile.campaigns.places import Local, Place
 from polytile.campaigns.spec import Spec
 from polytile.campaigns.trace import Traced
 from polytile.campaigns.worker import Resolve
@@ -50,7 +50,7 @@ def measure(
     """Has workers measure until all is done or the time of the spec is over. Measurements go to the store as they come."""
     store, known = store_of(spec, board.root), set[str]()
     status = _collect(board, store, known, watch)
-    place = place_of(where, board, spec.device, count, resolve) if status.left else Place()
+    place = _place_of(where, board, spec.device, count, resolve) if status.left else Place()
     try:
         while status.left:
             if spec.seconds and status.seconds >= spec.seconds:
@@ -66,6 +66,17 @@ def measure(
         return Ended(_collect(board, store, known, watch), "stopped")
     finally:
         place.close()
+
+
+def _place_of(where: str, board: Board, kind: str, count: int, resolve: Resolve) -> Place:
+    """The workers that `--workers` names."""
+    if where == "local":
+        return Local(board, kind, count)
+    if where == "ray":
+        from polytile.campaigns.on_ray import OnRay  # needs the extra `campaign`
+
+        return OnRay(board, kind, count, resolve)
+    return Place() if count == 0 else Local(board, kind, count)
 
 
 def _collect(
