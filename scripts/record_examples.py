@@ -39,6 +39,7 @@ EXAMPLES = {
     "cpp_kernels": (Run("cpp_kernels.py"),),
     "quantised": (Run("quantised.py"),),
     "package/package": (Run("package/package.py"),),
+    "fleet/fleet": (Run("fleet/fleet.py"),),
     "container/app": (Run("container/app.py", ("warm",)), Run("container/app.py", compilers=False)),
 }
 """By name, which is the path of its output without `.txt`, the processes that an example takes, one after the other."""

@@ -168,33 +168,47 @@ def compile(
 
 
 def kernel(
-    signature: str, *, reduction: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    signature: str,
+    *,
+    reduction: Sequence[str] = (),
+    hints: Sequence[Mapping[str, Any]] = (),
+    make_args: Callable[..., Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Makes one call of several implementations of a kernel; decorates the reference, which must be right and may be slow.
 
     The reference and the implementations are called with the tensors, then with the sizes: `f(x, weight, y, M, N)`. They write
-    the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype.
-    docs/kernels.md has examples.
+    the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype. If it has
+    keyword-only parameters, all are called with these too. docs/kernels.md has examples.
 
     Parameters
     ----------
     signature
-        The tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes all of y. Tensors may have any
-        dtype and strides; all have to be on one device.
+        The tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes all of y. "..." stands for any
+        number of dimensions; as a size, it is the number of elements in them. Tensors may have any dtype and strides; all have to
+        be on one device.
     reduction
         The sizes whose product is the number of terms that an output element sums. Longer sums may be further off.
+    hints
+        Sizes for which implementations are measured at the first call, each as {"M": 16, "N": 4096}, or by the shapes of tensors,
+        {"x": (16, 4096)}.
+    make_args
+        A function of the sizes by name that returns the tensors for them by name, where random numbers and, for integers, zeros
+        will not do.
     options
         Values of `polytile.options` for this kernel.
 
     Returns
     -------
-    A decorator. It makes a Kernel of the reference: call it with the tensors, outputs included, and add implementations with
-    `Kernel.implementation`.
+    A decorator. It makes a Kernel of the reference: call it with the tensors, outputs included, add implementations with
+    `Kernel.implementation`, and say how gradients flow with `Kernel.gradient`.
 
     Raises
     ------
     SignatureError
         The signature cannot be read, `reduction` names a size that it lacks, or the reference cannot be called so.
+    HintError
+        A hint does not say all sizes; or, at the first call, `make_args` makes tensors of other sizes or kinds.
     OptionError
         As in `compile`.
     """
@@ -202,7 +216,7 @@ def kernel(
     from polytile.dispatch import signature as signatures
 
     read = signatures.parsed(signature)
-    return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
+    return lambda reference: handwritten.Kernel(read, reference, reduction, options or {}, hints, make_args)
 
 
 def autotune(

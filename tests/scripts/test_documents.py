@@ -108,10 +108,10 @@ def test_the_python_of_a_tutorial_is_a_program_that_runs(page: str, said: str, t
 
 
 def test_the_page_of_kernels_runs_and_chooses(tmp_path: Path) -> None:
-    """The first piece is a script of its own; the second goes into it."""
-    script, inside = python_in(ROOT / "docs" / "kernels.md")
+    """The first piece is a script of its own; the others go into it."""
+    script, *inside = python_in(ROOT / "docs" / "kernels.md")
     path = tmp_path / "kernels.py"
-    called = inside + "\nassert compiled(x, weight).shape == x.shape\n"
+    called = "".join(inside) + "\nassert compiled(x, weight).shape == x.shape\n"
     path.write_text(script + "\n" + "".join(f"    {line}\n" for line in called.splitlines()))
     assert "rms_norm [M=8, N=4096] -> " in printed(path)
 

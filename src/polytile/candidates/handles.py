@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -74,3 +76,17 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
     except TypeError:
         return None
     return PythonHandle(path, name) if path and path.endswith(".py") else None
+
+
+def with_keywords(handle: PythonHandle, keywords: Mapping[str, Any]) -> PythonHandle:
+    """The handle of the same callable with some keyword arguments given (values that JSON can hold)."""
+    arguments = {"module": handle.module, "name": handle.name, "keywords": dict(keywords)}
+    return PythonHandle(__name__, bound.__qualname__, arguments)
+
+
+def bound(module: str, name: str, keywords: Mapping[str, Any]) -> Callable[..., Any]:
+    """What a handle `with_keywords` stands for, where it is found."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return functools.partial(found, **keywords)

@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,26 +21,33 @@ from polytile import locks
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.handles import PythonHandle, handle_of_function
+from polytile.candidates.handles import PythonHandle, handle_of_function, with_keywords
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import forced
 from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.operators import TYPES, Gradient, Operator, Recorded
 from polytile.dispatch.registry import alive, define
 from polytile.dispatch.signature import Signature
 from polytile.dispatch.spec import ArgInfo, KernelSpec
-from polytile.errors import InvalidInput, SignatureError
+from polytile.errors import HintError, InvalidInput, SignatureError
 from polytile.facts import Strided
-from polytile.problem import Config, digest, sizes_text
-from polytile.runtime import regime
+from polytile.problem import Config, Scalar, digest, sizes_text
+from polytile.runtime import noise, regime
 
 log = logging.getLogger("polytile.dispatch")
 
 Run = Callable[..., None]
+Keywords = Mapping[str, Scalar]
 Sizes = Mapping[str, int]
+"""With the keyword arguments where users' functions are asked."""
 
 UNPREDICTED = 1e-3
 """Seconds that an implementation is taken to need where none has a prediction: alike for all, so that all are measured."""
+
+
+Kind = tuple[torch.dtype, torch.device, bool]
+"""A tensor's element type and device, and whether it is contiguous."""
 
 
 class Asked:
@@ -74,7 +82,7 @@ class LikeTheBest:
 
 @dataclass(frozen=True, eq=False)
 class Implementation(Candidate):
-    """A user's function as a Candidate. It is called with the tensors of the signature, then its sizes."""
+    """A user's function as a Candidate. It is called with the tensors of the signature, then its sizes, and `keywords`."""
 
     name: str
     run: Run
@@ -82,6 +90,7 @@ class Implementation(Candidate):
     predicted: Callable[[Sizes], float] | None = None
     version: str = ""
     origin: str = "user"
+    keywords: Keywords = dataclasses.field(default_factory=dict)
 
     config = Config()
     hard_limits = True
@@ -89,24 +98,33 @@ class Implementation(Candidate):
     @functools.cached_property
     def source_hash(self) -> str:
         """Of the function's own text, the plain values that it captures, and its `version`; what it calls is not seen."""
-        return digest(f"{self.version} {_text_of(self.run)}")
+        return digest(f"{self.version} {_text_of(self.run)}{_said(self.keywords)}")
 
     def valid(self, sizes: Sizes) -> bool:
-        return self.when is None or self.when(sizes)
+        return self.when is None or self.when(self._asked(sizes))
 
     def cost(self, sizes: Sizes) -> float:
-        return UNPREDICTED if self.predicted is None else self.predicted(sizes)
+        return UNPREDICTED if self.predicted is None else self.predicted(self._asked(sizes))
+
+    def _asked(self, sizes: Sizes) -> Any:
+        return {**sizes, **self.keywords} if self.keywords else sizes
 
     @property
     def in_main_script(self) -> bool:
         return getattr(self.run, "__module__", "") == "__main__"
 
     def entry(self) -> PythonEntry:
-        return PythonEntry(self.run)
+        return PythonEntry(functools.partial(self.run, **self.keywords) if self.keywords else self.run)
 
     def handle(self) -> PythonHandle | None:
         """None for what a script itself defines: another process would have to run the script to find it again."""
-        return None if self.in_main_script else handle_of_function(self.run)
+        handle = None if self.in_main_script else handle_of_function(self.run)
+        return with_keywords(handle, self.keywords) if handle is not None and self.keywords else handle
+
+
+def _said(keywords: Keywords) -> str:
+    """Keyword arguments in a digest; nothing where there are none."""
+    return f" {sorted(keywords.items())}" if keywords else ""
 
 
 def _text_of(run: Run) -> str:
@@ -133,28 +151,52 @@ def _plain(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class Kernel:
-    """What `polytile.kernel` makes: call it with the tensors of its signature, outputs included. It returns None.
+    """What `polytile.kernel` makes: call it with the tensors of its signature, outputs included, in order or by name, and with
+    the keyword arguments of its reference. It returns None.
 
-    Any number of threads may call it. No gradient flows through a call, and `torch.compile` does not look into it;
-    docs/kernels.md says how to have both.
+    Any number of threads may call it. To torch.compile and torch.export a call is one operator, under
+    `torch.ops.polytile_kernels`. Gradients flow where `Kernel.gradient` says how.
     """
 
     def __init__(
-        self, signature: Signature, reference: Run, reduction: Sequence[str], options: Mapping[str, Any]
+        self,
+        signature: Signature,
+        reference: Run,
+        reduction: Sequence[str],
+        options: Mapping[str, Any],
+        hints: Sequence[Mapping[str, Any]] = (),
+        make_args: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         self._reduction = signature.reduction(reduction)
-        signature.check_taken(reference, "what polytile.kernel decorates")
+        self._keywords = _keywords_of(reference)
+        signature.check_taken(reference, "what polytile.kernel decorates", self._keywords)
         if not hasattr(reference, "__qualname__"):
             raise SignatureError(f"what polytile.kernel decorates has to have a name: write a def; it was given {reference!r}.")
         self.signature, self.reference = signature, reference
         self.name = reference.__name__
         settings.check_environment()
         self._options = settings.check(options, f"options of kernel {self.name!r}")
+        self._hints = tuple(signature.hinted(self.name, hint) for hint in hints)
+        self._make_args = make_args
         self._implementations: list[Implementation] = []
         self._costs: dict[str, Callable[[Sizes], float]] = {}
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
+        self._told: set[tuple[str, str]] = set()
+        """What was said of implementations that fail, whatever the tensors are like."""
         self._lock = locks.lock()
+        self._gradient: Gradient | None = None
         functools.update_wrapper(self, reference)
+        del self.__dict__["__wrapped__"]  # whose parameters are others
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in signature.names]
+        by_name = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in self._keywords.items()]
+        self.__signature__ = inspect.Signature([*parameters, *by_name], return_annotation=None)
+        self.__doc__ = f"{self.name}{self.__signature__}\n\n{signature.text}\n\n{inspect.getdoc(reference) or ''}".rstrip()
+        place = f"{reference.__module__}.{reference.__qualname__}"
+        self._operator = Operator(place, signature, self._keywords, self._launch)
+
+    def __repr__(self) -> str:
+        names = ", ".join(one.name for one in self._implementations) or "none"
+        return f"<polytile.kernel {self.name}{self.__signature__}: {self.signature.text}; implementations: {names}>"
 
     def implementation(
         self,
@@ -176,8 +218,8 @@ class Kernel:
         name
             Its name in decisions and in the option `force`; the function's name by default.
         valid
-            Whether it can run at given sizes, a mapping such as {"M": 8, "N": 4096}. It is asked at both ends of a regime; later
-            calls in the regime are not asked again.
+            Whether it can run at given sizes, a mapping such as {"M": 8, "N": 4096}, the keyword arguments among them. It is
+            asked at both ends of a regime; later calls in the regime are not asked again.
         cost
             Predicted seconds at given sizes: for ties, and where nothing may be measured.
         version
@@ -191,7 +233,7 @@ class Kernel:
         if function is None:
             return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
         made = Implementation(name or getattr(function, "__name__", ""), function, version=version)
-        self.signature.check_taken(function, f"implementation {made.name!r} of kernel {self.name!r}")
+        self.signature.check_taken(function, f"implementation {made.name!r} of kernel {self.name!r}", self._keywords)
         for word, given in (("valid", valid), ("cost", cost)):
             if given is not None and not callable(given):
                 raise SignatureError(
@@ -200,13 +242,36 @@ class Kernel:
                 )
         of = f"of implementation {made.name!r} of kernel {self.name!r}"
         if valid is not None:
-            made = dataclasses.replace(made, when=Asked(valid, f"valid= {of}", False, "it is not used where that is so"))
+            made = replace(made, when=Asked(valid, f"valid= {of}", False, "it is not used where that is so"))
         with self._lock:
             self._check_free(made.name)
             if cost is not None:
                 self._costs[made.name] = Asked(cost, f"cost= {of}", UNPREDICTED, f"it is taken for {UNPREDICTED:g} s there")
             self._implementations.append(made)
             self._made.clear()
+        return function
+
+    def gradient(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Says how gradients flow through calls; a decorator that returns the function as it is.
+
+        Parameters
+        ----------
+        function
+            Returns the gradients of the tensors that the kernel reads, in the order of the signature, None in the place of one
+            that has none; a single one may come alone. It is called by name with what its parameters name: tensors of the
+            signature (as they are after the call), sizes, keyword arguments, and `grad_y`, the gradient of a written tensor y.
+            Only tensors that it names are kept for it.
+
+        Raises
+        ------
+        SignatureError
+            A parameter names none of these, or there is a gradient already.
+        """
+        if self._gradient is not None:
+            raise SignatureError(f"kernel {self.name!r} has a gradient already.")
+        made = Gradient.of(self.name, self.signature, function, self._keywords)
+        self._operator.register_gradient(made, lambda tensors: self.signature.sizes(self.name, tensors))
+        self._gradient = made
         return function
 
     def _check_free(self, name: str) -> None:
@@ -216,35 +281,62 @@ class Kernel:
                 f"kernel {self.name!r} cannot name an implementation {name!r}; give it a name= other than {', '.join(taken)}."
             )
 
-    @torch.compiler.disable
-    def __call__(self, *tensors: torch.Tensor) -> None:
+    def __call__(self, *args: torch.Tensor, **kwargs: Any) -> None:
         """Runs the implementation that is best at these sizes. Raises InvalidInput if tensors do not fit the signature, are on
-        several devices, or require a gradient; NoCandidate if nothing can run at these sizes."""
+        several devices, or require a gradient that the kernel has not, or a keyword argument is none; NoCandidate if nothing can
+        run at these sizes."""
+        tensors = self.signature.tensors_of(self.name, args, kwargs)
+        keywords = self._bound(kwargs) if kwargs or self._keywords else kwargs
         sizes = self.signature.sizes(self.name, tensors)
-        if torch.is_grad_enabled():
-            self._check_gradients(tensors)
+        wanted = torch.is_grad_enabled() and self._wants_gradient(tensors)
+        if torch.compiler.is_compiling():
+            self._operator(tensors, keywords)
+        elif wanted:
+            by_name = dict(zip(self.signature.size_names, sizes, strict=True))
+            Recorded.apply(self._launch, self._gradient, by_name, keywords, *tensors)
+        else:
+            self._launch(tensors, keywords, sizes)
+
+    def _launch(self, tensors: Sequence[torch.Tensor], keywords: Keywords, sizes: tuple[int, ...] | None = None) -> None:
+        if sizes is None:
+            sizes = self.signature.sizes(self.name, tensors)
         kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
-        now = changing()
-        made = self._made.get((kinds, now)) or self._define(kinds, now)
+        values, now = tuple(keywords.values()), changing()
+        made = self._made.get((kinds, values, now)) or self._define(kinds, keywords, now)
         with torch.no_grad():
             made(*tensors, *sizes)
 
-    def _check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
-        for (name, _, _), tensor in zip(self.signature.tensors, tensors, strict=True):
-            if tensor.requires_grad:
+    def _bound(self, given: Mapping[str, Any]) -> Keywords:
+        """The keyword arguments of a call, with their defaults. Raises InvalidInput for one that is none, or of another type."""
+        for name, value in given.items():
+            wanted = type(self._keywords.get(name))
+            if name not in self._keywords or not (isinstance(value, wanted) or (wanted is float and type(value) is int)):
+                known = ", ".join(f"{n}: {type(v).__name__}" for n, v in self._keywords.items()) or "none"
                 raise InvalidInput(
-                    f"argument {name!r} of kernel {self.name!r} requires a gradient, and none flows through this call. Call it "
-                    "under torch.no_grad() or with detached tensors, or make it an operator with a gradient of its own, as "
-                    "docs/kernels.md shows."
+                    f"kernel {self.name!r} was given {name}={value!r}; besides {', '.join(self.signature.names)} it has the "
+                    f"keyword arguments {known}."
                 )
+        return {name: type(default)(given.get(name, default)) for name, default in self._keywords.items()}
+
+    def _wants_gradient(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a gradient is to flow through a call. Raises InvalidInput where none can."""
+        if not any(tensor.requires_grad for tensor in tensors):
+            return False
+        if self._gradient is not None:
+            return True
+        name = next(n for n, tensor in zip(self.signature.names, tensors, strict=True) if tensor.requires_grad)
+        raise InvalidInput(
+            f"argument {name!r} of kernel {self.name!r} requires a gradient, and the kernel has none. Say how it flows with "
+            f"@{self.name}.gradient, or call the kernel under torch.no_grad() or with detached tensors."
+        )
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The choice at each regime of sizes met so far, with its grounds."""
         return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
 
-    def _define(self, kinds: tuple[tuple[torch.dtype, torch.device, bool], ...], now: Any) -> MultiKernel:
-        """The MultiKernel for tensors of these element types, devices and contiguities, under the conditions `now`."""
+    def _define(self, kinds: tuple[Kind, ...], keywords: Keywords, now: Any) -> MultiKernel:
+        """The MultiKernel for tensors of these kinds, with these keyword arguments, under the conditions `now`."""
         devices = {device for _, device, _ in kinds}
         if len(devices) != 1:
             raise InvalidInput(
@@ -252,33 +344,74 @@ class Kernel:
             )
         with self._lock:
             others = LikeTheBest(tuple(self._costs.values()))
-            last = Implementation("reference", self.reference, predicted=others, origin="reference")
+            last = Implementation("reference", self.reference, predicted=others, origin="reference", keywords=keywords)
             given_by = self._costs.get
-            first = [dataclasses.replace(one, predicted=given_by(one.name, others)) for one in self._implementations]
-            most = len(first)
-            given = {"shortlist": max(1, most), **self._options}
+            first = [replace(one, predicted=given_by(one.name, others), keywords=keywords) for one in self._implementations]
+            given = {"shortlist": max(1, len(first)), **({"stall": "tune"} if self._hints else {}), **self._options}
             with settings.restored(given):
-                made = define(self._spec(kinds, devices.pop()), (*first, last), id(self))
+                made = define(self._spec(kinds, keywords, devices.pop()), (*first, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-            return self._made.setdefault((kinds, now), made)
+            made = self._made.setdefault((kinds, tuple(keywords.values()), now), made)
+        if self._hints:
+            made.warm(self._hints)
+        return made
 
-    def _spec(self, kinds: Sequence[tuple[torch.dtype, torch.device, bool]], device: torch.device) -> KernelSpec:
+    def _spec(self, kinds: Sequence[Kind], keywords: Keywords, device: torch.device) -> KernelSpec:
         signature = self.signature
         pairs = list(zip(signature.tensors, kinds, strict=True))
         spec = KernelSpec(
             name=self.name,
             family="user",
-            kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}"),
+            kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}{_said(keywords)}"),
             args=tuple(ArgInfo(name, dtype, role) for (name, _, role), (dtype, _, _) in pairs),
             size_names=signature.size_names,
             size_codes=(regime.BUCKET,) * len(signature.size_names),
             layouts=tuple(Strided(name) for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
             reduction=self._reduction,
             target=torch.device(device.type) if device.type != "cuda" else device,
-            reference=self.reference,
+            reference=functools.partial(self.reference, **keywords) if keywords else self.reference,
+            make_args=functools.partial(self._args_for, kinds) if self._hints else None,
+            told=self._told,
         )
         if device.type != "cuda":
             return spec
         from polytile.runtime.cuda.device import fingerprint
 
-        return dataclasses.replace(spec, device=fingerprint(device.index or 0))
+        return replace(spec, device=fingerprint(device.index or 0))
+
+    def _args_for(self, kinds: Sequence[Kind], sizes: Sizes) -> tuple[Any, ...]:
+        """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds."""
+        names, ints = self.signature.names, tuple(sizes[name] for name in self.signature.size_names)
+        if self._make_args is None:
+            shapes = self.signature.shapes(sizes)
+            return (*(_example(shapes[name], *kind) for name, kind in zip(names, kinds, strict=True)), *ints)
+        made = self._make_args(**{name: size for name, size in sizes.items() if name.isidentifier()})
+        tensors = tuple(made[name] for name in names if name in made)
+        if len(tensors) != len(names) or self.signature.sizes(self.name, tensors) != ints:
+            raise HintError(f"make_args= of kernel {self.name!r} has to make {', '.join(names)} at {sizes_text(sizes.items())}.")
+        if any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
+            raise HintError(f"make_args= of kernel {self.name!r} makes tensors of other element types, or on another device.")
+        return (*tensors, *ints)
+
+
+def _keywords_of(reference: Run) -> dict[str, Scalar]:
+    """The keyword arguments of a reference with their defaults. Raises SignatureError for a default that is no number or text."""
+    parameters = inspect.signature(reference).parameters.values() if inspect.isfunction(reference) else ()
+    found = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+    for name, default in found.items():
+        if type(default) not in TYPES:
+            what = "no default" if default is inspect.Parameter.empty else f"the default {default!r}"
+            raise SignatureError(
+                f"the keyword argument {name!r} of kernel {reference.__name__!r} has {what}; it needs one that is a "
+                f"{', '.join(kind.__name__ for kind in TYPES)}."
+            )
+    return found
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, contiguous: bool) -> torch.Tensor:
+    """A tensor to measure on: random numbers, or zeros, which are indices into anything."""
+    whole = shape if contiguous else ((*shape[:-1], shape[-1] + 1) if len(shape) > 1 else (2 * shape[0],))
+    count = math.prod(whole)
+    made = noise.normal(count, device).to(dtype) if dtype.is_floating_point else torch.zeros(count, dtype=dtype, device=device)
+    made = made.view(whole)
+    return made if contiguous else made[..., :-1] if len(shape) > 1 else made[::2]

@@ -69,7 +69,8 @@ class Work(Protocol):
 
 
 class _Recorded:
-    """What is known of one MultiKernel: its work, its file, and the rows that the file had."""
+    """What is known of one MultiKernel: its work, its file, and the rows that the file has. A kernel that meets many sizes has
+    hundreds of rows and is written often: what has not changed is not put into words again."""
 
     def __init__(self, work: Work, multikernel: MultiKernel) -> None:
         self.work = work
@@ -78,6 +79,8 @@ class _Recorded:
         key = digest(f"{json.dumps(about)} {conditions_on_disk(work.target)}", 24)
         self.name = f"decisions/{multikernel.spec.name}-{key}.json"
         self._rows: dict[KeyFields, Row] | None = None
+        self._lines: dict[KeyFields, str] = {}
+        self._written: dict[KeyFields, Decision] = {}
 
     @property
     def rows(self) -> dict[KeyFields, Row]:
@@ -87,9 +90,17 @@ class _Recorded:
             self._rows = {tuple(row["fields"]): row for row in (json.loads(text) if text is not None else ())}
         return self._rows
 
-    def write(self) -> None:
-        with contextlib.suppress(CacheError):  # of which there was a warning
-            self.cache.write(self.name, ("[" + ",\n".join(map(json.dumps, self.rows.values())) + "]").encode())
+    def update(self, decisions: Mapping[KeyFields, Decision]) -> None:
+        """Writes the file anew if any of these decisions is not in it."""
+        met = {fields: each for fields, each in decisions.items() if self._written.get(fields) is not each}
+        self._written.update(met)
+        changed = {fields: row for fields, each in met.items() if self.rows.get(fields) != (row := _row(fields, each))}
+        if changed:
+            self.rows.update(changed)
+            new = (fields for fields in self.rows if fields in changed or fields not in self._lines)
+            self._lines.update({fields: json.dumps(self.rows[fields]) for fields in new})
+            with contextlib.suppress(CacheError):  # of which there was a warning
+                self.cache.write(self.name, ("[" + ",\n".join(self._lines.values()) + "]").encode())
 
 
 _recorded: weakref.WeakKeyDictionary[MultiKernel, _Recorded] = weakref.WeakKeyDictionary()
@@ -129,7 +140,7 @@ def keep(multikernel: MultiKernel) -> None:
     if record is None or _planned():
         return
     if not background.is_here():
-        _write(multikernel, record)
+        _write(multikernel)
     elif multikernel not in _changed:
         _changed.add(multikernel)
         background.submit(_Write(weakref.ref(multikernel)))
@@ -159,7 +170,7 @@ def _write_changed(multikernel: MultiKernel) -> None:
     with multikernel.lock:
         if multikernel in _changed:
             _changed.discard(multikernel)
-            _write(multikernel, _recorded[multikernel])
+            _write(multikernel)
 
 
 @atexit.register
@@ -173,11 +184,9 @@ def _write_all() -> None:
                 multikernel.lock.release()
 
 
-def _write(multikernel: MultiKernel, record: _Recorded) -> None:
-    own = {fields: _row(fields, each) for fields, each in multikernel.regimes.items() if each.ints and not each.postponed}
-    if any(record.rows.get(fields) != row for fields, row in own.items()):
-        record.rows.update(own)
-        record.write()
+def _write(multikernel: MultiKernel) -> None:
+    kept = {fields: each for fields, each in multikernel.regimes.items() if each.ints and not each.postponed}
+    _recorded[multikernel].update(kept)
 
 
 def restore(multikernel: MultiKernel, ints: Collection[tuple[int, ...]] | None = None) -> None:

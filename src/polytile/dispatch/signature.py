@@ -1,25 +1,30 @@
 """The signature of a hand-written kernel: names of its tensors and of their sizes, "x[M, N], weight[N] -> y[M, N]".
 
 What stands left of the arrow is read, what stands right of it is written; a name on both sides is both. A size is a name, which
-means the same number wherever it stands, or a number.
+means the same number wherever it stands, or a number. "..." stands for any number of dimensions, which are the same wherever it
+stands; as a size, it is the number of elements in them.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from polytile.errors import InvalidInput, SignatureError
+from polytile.errors import HintError, InvalidInput, SignatureError
 
 EXAMPLE = "x[M, N], weight[N] -> y[M, N]"
 
-_TENSOR = re.compile(r"\s*([A-Za-z_]\w*)\s*\[([\w\s,]*)\]\s*(?:,|$)")
-_SIZE = re.compile(r"[A-Za-z_]\w*|\d+")
+ANY = "..."
+"""Any number of dimensions."""
+
+_TENSOR = re.compile(r"\s*([A-Za-z_]\w*)\s*\[([\w\s,.]*)\]\s*(?:,|$)")
+_SIZE = re.compile(r"[A-Za-z_]\w*|\d+|\.\.\.")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,16 @@ class Signature:
         """The names of sizes, in the order in which they are first met."""
         return tuple(dict.fromkeys(size for _, sizes, _ in self.tensors for size in sizes if not size.isdigit()))
 
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of the tensors that are read."""
+        return tuple(name for name, _, role in self.tensors if role != "out")
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of the tensors that are written."""
+        return tuple(name for name, _, role in self.tensors if role != "in")
+
     def reduction(self, names: Sequence[str]) -> tuple[str, ...]:
         """`names`, each of which has to be one of `size_names`. Raises SignatureError for one that is not."""
         if isinstance(names, str) or not isinstance(names, Sequence):
@@ -50,44 +65,103 @@ class Signature:
                 )
         return tuple(names)
 
-    def check_taken(self, function: Callable[..., Any], what: str) -> None:
-        """Raises SignatureError, naming `function` as `what`, where it cannot be called with the tensors, then the sizes."""
+    def check_taken(self, function: Callable[..., Any], what: str, keywords: Mapping[str, Any]) -> None:
+        """Raises SignatureError, naming `function` as `what`, where it cannot be called with the tensors, then the sizes, and
+        `keywords`."""
         arguments = (*self.names, *self.size_names)
-        wanted = f"has to be a function of {len(arguments)} arguments, ({', '.join(arguments)})"
+        and_keywords = f" and the keywords {', '.join(keywords)}" if keywords else ""
+        wanted = f"has to be a function of {len(arguments)} arguments, ({', '.join(arguments)}){and_keywords}"
         if not callable(function):
             raise SignatureError(f"{what} {wanted}; it was given {function!r}.")
         try:
-            inspect.signature(function).bind(*arguments)
+            inspect.signature(function).bind(*arguments, **keywords)
         except TypeError as error:
             raise SignatureError(f"{what} {wanted}, and cannot be called so: {error}.") from None
         except ValueError:  # a function in C that does not say what it takes
             return
 
+    def tensors_of(self, kernel: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """The tensors of a call in order; those that come by name are taken out of `keywords`. Raises InvalidInput, naming
+        `kernel`, unless each comes once."""
+        names = self.names
+        if len(args) == len(names):
+            return args
+        later = names[len(args) :]
+        given = [*names[: len(args)], *(name for name in later if name in keywords)]
+        if len(args) > len(names) or len(given) < len(names):
+            lacking = [name for name in names if name not in given]
+            what = f"{', '.join(given)} and lacks {', '.join(lacking)}" if lacking else f"{len(args)}"
+            raise InvalidInput(f"kernel {kernel!r} takes {len(names)} tensors, {', '.join(names)}; it was given {what}.")
+        return (*args, *(keywords.pop(name) for name in later))
+
     def sizes(self, kernel: str, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """What `size_names` are in a call. Raises InvalidInput, naming `kernel` and the argument, for tensors that do not
         fit."""
-        if len(tensors) != len(self.tensors):
-            raise InvalidInput(
-                f"kernel {kernel!r} takes {len(self.tensors)} tensors, {', '.join(self.names)}; it was given {len(tensors)}."
-            )
-        lengths: dict[str, int] = {}
+        lengths: dict[str, Any] = {}
         given_by: dict[str, str] = {}
+        what: Any
         for (name, sizes, _), tensor in zip(self.tensors, tensors, strict=True):
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(sizes):
-                what = f"shape {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else f"type {type(tensor).__name__}"
+            shape = tensor.shape if isinstance(tensor, torch.Tensor) else None
+            if shape is None or not _fits(sizes, shape):
+                what = f"shape {list(shape)}" if shape is not None else f"type {type(tensor).__name__}"
                 raise InvalidInput(
                     f"argument {name!r} of kernel {kernel!r} has {what}; it must be a tensor [{', '.join(sizes)}]."
                 )
-            for size, length in zip(sizes, tensor.shape, strict=True):
-                known = int(size) if size.isdigit() else lengths.setdefault(size, length)
+            for size, length in zip(sizes, _apart(sizes, shape), strict=True):
+                known: Any = int(size) if size.isdigit() else lengths.setdefault(size, length)
                 given_by.setdefault(size, name)
                 if known != length:
-                    source = "" if size.isdigit() else f", which argument {given_by[size]!r} says is {known}"
+                    what = list(length) if size == ANY else length
+                    said = list(known) if size == ANY else known
+                    source = "" if size.isdigit() else f", which argument {given_by[size]!r} says is {said}"
                     raise InvalidInput(
-                        f"argument {name!r} of kernel {kernel!r} has shape {list(tensor.shape)}: {length} stands where the "
+                        f"argument {name!r} of kernel {kernel!r} has shape {list(shape)}: {what} stands where the "
                         f"signature {self.text!r} has {size}{source}."
                     )
-        return tuple(lengths[name] for name in self.size_names)
+        return tuple(math.prod(lengths[name]) if name == ANY else lengths[name] for name in self.size_names)
+
+    def hinted(self, kernel: str, hint: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes that a hint says: by name, {"M": 16}, or by the shapes of tensors, {"x": (16, 4096)}. Raises HintError unless
+        it says all of them, each alike wherever it does."""
+        said: dict[str, int] = {}
+        agree = True
+        for word, value in hint.items():
+            for name, length in self._said_by(word, value).items():
+                agree &= type(length) is int and length >= 0 and said.setdefault(name, length) == length
+        if not agree or said.keys() != set(self.size_names):
+            raise HintError(
+                f"a hint of kernel {kernel!r} has to say each of {', '.join(self.size_names)}, by its name or by the shape of a "
+                f"tensor; {dict(hint)} does not."
+            )
+        return said
+
+    def _said_by(self, word: str, value: Any) -> dict[str, Any]:
+        """Sizes by name that one item of a hint says; what it says wrong is there as -1."""
+        its = next((sizes for name, sizes, _ in self.tensors if name == word), None)
+        if its is None:
+            return {word: value}
+        if not isinstance(value, Sequence) or not _fits(its, value):
+            return {word: -1}
+        stands = zip(its, _apart(its, tuple(value)), strict=True)
+        return {name: math.prod(n) if name == ANY else n for name, n in stands if not name.isdigit() or int(name) != n}
+
+    def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """A shape for each tensor at these sizes; "..." is one dimension."""
+        return {name: tuple(int(n) if n.isdigit() else sizes[n] for n in its) for name, its, _ in self.tensors}
+
+
+def _fits(sizes: Sequence[str], shape: Sequence[int]) -> bool:
+    """Whether a shape has as many dimensions as these sizes."""
+    return len(shape) >= len(sizes) - 1 if ANY in sizes else len(shape) == len(sizes)
+
+
+def _apart(sizes: Sequence[str], shape: Sequence[int]) -> Sequence[Any]:
+    """What stands in a shape for each of these sizes; for "..." a tuple."""
+    if ANY not in sizes:
+        return shape
+    start = sizes.index(ANY)
+    end = len(shape) - (len(sizes) - 1 - start)
+    return (*shape[:start], tuple(shape[start:end]), *shape[end:])
 
 
 def parsed(text: str) -> Signature:
@@ -112,7 +186,7 @@ def _side(text: str, side: str) -> dict[str, tuple[str, ...]]:
     while side[at:].strip():
         match = _TENSOR.match(side, at)
         sizes = tuple(part.strip() for part in match[2].split(",")) if match and match[2].strip() else ()
-        if match is None or match[1] in tensors or not all(_SIZE.fullmatch(size) for size in sizes):
+        if match is None or match[1] in tensors or sizes.count(ANY) > 1 or not all(map(_SIZE.fullmatch, sizes)):
             raise SignatureError(f"the signature {text!r} cannot be read at {side[at:].strip()!r}; write it as {EXAMPLE!r}.")
         tensors[match[1]] = sizes
         at = match.end()

@@ -22,6 +22,9 @@ from polytile.problem import Outcome
 DEFECTS = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.CRASHED, Outcome.TIMEOUT)
 """Outcomes that are told whatever the options say."""
 
+RAISES = 2
+"""A user's candidate that raises an error in so many regimes, and comes to its end in none, is tried in no other."""
+
 
 @dataclass
 class Node:
@@ -53,7 +56,8 @@ class DecisionTree:
         """Candidates that timed out, with the sizes; they are not tried again where no size is smaller."""
         self._wrong_somewhere: dict[str, str] = {}
         """Candidates that gave a wrong result in one regime and run in others."""
-        self._told: set[tuple[str, Outcome]] = set()
+        self._raised: dict[str, set[KeyFields]] = {}
+        """The regimes in which a user's candidate has raised an error."""
 
     def node(self, fields: KeyFields) -> Node:
         """The node of these fields."""
@@ -148,7 +152,9 @@ class DecisionTree:
             outcome = request.outcomes.get(name)
             if outcome in DEFECTS or (outcome is Outcome.RAISED and request.spec.family == "user"):
                 self._tell(request, name, reason, outcome)
-            if outcome is Outcome.TIMEOUT:
+            if outcome is Outcome.RAISED and self._raises_everywhere(fields, request, name):
+                self.fail(name, reason)
+            elif outcome is Outcome.TIMEOUT:
                 self._endless.append((name, dict(request.sizes), reason))
             elif outcome not in DEFECTS:
                 self.fail(name, reason, fields)
@@ -159,7 +165,18 @@ class DecisionTree:
             else:
                 self.fail(name, reason)
 
+    def _raises_everywhere(self, fields: KeyFields, request: Request, name: str) -> bool:
+        """Whether a user's candidate has raised errors in so many regimes, and come to its end in none, that it is not worth
+        another trial."""
+        if request.spec.family != "user":
+            return False
+        self._raised.setdefault(name, set()).add(fields)
+        standings = (one for decision in self.decisions for one in decision.standings)
+        ran = any(one.candidate == name and one.seconds == one.seconds for one in standings)
+        return len(self._raised[name]) >= RAISES and not ran
+
     def _tell(self, request: Request, name: str, reason: str, outcome: Outcome) -> None:
-        if name not in self._failures and (name, outcome) not in self._told:
-            self._told.add((name, outcome))
+        told = request.spec.told
+        if name not in self._failures and (name, outcome.value) not in told:
+            told.add((name, outcome.value))
             trace.rejected(request.spec, name, reason, outcome)

@@ -65,7 +65,7 @@ def checked(hints: Given, word: str = "hints") -> Hints:
         if all(isinstance(n, str) and type(size) is int and 0 <= size <= MOST for each in joint for n, size in each):
             return Joint(joint)
     named = isinstance(hints, Mapping)
-    groups = list(hints.values()) if isinstance(hints, Mapping) else [hints]
+    groups: list[Any] = list(hints.values()) if isinstance(hints, Mapping) else [hints]
     listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
     listed &= all(isinstance(name, str) for name in hints) if named else True
     if not listed or not all(type(size) is int and 0 <= size <= MOST for group in groups for size in group):
