@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from polytile import options
+from polytile import options, waits
 from polytile.compiler import register as _register
 from polytile.compiler.plans import save_plan
 from polytile.counters import counters
@@ -313,7 +313,8 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
     """
     from polytile.dispatch import learning
 
-    return learning.wait(timeout)
+    with waits.during("waiting for the background"):
+        return learning.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -424,10 +425,11 @@ def package(
     """
     from polytile.packages import write
 
-    return write.package(
-        model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart, folder=folder,
-        check=check, options=options,
-    )  # fmt: skip
+    with waits.during(f"packaging {path}"):
+        return write.package(
+            model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart,
+            folder=folder, check=check, options=options,
+        )  # fmt: skip
 
 
 def load_package(path: str | Path, *, verify: bool = False) -> Package:
@@ -495,6 +497,13 @@ def forget_weights() -> None:
     weights.forget()
 
 
+def _bar(wait: waits.Wait) -> waits.Shown:
+    from polytile.report.progress import Bar  # brings rich, which few programs need
+
+    return Bar(wait)
+
+
 if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does
     os.environ.setdefault("TRITON_INTERPRET", "1")
+waits.show_by(_bar)
 _register.install()

@@ -121,9 +121,10 @@ TABLE: tuple[Option, ...] = (
     Option("program_seconds", float, 0.0,
         "Seconds that a compiled program may spend on measuring, over all its kernels and sizes; then the best on record or "
         "the prediction decides. 0: no limit.", least=0),
-    Option("progress", str, "off",
-        "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: always "
-        "lines.", choices=("off", "auto", "lines"), keys=NOTHING),
+    Option("progress", str, "auto",
+        "What to show on stderr. auto: on a terminal, what a call or command waits for, once it has waited for a second; "
+        "elsewhere nothing. lines: a line for each problem that was measured, in a log too. off: nothing.",
+        choices=("off", "auto", "lines"), keys=NOTHING),
     Option("agree", str, "alone",
         "Who decides which kernels run. alone: each process. ranks: the ranks of a job of torch.distributed together, so that "
         "all run the same (docs/distributed.md).", choices=("alone", "ranks")),

@@ -25,6 +25,7 @@ from polytile.autotuner.call import Call, current, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
+from polytile.autotuner.quick import Quick, Route, tracing
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
@@ -98,6 +99,7 @@ class Autotuner(TritonsAutotuner):
         self._named = named(self.configs)
         self.effects = effects_of(self.base_fn)
         self.interpreted = type(_innermost(fn)).__name__ == "InterpretedFunction"
+        self.quick = Quick.of(fn, self.keys)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
         self._samples: dict[tuple[Any, ...], Call] = {}
         self._lock = locks.rlock()
@@ -127,13 +129,60 @@ class Autotuner(TritonsAutotuner):
 
     # Calls.
 
-    @torch.compiler.disable
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launches the config for these arguments; returns what Triton's launch does. Raises NoCandidate where no config runs."""
+        quick = self.quick
+        if quick is None or torch.compiler.is_dynamo_compiling() or tracing() is not None:
+            return self._run(args, kwargs)
+        try:
+            given = quick.bind(*args, **kwargs)
+        except TypeError:  # Triton says what is wrong
+            given = None
+        key = None if given is None else quick.key_of(given[1])
+        route = quick.routes.get(key) if key is not None else None
+        if route is None or given is None or not quick.usual():
+            return self._run(args, kwargs)
+        made = route.made
+        if made is None:
+            return self._launch_only(route, *given, args, kwargs)
+        flat = route.pick(given[1])
+        if flat[route.tensors :] not in route.sizes and not route.is_decided(flat[route.tensors :]):
+            return self._run(args, kwargs)
+        before = current.made, current.quick
+        current.made, current.quick = None, (self, args, kwargs, *given, route)
+        try:
+            made(*flat)
+            return current.returned
+        finally:
+            current.made, current.quick = before
+            current.returned = None
+
+    def _launch_only(self, route: Route, grid: Any, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """Launches the only config."""
+        prepared = route.kernels.get(None)
+        if prepared is None:
+            return self._run(args, kwargs)
+        self.best_config = self.configs[0]
+        return prepared.launch(grid, values)
+
+    def _remember(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...], tensors: int, made: MultiKernel | None
+    ) -> Route | None:
+        """Has later launches like this one be quick; returns their route, None where they cannot be."""
+        quick = self.quick
+        given = quick.bind(*args, **kwargs) if quick is not None else None
+        key = quick.key_of(given[1]) if quick is not None and given is not None else None
+        if quick is None or given is None or key is None:
+            return None
+        return quick.remember(key, made, names, tensors, given[1])
+
+    @torch.compiler.disable
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
             return self._run_only(args, kwargs)
         call = Call(self.arg_names, self.keys, args, kwargs)
-        before, current.call = current.call, call
+        before = current.made, current.quick
+        current.made, current.quick = call, None
         try:
             made = self._made.get((call.kind, changing())) or self._define(call)
             new = made.dispatcher.get(made.dispatcher.key_of(*call.flat)) is None
@@ -142,16 +191,21 @@ class Autotuner(TritonsAutotuner):
             made(*call.flat)
             if new:
                 self._after_choosing(call, made)
+            self._remember(args, kwargs, (*call.tensors, *call.sizes), len(call.tensors), made)
             return call.returned
         finally:
-            current.call = before
+            current.made, current.quick = before
 
     def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launches the first config."""
         self.best_config = config = self.configs[0]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        route = self._remember(args, kwargs, (), 0, None) if config.pre_hook is None else None
+        if self.quick is not None and route is not None:
+            self.quick.prepare(route, None, config, kernel)
+        return kernel
 
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prunes configs, zeroes what has to be zero, and searches, if that is asked for."""
@@ -210,6 +264,8 @@ class Autotuner(TritonsAutotuner):
             self.configs = [*self.configs, *configs]
             self._named = named(self.configs)
             self._made.clear()
+            if self.quick is not None:
+                self.quick.routes.clear()
 
     # What may run.
 
