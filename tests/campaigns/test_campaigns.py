@@ -149,7 +149,7 @@ def test_a_unit_that_kills_its_workers_is_given_up_and_the_others_are_measured(s
     folder = spec.with_suffix("")
     status = Board(folder).status()
     assert len(status.failed) == 1, told
-    assert "2 workers ended or hung" in told
+    assert "3 workers ended or hung" in told
     assert status.done == 2
     assert any(record.measurement.problem.family == "loop" for record in records(folder / "store.sqlite3"))
 

@@ -32,7 +32,7 @@ FORMAT = "polytile campaign"
 LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
 """After how long without a sign of life a lease lapses, and how often there is one."""
 
-MOST_LOSSES = 2
+MOST_LOSSES = 3
 """Workers that may end or hang over a unit; it is given up then."""
 
 
@@ -101,6 +101,8 @@ class Board:
         self.root = root
         self._results: dict[str, Result] = {}
         """Those that were read, without their measurements: a result never changes."""
+        self._left: list[str] = []
+        self._stamp = 0
         if make:
             for name in ("units", "taken", "lost", "done", "workers"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -153,13 +155,29 @@ class Board:
         """A unit that nobody else has, from now on this worker's; None where there is none."""
         if self.stopped:
             return None
-        done, taken = self._names("done"), self._names("taken")
-        for name in self.wanted():
-            if name not in done and name not in taken and self._lease(name, worker):
-                if not (self.root / "done" / f"{name}.json").exists():
-                    return name
+        taken, found = self._names("taken"), None
+        left = self._units_left()
+        for place, name in enumerate(left):
+            if self._is_done(name):
+                left[place] = ""
+            elif name not in taken and self._lease(name, worker):
+                if not self._is_done(name):
+                    found = name
+                    break
                 self.give_back(name)
-        return None
+        self._left = [name for name in left if name]
+        return found
+
+    def _units_left(self) -> list[str]:
+        """The units in order, without those that were done when `take` last looked, unless the order is another since."""
+        with contextlib.suppress(FileNotFoundError):
+            stamp = (self.root / "order.json").stat().st_mtime_ns
+            if stamp != self._stamp:
+                self._stamp, self._left = stamp, self.wanted()
+        return self._left
+
+    def _is_done(self, name: str) -> bool:
+        return os.path.exists(f"{self.root}/done/{name}.json")
 
     def _lease(self, name: str, worker: str) -> bool:
         content = json.dumps({"worker": worker, "host": socket.gethostname(), "pid": os.getpid()})
@@ -227,6 +245,8 @@ class Board:
                 (self.root / "done" / f"{name}.json").unlink(missing_ok=True)
                 for path in (self.root / "lost").glob(f"{name}.*"):
                     path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.root / "order.json")  # workers look at all units again
 
     def status(self) -> Status:
         wanted = self.wanted()

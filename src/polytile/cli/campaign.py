@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polytile import waits
+
 if TYPE_CHECKING:
     from polytile.campaigns.board import Board, Result, Status
     from polytile.campaigns.results import Choice
@@ -76,16 +78,19 @@ def run_campaign(
     store = run.store_of(read, root)
     place = str(getattr(store, "url", store))
     with trace.tracing(place):
-        traced = trace.trace(read, _resolve, lambda text: typer.echo(text, err=True))
+        with waits.during(f"tracing what {spec} names"):
+            traced = trace.trace(read, _resolve, lambda text: typer.echo(text, err=True))
         run.fill(board, traced)
         if workers is Workers.folder and count == 0:
             typer.echo(f"Workers join by: polytile campaign work {root.absolute()}", err=True)
         with _progress(board) as watch:
             ended = run.measure(read, board, workers.value, count, _resolve, watch)
-        chosen = results.choices(traced)
-        pinned = results.write_plan(results.settle(traced), root / PLAN)
+        with waits.during("choosing at all sizes"):
+            chosen = results.choices(traced)
+            pinned = results.write_plan(results.settle(traced), root / PLAN)
     signature = results.write_table(results.table_text(chosen, spec.stem), root / TABLE, sign)
-    made, lacking = results.learn(store, root / MODELS, lambda text: typer.echo(text, err=True))
+    with waits.during("training models"):
+        made, lacking = results.learn(store, root / MODELS, lambda text: typer.echo(text, err=True))
     for shown in _tables(chosen, ended.status, made):
         show(shown)
     for sentence in lacking:
