@@ -34,7 +34,7 @@ from polytile.ir.program import (
     View,
 )
 
-_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
+_ASSIGN = {"set": "=", "add": "+=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -149,6 +149,7 @@ def operation_text(op: Operation) -> str:
         head += f" + {view_text(op.second[0])} @ {view_text(op.second[1])}" if op.second is not None else ""
         scales = [f"{view_text(s.view)} of {s.rows}x{s.along}" for s in op.scales or () if s is not None]
         head += f" scaled by {', '.join(scales)}" if scales else ""
+        head += f" in groups of {op.grouping.axis} up to {view_text(op.grouping.ends)}" if op.grouping is not None else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []
@@ -171,7 +172,12 @@ def _attention_text(op: Attention) -> str:
     if op.bias is not None:
         mask += f" mask {view_text(op.bias)} else {op.fill}" if op.bias.dtype == torch.bool else f" bias {view_text(op.bias)}"
     mask += "" if op.empty_is_0 else " (no key: NaN)"
-    read = ", ".join(view_text(view) for view in op.read if view is not op.bias)
+    mask += f" window {op.window}" if op.window is not None else ""
+    if op.sequences is not None:
+        mask += f" of {op.sequences.count} sequences up to {op.sequences.rows} by {op.sequences.keys}: "
+        mask += ", ".join(f"{name} {view_text(view)}" for name, view in op.sequences.named.items())
+    apart = (op.bias, *(op.sequences.views if op.sequences is not None else ()))
+    read = ", ".join(view_text(view) for view in op.read if not any(view is other for other in apart))
     call = "attend" if op.gradients is None else "attend_backward"
     return f"attention {op.name}: {written} = {call}({read}) scale {op.scale}{mask}  # {', '.join(op.origins)}"
 

@@ -110,9 +110,6 @@ class Axis:
     size: sympy.Expr
 
 
-ACCUMULATING = ("add", "mul", "max", "min")
-"""Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
-
 SEGMENT_SUM = "sum"
 """The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
 is none."""
@@ -120,8 +117,8 @@ is none."""
 
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set"; or "add", which adds
+    the value to what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
     out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str
@@ -286,6 +283,21 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """What makes a Template a grouped product: the rows of A ("m"), or the elements along k of both operands ("k"), belong to
+    groups that follow each other. `ends`, a dense vector of int32, says where each group ends: the sizes of groups are known in
+    memory alone. An end beyond the axis counts as the axis's; a group that ends before it begins has nothing.
+
+    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, 0 for rows beyond the last end. `a` and `out` have a batch
+         of one, that of `b` is the groups.
+    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have a batch of one, that of `out` is the groups.
+    """
+
+    ends: View
+    axis: str
+
+
+@dataclass(frozen=True)
 class Template:
     """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points. Operands of
     different types are converted to their common type first.
@@ -302,6 +314,8 @@ class Template:
 
     `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; None of `a`
     where only `b` has scales. Then there are no prologues, no second product and no batch.
+
+    `grouping`: it is a grouped product. Then there are no prologues, no second product and no scales.
     """
 
     name: str
@@ -314,6 +328,7 @@ class Template:
     prologues: tuple[Loop | None, Loop | None] = (None, None)
     second: tuple[View, View] | None = None
     scales: tuple[Scales | None, Scales] | None = None
+    grouping: Grouping | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
@@ -322,7 +337,7 @@ class Template:
         """The buffers that the product itself reads, at other points than those it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
         read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
-        beside = [*(self.second or ()), *self.scale_views]
+        beside = [*(self.second or ()), *self.views_beside]
         return set().union(*read, {view.buffer for view in beside})
 
     def writes(self) -> set[str]:
@@ -331,6 +346,15 @@ class Template:
     @property
     def scale_views(self) -> list[View]:
         return [view for scales in self.scales or () if scales is not None for view in scales.views]
+
+    @property
+    def views_beside(self) -> list[View]:
+        """What is read as it lies beside the operands: scales, the ends of groups."""
+        return [*self.scale_views, *([self.grouping.ends] if self.grouping is not None else [])]
+
+    def grouping_at(self, rule: Callable[[View], View]) -> Grouping | None:
+        """The grouping with `rule` applied to its view."""
+        return None if self.grouping is None else replace(self.grouping, ends=rule(self.grouping.ends))
 
     def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales | None, Scales] | None:
         """The scales with `rule` applied to their views."""
@@ -356,6 +380,30 @@ SCORES = "scores"
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """Where the sequences of an attention lie, by tensors of integers that attention.layout explains. There are `count`, with up
+    to `rows` rows and `keys` keys."""
+
+    count: sympy.Expr
+    rows: sympy.Expr
+    keys: sympy.Expr
+    q_starts: View | None = None
+    k_starts: View | None = None
+    table: View | None = None
+    k_used: View | None = None
+
+    @property
+    def named(self) -> dict[str, View]:
+        """The tensors of integers that there are, in order."""
+        given = {name: getattr(self, name) for name in ("q_starts", "k_starts", "table", "k_used")}
+        return {name: view for name, view in given.items() if view is not None}
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(self.named.values())
+
+
+@dataclass(frozen=True)
 class Attention:
     """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
     None is d ** -0.5.
@@ -365,6 +413,9 @@ class Attention:
     booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
     scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
     float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
+
+    `window` hides keys besides, as ir.attention.window_mask says. With `sequences` rows lie as they say, and the sizes of
+    q, k and v are those in memory: see attention.layout.
 
     `scores` is a Loop over (batch, heads, m, n) in place of `bias` and `causal`. Its one store has the score, which is computed
     from the Accumulator, the scaled product; nothing is in memory of the buffer SCORES that it names, which is row-major.
@@ -384,10 +435,23 @@ class Attention:
     origins: tuple[str, ...] = ()
     gradients: Gradients | None = None
     scores: Loop | None = None
+    window: tuple[int, int] | None = None
+    sequences: Sequences | None = None
+
+    @property
+    def extents(self) -> tuple[sympy.Expr, ...]:
+        """Batch, heads of q, heads of k, rows, keys, d, d of v: of the longest sequence where they differ."""
+        (*_, q_heads, rows, d), (*_, heads, keys, _) = self.q.sizes, self.k.sizes
+        batch = self.q.sizes[0]
+        if self.sequences is not None:
+            batch, rows, keys = self.sequences.count, self.sequences.rows, self.sequences.keys
+        return batch, q_heads, heads, rows, keys, d, self.v.sizes[-1]
 
     @property
     def read(self) -> tuple[View, ...]:
-        own = (self.q, self.k, self.v, self.bias, *([] if self.gradients is None else [self.out, self.lse, self.gradients.grad]))
+        places = self.sequences.views if self.sequences is not None else ()
+        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad)
+        own = (self.q, self.k, self.v, self.bias, *places, *left)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -413,6 +477,10 @@ class Attention:
         new |= {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
         if self.gradients is not None:
             new["gradients"] = Gradients(*[rule(getattr(self.gradients, each.name)) for each in fields(Gradients)])
+        if self.sequences is not None:
+            new["sequences"] = replace(
+                self.sequences, **{name: rule(view) for name, view in self.sequences.named.items()}
+            )
         return replace(self, **new)
 
 
