@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polytile.campaigns import run
+import torch
+
+from polytile import options, store
+from polytile.campaigns import results, run, trace
 from polytile.campaigns.board import Board, Result
-from polytile.campaigns.spec import Spec
-from polytile.store import Store, jsonl
+from polytile.campaigns.spec import Model, Spec
+from polytile.problem import Measurement, Outcome
+from polytile.store import Store, identity, jsonl
 from polytile.store.place import Server
 from polytile.store.reading import records
+from polytile.tuning.environment import environment
 from tests.campaigns.test_board import filled, unit
 from tests.store.helpers import make, own_server
 
@@ -21,9 +26,9 @@ def nothing(*seen: Any) -> Any:
 
 
 def found(folder: Path, numbers: Sequence[int]) -> str:
-    store = Store(folder / "own.sqlite3")
-    store.append(*map(make, numbers))
-    store.close()
+    own = Store(folder / "own.sqlite3")
+    own.append(*map(make, numbers))
+    own.close()
     return jsonl.header() + "".join(map(jsonl.line, records(folder / "own.sqlite3")))
 
 
@@ -46,3 +51,34 @@ def test_a_campaign_whose_time_is_over_says_so(tmp_path: Path) -> None:
     assert board.take("b") is None
     run.measure(Spec(seconds=1.0, store=str(tmp_path / "other.sqlite3")), board, "folder", 0, nothing, lambda *seen: None)
     assert len(records(tmp_path / "other.sqlite3")) == 1
+
+
+def test_a_record_of_some_candidates_decides_for_its_sizes_alone(tmp_path: Path) -> None:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, -1)
+
+    place = str(tmp_path / "store.sqlite3")
+    with trace.tracing(place, "thorough"):
+        model = Model("f", [{"s0": 24, "s1": 900}])
+        traced = trace.trace(Spec(models=(model,)), lambda *about: (shifted, [(torch.randn(5, 30),)]), nothing_told)
+        ((kernel, wanted),) = traced.kernels.items()
+        (sizes,) = wanted.values()
+        ints = tuple(sizes[name] for name in kernel.spec.size_names)
+        slow, fast = kernel.candidates[-1], kernel.candidates[-2]
+        with options.override(store=place):
+            for candidate, seconds in ((slow, 2e-3), (fast, 1e-5)):
+                problem, facts = kernel.spec.problem(ints, ()), environment(kernel.spec.target)
+                store.current().append(
+                    Measurement(
+                        problem, candidate.name, candidate.config, identity(candidate)[-1], Outcome.OK, (seconds,) * 3,
+                        environment=facts,
+                    )
+                )  # fmt: skip
+        pinned = results.settle(traced)
+        (choice,) = results.choices(traced)
+    assert (choice.candidate, choice.measured) == (fast.name, 2)
+    assert fast.name in {each.candidate for each in pinned}
+
+
+def nothing_told(text: str) -> None:
+    """Takes what a command would show."""

@@ -7,9 +7,10 @@ digest is that of the lines. It is signed by `ssh-keygen -Y sign`, with a key of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,14 @@ class Choice:
 
 
 def choices(traced: Traced) -> list[Choice]:
-    """What the store in force says is fastest, at all sizes of the campaign. Nothing is measured."""
+    """What `settle` has decided, at all sizes of the campaign."""
     found = []
-    store.current().refresh()
     for kernel, wanted in traced.kernels.items():
         libraries = {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
         for name, sizes in wanted.items():
-            try:
-                decision = kernel.choose(sizes)
-            except NoCandidate:
-                continue
-            found.append(_choice(kernel, decision, libraries, traced.weights[name]))
+            decision = _decision(kernel, sizes)
+            if decision is not None:
+                found.append(_choice(kernel, decision, libraries, traced.weights[name]))
     return sorted(found, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
 
 
@@ -88,15 +86,33 @@ def _choice(kernel: MultiKernel, decision: Decision, libraries: set[str], calls:
 
 
 def settle(traced: Traced) -> list[Pinned]:
-    """Has every kernel decide at the campaign's sizes, by the store in force; what a plan pins."""
+    """Has every kernel decide at the campaign's sizes, by the store in force, without measuring; what a plan pins."""
+    store.current().refresh()
     for kernel, wanted in traced.kernels.items():
         kernel.forget()
-        kernel.warm(wanted.values())
+        for sizes in wanted.values():
+            _settle(kernel, sizes)
     with torch.no_grad():
         for function, args in traced.calls.values():
             backend.compile(function)(*args)
     kernels = [*traced.kernels, *(kernel for kernel in alive() if traced.calls and kernel not in traced.kernels)]
     return list({pinned.key: pinned for kernel in kernels for pinned in pinned_by(kernel)}.values())
+
+
+def _settle(kernel: MultiKernel, sizes: Mapping[str, int]) -> None:
+    """Decides at these sizes. A regime takes a record that covers all that would be measured. Where a busy machine had no time
+    for that, these sizes have a decision of their own, by what there is."""
+    with contextlib.suppress(NoCandidate):
+        kernel.warm([sizes])
+        decision = _decision(kernel, sizes)
+        if decision is not None and decision.link not in MEASURED:
+            ints = [sizes[name] for name in kernel.spec.size_names]
+            kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(ints)), sizes)
+            kernel.warm([sizes])
+
+
+def _decision(kernel: MultiKernel, sizes: Mapping[str, int]) -> Decision | None:
+    return kernel.decision_at(*(sizes[name] for name in kernel.spec.size_names))
 
 
 def write_plan(pinned: Iterable[Pinned], path: Path) -> int:

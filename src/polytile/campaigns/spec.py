@@ -40,9 +40,9 @@ else:
     import tomli as tomllib
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "thorough": {"tune": "thorough"},
-    "all": {"tune": "all"},
-    "exhaustive": {"tune": "all", "configs": "exhaustive"},
+    "thorough": {"tune": "thorough", "learned": False},
+    "all": {"tune": "all", "learned": False},
+    "exhaustive": {"tune": "all", "configs": "exhaustive", "learned": False},
 }
 """The options that each kind of search stands for."""
 

@@ -40,9 +40,10 @@ class Traced:
         self.weights[unit.id] = self.weights.get(unit.id, 0.0) + unit.weight
 
 
-def settings(store: str) -> dict[str, Any]:
-    """The options under which models are traced and choices are made: nothing is measured."""
-    return {"store": store, "persist": True, "stall": "compile", "tune": "off", "learned": False, "race_eager": False}
+def settings(store: str, search: str) -> dict[str, Any]:
+    """The options under which models are traced and choices are made: nothing is measured, and candidates are the workers'."""
+    own = {"store": store, "persist": True, "stall": "compile", "tune": "off", "race_eager": False}
+    return {**SEARCHES[search], **own}
 
 
 def trace(spec: Spec, resolve: Resolve, tell: Tell) -> Traced:
@@ -126,6 +127,6 @@ def _shapes(args: Sequence[Any]) -> str:
     return ",".join("x".join(map(str, arg.shape)) for arg in args if isinstance(arg, torch.Tensor))
 
 
-def tracing(store: str) -> Any:
+def tracing(store: str, search: str) -> Any:
     """Within the block, kernels are defined for `trace`, and decide as `results` wants them to."""
-    return options.override(**settings(store))
+    return options.override(**settings(store, search))

@@ -77,7 +77,7 @@ def run_campaign(
         board.forget_failures()
     store = run.store_of(read, root)
     place = str(getattr(store, "url", store))
-    with trace.tracing(place):
+    with trace.tracing(place, read.search):
         with waits.during(f"tracing what {spec} names"):
             traced = trace.trace(read, _resolve, lambda text: typer.echo(text, err=True))
         run.fill(board, traced)
@@ -86,8 +86,8 @@ def run_campaign(
         with _progress(board) as watch:
             ended = run.measure(read, board, workers.value, count, _resolve, watch)
         with waits.during("choosing at all sizes"):
-            chosen = results.choices(traced)
             pinned = results.write_plan(results.settle(traced), root / PLAN)
+            chosen = results.choices(traced)
     signature = results.write_table(results.table_text(chosen, spec.stem), root / TABLE, sign)
     with waits.during("training models"):
         made, lacking = results.learn(store, root / MODELS, lambda text: typer.echo(text, err=True))
