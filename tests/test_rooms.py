@@ -34,7 +34,10 @@ BUILT_ON: dict[str, set[str]] = {
     "report": {"runtime", "store", "tuning"},
     "compiler": {"candidates", "dispatch", "frontend", "ir", "matmul", "passes", "report", "runtime", "tuning", "wrapper"},
     "packages": {"candidates", "compiler", "dispatch", "frontend", "ir", "runtime", "wrapper"},
-    "cli": {"autotuner", "candidates", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store", "tuning"},
+    "campaigns": {"compiler", "dispatch", "ir", "learn", "runtime", "store", "tuning"},
+    "cli": {
+        "autotuner", "campaigns", "candidates", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store", "tuning"
+    },
 }
 """What each room may import. The package's public functions (`__init__.py`) import what they hand on to."""
 

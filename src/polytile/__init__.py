@@ -65,8 +65,8 @@ __all__ = [
 ]
 
 
-Hints = Sequence[int] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
-"""Sizes: a list for every dynamic dimension, a list for each by name, or the path of a file of recorded sizes."""
+Hints = Sequence[int] | Sequence[Mapping[str, int]] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
+"""Sizes: a list for every dynamic dimension, combinations of one size for each, a list for each, or the path of a file."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 """A function or a module: compiled, it has the type that it had."""
@@ -119,7 +119,8 @@ def compile(
         A function or module of tensors of any dtype, on a CPU or a GPU. None makes a decorator.
     hints
         Sizes, in elements, for which kernels are measured before the first call returns. A list gives the sizes that every
-        dynamic dimension takes in turn; a mapping from "s0", "s1", ... (dynamic sizes in argument order) gives a list for each.
+        dynamic dimension takes in turn; a mapping from "s0", "s1", ... (dynamic sizes in argument order) gives a list for each,
+        every combination of which is taken; a list of mappings, as [{"s0": 8, "s1": 128}], gives combinations themselves.
         0 and 1 are passed over, because PyTorch never makes them dynamic. The path of a file of recorded sizes (`record_sizes`)
         gives those that most calls had.
     compile_ahead

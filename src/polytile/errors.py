@@ -116,6 +116,11 @@ class ReportError(PolytileError):
     """There is nothing to report on, or a report cannot be written where it was asked for. The message names the argument."""
 
 
+class CampaignError(PolytileError):
+    """A campaign's spec or folder is missing or malformed, its workers cannot work, or its results cannot be written. See
+    docs/campaigns.md."""
+
+
 class IRError(PolytileError):
     """A program breaks a rule of the IR: a defect of polytile. The verifier names the pass, the operation and the rule."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polytile import options, waits
-from polytile.cli import learn, plan, sizes, store
+from polytile.cli import campaign, learn, plan, sizes, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
 
@@ -27,6 +27,7 @@ app.add_typer(store.app)
 app.add_typer(plan.app)
 app.add_typer(learn.app)
 app.add_typer(sizes.app)
+app.add_typer(campaign.app)
 
 DtypeOfShapes = Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")]
 DeviceOfShapes = Annotated[str, typer.Option(help="Device of the tensors made for --shapes: cpu, cuda, cuda:1.")]

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -308,11 +308,40 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
             multikernel.offer(form)
 
 
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A kernel, and sizes of it that a hint asks for; the graph's sizes in the hint."""
+
+    kernel: MultiKernel
+    sizes: Mapping[str, int]
+    hint: tuple[int, ...]
+
+
+_noted: list[Wanted] | None = None
+
+
+@contextlib.contextmanager
+def noting_hints() -> Iterator[list[Wanted]]:
+    """Within the block, in every thread, what hints ask for is added to the list and nothing is measured."""
+    global _noted
+    before, _noted = _noted, []
+    try:
+        yield _noted
+    finally:
+        _noted = before
+
+
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
     """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
     for multikernel, call in calls:
         names = multikernel.spec.size_names
         given = [{**values, **packed_weights.assumed_sizes(call.packed_weight)} for values in hints]
+        if _noted is not None:
+            for values, own in zip(hints, given, strict=True):
+                if _known(call, own):
+                    ints = [sizes.evaluate(e, own) for e in call.sizes]
+                    _noted.append(Wanted(multikernel, dict(zip(names, ints, strict=True)), tuple(values.values())))
+            continue
         wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in given if _known(call, values)]
         if wanted:
             multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])

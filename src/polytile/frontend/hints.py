@@ -28,12 +28,16 @@ class Recorded:
 
     path: Path
 
-    def __bool__(self) -> bool:
-        return True
+
+@dataclass(frozen=True)
+class Joint:
+    """Hints that are combinations, each of (name, size) pairs."""
+
+    combinations: tuple[tuple[tuple[str, int], ...], ...]
 
 
-Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] | Recorded
-"""Sizes that every dynamic size takes in turn, (name, its sizes) pairs, or a file of recorded sizes."""
+Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] | Joint | Recorded
+"""Sizes that every dynamic size takes in turn, (name, its sizes) pairs, combinations, or a file of recorded sizes."""
 
 Values = dict[sympy.Symbol, int]
 
@@ -44,7 +48,7 @@ LEAST = 2
 """The smallest size that can be dynamic: of 0 and 1 torch.compile makes graphs of their own, in which they are constants."""
 
 
-Given = Sequence[int] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
+Given = Sequence[int] | Sequence[Mapping[str, int]] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
 """What users give as hints; a path is that of a file of recorded sizes."""
 
 
@@ -56,6 +60,10 @@ def checked(hints: Given, word: str = "hints") -> Hints:
         path = Path(hints).expanduser().absolute()
         sizes_file.read(path)
         return Recorded(path)
+    if isinstance(hints, list | tuple) and hints and all(isinstance(each, Mapping) for each in hints):
+        joint = tuple(tuple(each.items()) for each in hints if isinstance(each, Mapping))
+        if all(isinstance(n, str) and type(size) is int and 0 <= size <= MOST for each in joint for n, size in each):
+            return Joint(joint)
     named = isinstance(hints, Mapping)
     groups: list[Any] = list(hints.values()) if isinstance(hints, Mapping) else [hints]
     listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
@@ -67,7 +75,7 @@ def checked(hints: Given, word: str = "hints") -> Hints:
         )
     if named:
         return tuple((str(name), tuple(group)) for name, group in zip(hints, groups, strict=True))
-    return tuple(groups[0])
+    return tuple(size for size in groups[0] if isinstance(size, int))
 
 
 def sizes_of(graph: Any) -> Values:
@@ -206,6 +214,9 @@ def combinations(
         return []
     if isinstance(hints, Recorded):
         return of_file(hints.path, graph(), traced) if traced else []
+    if isinstance(hints, Joint):
+        parts = [tuple((name, (size,)) for name, size in each) for each in hints.combinations]
+        return [values for part in parts for values in combinations(part, traced, strict, word)]
     if not isinstance(hints[0], tuple):
         return [dict.fromkeys(traced, int(size)) for size in hints if size >= LEAST] if traced else []
     order = list(traced)

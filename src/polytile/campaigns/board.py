@@ -1,0 +1,308 @@
+"""A campaign's folder: what is to be measured, who is measuring what, and what was found. Files alone, so that any process of any
+host that sees the folder can take part, be killed, and be replaced.
+
+    units/ID.json       a unit of work
+    taken/ID.json       a lease: who works on it. It is touched every few seconds; one that is not lapses
+    lost/ID.N.json      leases that lapsed, or whose worker is known to have ended
+    done/ID.json        what was found, the measurements as lines of JSON; it appears whole, and once
+    workers/NAME.json   who took part, touched as long as the worker lives
+    stop                no unit is to be taken any more
+
+A lease is taken by creating its file, and lost by renaming it, both of which one process alone can do. Times are those of the
+file system, so that hosts need not agree on the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polytile.errors import CampaignError
+from polytile.problem import digest
+
+FORMAT = "polytile campaign"
+
+LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
+"""After how long without a sign of life a lease lapses, and how often there is one."""
+
+MOST_LOSSES = 3
+"""Workers that may end or hang over a unit; it is given up then."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work, measured by one worker on one device.
+
+    about     the kernel and its sizes, for people
+    work      what the kernel is made from, as JSON (dispatch/define.py), or, for a call, {"target", "shapes", "dtype", "index"}
+    sizes     the kernel's; empty for a call
+    options   under which it is measured
+    kind, device, environment   "cpu" or "cuda"; where times count, which must be the same for all workers
+    threads   of torch; seconds: after which its worker counts as hanging
+    weight    how many calls had these sizes; what comes often is measured first
+    """
+
+    about: str
+    work: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    options: Mapping[str, Any]
+    kind: str
+    device: str
+    environment: tuple[tuple[str, str], ...]
+    threads: int
+    seconds: float
+    weight: float = 1.0
+
+    @property
+    def id(self) -> str:
+        """The same for the same work, so that a campaign that is begun again finds what it has done."""
+        about = [self.work, self.sizes, self.options, self.device, self.environment, self.threads]
+        return digest(json.dumps(about, sort_keys=True), 24)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a unit: measurements as JSON lines, seconds it took, and why there is nothing, if so."""
+
+    worker: str
+    seconds: float
+    lines: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a campaign is. `workers`: those that live, and what each is doing; `failed`: units without a result, and why."""
+
+    units: int
+    done: int
+    taken: Mapping[str, str]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    lost: int = 0
+    seconds: float = 0.0
+    workers: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> int:
+        return self.units - self.done
+
+
+class Board:
+    """The folder at `root`."""
+
+    def __init__(self, root: Path, make: bool = False) -> None:
+        self.root = root
+        self._results: dict[str, Result] = {}
+        """Those that were read, without their measurements: a result never changes."""
+        self._left: list[str] = []
+        self._stamp = 0
+        if make:
+            for name in ("units", "taken", "lost", "done", "workers"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+            self._write(root / "campaign.json", {"format": FORMAT, "version": 1})
+        try:
+            if json.loads((root / "campaign.json").read_text())["format"] != FORMAT:
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CampaignError(
+                f"{root} is no campaign's folder; `polytile campaign run SPEC.toml` makes one."
+            ) from None
+
+    # what is to be done
+
+    def add(self, unit: Unit) -> None:
+        """Adds a unit, if it is not there."""
+        path = self._unit(unit.id)
+        if not path.exists():
+            self._write(path, asdict(unit))
+
+    def unit(self, name: str) -> Unit:
+        values = json.loads(self._unit(name).read_text())
+        return Unit(**{**values, "environment": tuple((key, value) for key, value in values["environment"])})
+
+    def order(self, names: Mapping[str, float]) -> None:
+        """Has these units taken, and no others, the largest weights first."""
+        ordered = sorted(names, key=lambda name: (-names[name], name))
+        self._write(self.root / "order.json", ordered)
+
+    def wanted(self) -> list[str]:
+        """The units of the campaign as it stands, in the order in which they are to be taken."""
+        with contextlib.suppress(FileNotFoundError):
+            return list(json.loads((self.root / "order.json").read_text()))
+        return []
+
+    def stop(self, stopped: bool = True) -> None:
+        """Has no unit taken any more, or again."""
+        if stopped:
+            (self.root / "stop").touch()
+        else:
+            (self.root / "stop").unlink(missing_ok=True)
+
+    @property
+    def stopped(self) -> bool:
+        return (self.root / "stop").exists()
+
+    # leases
+
+    def take(self, worker: str) -> str | None:
+        """A unit that nobody else has, from now on this worker's; None where there is none."""
+        if self.stopped:
+            return None
+        taken, found = self._names("taken"), None
+        left = self._units_left()
+        for place, name in enumerate(left):
+            if self._is_done(name):
+                left[place] = ""
+            elif name not in taken and self._lease(name, worker):
+                if not self._is_done(name):
+                    found = name
+                    break
+                self.give_back(name)
+        self._left = [name for name in left if name]
+        return found
+
+    def _units_left(self) -> list[str]:
+        """The units in order, without those that were done when `take` last looked, unless the order is another since."""
+        with contextlib.suppress(FileNotFoundError):
+            stamp = (self.root / "order.json").stat().st_mtime_ns
+            if stamp != self._stamp:
+                self._stamp, self._left = stamp, self.wanted()
+        return self._left
+
+    def _is_done(self, name: str) -> bool:
+        return os.path.exists(f"{self.root}/done/{name}.json")
+
+    def _lease(self, name: str, worker: str) -> bool:
+        content = json.dumps({"worker": worker, "host": socket.gethostname(), "pid": os.getpid()})
+        return self._create(self.root / "taken" / f"{name}.json", content)
+
+    def beat(self, worker: str, name: str | None = None) -> None:
+        """A sign of life, of the worker and of the lease that it holds."""
+        for path in (
+            self.root / "workers" / f"{worker}.json",
+            *([self.root / "taken" / f"{name}.json"] if name else []),
+        ):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    def join(self, worker: str) -> None:
+        self._write(self.root / "workers" / f"{worker}.json", {"host": socket.gethostname(), "pid": os.getpid()})
+
+    def leave(self, worker: str) -> None:
+        (self.root / "workers" / f"{worker}.json").unlink(missing_ok=True)
+
+    def finish(self, name: str, result: Result) -> bool:
+        """Files what was found; whether it is the first result of the unit, as another worker may have had it as well."""
+        first = self._create(self.root / "done" / f"{name}.json", json.dumps(asdict(result)))
+        self.give_back(name)
+        return first
+
+    def give_back(self, name: str) -> None:
+        (self.root / "taken" / f"{name}.json").unlink(missing_ok=True)
+
+    def lose(self, name: str) -> None:
+        """Ends a lease whose worker is gone. A unit that has lost MOST_LOSSES workers is given up, with an error as result."""
+        losses = len([path for path in self._lost() if path.name.startswith(f"{name}.")])
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.root / "taken" / f"{name}.json", self.root / "lost" / f"{name}.{uuid.uuid4().hex[:8]}.json")
+            if losses + 1 >= MOST_LOSSES:
+                self.finish(name, Result("", 0.0, error=f"{losses + 1} workers ended or hung over it"))
+
+    def lose_lapsed(self) -> None:
+        """Ends the leases without a sign of life for LEASE_SECONDS."""
+        now = self._now()
+        for path in (self.root / "taken").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if now - path.stat().st_mtime > LEASE_SECONDS:
+                    self.lose(path.stem)
+
+    def leases_of(self, worker: str) -> list[str]:
+        """The units that a worker has."""
+        return [name for name, holder in self._holders().items() if holder == worker]
+
+    # what was found
+
+    def results(self, known: set[str]) -> Iterator[tuple[str, Result]]:
+        """The results of units that are not `known`."""
+        for name in sorted(self._names("done") - known):
+            yield name, self.result(name)
+
+    def result(self, name: str) -> Result:
+        return Result(**json.loads((self.root / "done" / f"{name}.json").read_text()))
+
+    def forget_failures(self) -> None:
+        """Has units without a result taken again."""
+        self._results.clear()
+        for name, result in self.results(set()):
+            if result.error:
+                (self.root / "done" / f"{name}.json").unlink(missing_ok=True)
+                for path in (self.root / "lost").glob(f"{name}.*"):
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.root / "order.json")  # workers look at all units again
+
+    def status(self) -> Status:
+        wanted = self.wanted()
+        own = set(wanted)
+        for name, result in self.results(set(self._results)):
+            self._results[name] = replace(result, lines="")
+        results = {name: result for name, result in self._results.items() if name in own}
+        now, alive = self._now(), []
+        for path in sorted((self.root / "workers").glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):
+                if now - path.stat().st_mtime <= LEASE_SECONDS:
+                    alive.append(path.stem)
+        failed = {name: result.error for name, result in results.items() if result.error}
+        seconds = sum(result.seconds for result in results.values())
+        return Status(len(wanted), len(results), self._holders(), failed, len(self._lost()), seconds, tuple(alive))
+
+    # files
+
+    def _unit(self, name: str) -> Path:
+        return self.root / "units" / f"{name}.json"
+
+    def _names(self, folder: str) -> set[str]:
+        return {path.stem for path in (self.root / folder).glob("*.json")}
+
+    def _lost(self) -> list[Path]:
+        return list((self.root / "lost").glob("*.json"))
+
+    def _holders(self) -> dict[str, str]:
+        holders = {}
+        for path in (self.root / "taken").glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                holders[path.stem] = str(json.loads(path.read_text())["worker"])
+        return holders
+
+    def _now(self) -> float:
+        """The time by the clock of the folder's file system."""
+        probe = self.root / f"clock-{uuid.uuid4().hex}.tmp"
+        probe.touch()
+        try:
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _write(self, path: Path, content: Any) -> None:
+        temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, path)
+
+    def _create(self, path: Path, text: str) -> bool:
+        """Makes the file, whole; whether nobody had."""
+        temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
+        temporary.write_text(text)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True

@@ -1,0 +1,189 @@
+"""What a campaign ends in: a table of choices, a plan that pins them, and learned models.
+
+The table is JSON: one line for each kernel and its sizes, where times were taken, the times, and what the choice rests on. Its
+digest is that of the lines. It is signed by `ssh-keygen -Y sign`, with a key of the user's, so that others can check by
+`ssh-keygen -Y verify`, in the namespace NAMESPACE, who made it and that nobody has changed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytile import files, store
+from polytile.campaigns.trace import Traced
+from polytile.compiler import backend
+from polytile.dispatch import Decision, MultiKernel, alive
+from polytile.dispatch.planfile import Pinned, Plan, here, pinned_by
+from polytile.errors import CampaignError, NoCandidate
+from polytile.facts import texts
+from polytile.learn import model as models
+from polytile.learn.examples import examples
+from polytile.learn.train import TrainingError, train
+from polytile.problem import digest
+from polytile.store.place import Place
+from polytile.store.reading import records
+
+FORMAT, VERSION = "polytile table", 1
+NAMESPACE = "polytile"
+
+MEASURED = ("exact",)
+"""Links of choices that rest on measurements at these very sizes."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of the table: what runs a kernel at some sizes, and why. `seconds`: None where it was not measured; `library`:
+    those of the library's fastest candidate; `calls`: how often these sizes came."""
+
+    kernel: str
+    digest: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    device: str
+    sizes: tuple[tuple[str, int], ...]
+    candidate: str
+    seconds: float | None
+    library: float | None
+    measured: int
+    grounds: str
+    calls: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "sizes": dict(self.sizes)}
+
+
+def choices(traced: Traced) -> list[Choice]:
+    """What `settle` has decided, at all sizes of the campaign."""
+    found = []
+    for kernel, wanted in traced.kernels.items():
+        libraries = {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
+        for name, sizes in wanted.items():
+            decision = _decision(kernel, sizes)
+            if decision is not None:
+                found.append(_choice(kernel, decision, libraries, traced.weights[name]))
+    return sorted(found, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
+
+
+def _choice(kernel: MultiKernel, decision: Decision, libraries: set[str], calls: float) -> Choice:
+    timed = {
+        s.candidate: s.seconds for s in decision.standings if s.seconds == s.seconds and 0 < s.seconds < float("inf")
+    }
+    spec, exact = kernel.spec, decision.link in MEASURED
+    return Choice(
+        spec.name, spec.kernel, spec.dtypes, tuple(texts(spec.layouts)), decision.problem.device, decision.problem.sizes,
+        decision.candidate, timed.get(decision.candidate) if exact else None,
+        min((timed[name] for name in libraries & set(timed)), default=None) if exact else None,
+        len(timed) if exact else 0, decision.provenance, calls,
+    )  # fmt: skip
+
+
+def settle(traced: Traced) -> list[Pinned]:
+    """Has every kernel decide at the campaign's sizes, by the store in force, without measuring; what a plan pins."""
+    store.current().refresh()
+    for kernel, wanted in traced.kernels.items():
+        kernel.forget()
+        for sizes in wanted.values():
+            _settle(kernel, sizes)
+    with torch.no_grad():
+        for function, args in traced.calls.values():
+            backend.compile(function)(*args)
+    kernels = [*traced.kernels, *(kernel for kernel in alive() if traced.calls and kernel not in traced.kernels)]
+    return list({pinned.key: pinned for kernel in kernels for pinned in pinned_by(kernel)}.values())
+
+
+def _settle(kernel: MultiKernel, sizes: Mapping[str, int]) -> None:
+    """Decides at these sizes. A regime takes a record that covers all that would be measured. Where a busy machine had no time
+    for that, these sizes have a decision of their own, by what there is."""
+    with contextlib.suppress(NoCandidate):
+        kernel.warm([sizes])
+        decision = _decision(kernel, sizes)
+        if decision is not None and decision.link not in MEASURED:
+            ints = [sizes[name] for name in kernel.spec.size_names]
+            kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(ints)), sizes)
+            kernel.warm([sizes])
+
+
+def _decision(kernel: MultiKernel, sizes: Mapping[str, int]) -> Decision | None:
+    return kernel.decision_at(*(sizes[name] for name in kernel.spec.size_names))
+
+
+def write_plan(pinned: Iterable[Pinned], path: Path) -> int:
+    """Writes the plan; how many decisions it has. Raises PlanError."""
+    plan = Plan(tuple(pinned), here())
+    plan.write(path)
+    return len(plan.decisions)
+
+
+def table_text(found: Iterable[Choice], campaign: str) -> str:
+    """The table as a file: one choice a line, the digest of all of them ahead."""
+    lines = ",\n".join(json.dumps(choice.as_json(), sort_keys=True) for choice in found)
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "campaign": campaign,
+        "environment": here(),
+        "digest": digest(lines, 64),
+    }
+    return f'{json.dumps(head, sort_keys=True)[:-1]},\n"choices": [\n{lines}\n]}}\n'
+
+
+def write_table(text: str, path: Path, key: Path | None) -> Path | None:
+    """Writes the table, and a signature by an SSH key beside it; the signature's file, if there is one. Raises CampaignError."""
+    signature = path.with_name(f"{path.name}.sig")
+    try:
+        files.write_text(path, text)
+        signature.unlink(missing_ok=True)  # that of an earlier table
+        if key is None:
+            return None
+        words = ["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise CampaignError(f"the table cannot be written to {path} and signed: {error.strerror or error}.") from None
+    if done.returncode != 0:
+        raise CampaignError(f"the table {path} cannot be signed with {key}: {done.stderr.strip()}.")
+    return signature
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The table in a file. Raises CampaignError where its lines are not those that the digest is of."""
+    try:
+        text = path.read_text()
+        content: dict[str, Any] = json.loads(text)
+        lines = text.partition('"choices": [\n')[2].removesuffix("\n]}\n")
+        if content["format"] != FORMAT:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CampaignError(f"{path} is no table of a campaign.") from None
+    if digest(lines, 64) != content["digest"]:
+        raise CampaignError(f"{path} was changed since it was made: its choices are not those that its digest is of.")
+    return content
+
+
+def learn(measured: Place, folder: Path, tell: Callable[[str], None]) -> tuple[list[models.Trained], list[str]]:
+    """Trains a model for each family with enough measurements, and keeps those in the folder; and why there are no others."""
+    made, lacking = list[models.Trained](), list[str]()
+    found = examples(records(measured))
+    if not found.found:
+        lacking.append(
+            f"No model: of {found.alone + found.without_terms} problems none has two candidates that ran while nothing else had "
+            "the cores."
+        )
+    for (family, architecture), chosen in found.families().items():
+        try:
+            trained = train(chosen)
+        except TrainingError as error:
+            lacking.append(f"No model of {family} on {architecture}: {error}")
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        models.save(trained, folder / trained.file_name)
+        tell(f"model of {family} on {architecture}: {folder / trained.file_name}")
+        made.append(trained)
+    return made, lacking

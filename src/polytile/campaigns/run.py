@@ -1,0 +1,93 @@
+"""A campaign from its spec to its results: `polytile campaign run`.
+
+It may be killed at any moment. Begun again, it goes on with what the folder has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytile.campaigns.board import Board, Result, Status
+from polytile.campaigns.places import Local, Place
+from polytile.campaigns.spec import Spec
+from polytile.campaigns.trace import Traced
+from polytile.campaigns.worker import Resolve
+from polytile.store import jsonl
+from polytile.store import place as places
+from polytile.store.transfer import add
+
+STORE = "store.sqlite3"
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the measuring ended: whether all units are done, and if not, why."""
+
+    status: Status
+    why: str = ""
+
+
+def store_of(spec: Spec, folder: Path) -> places.Place:
+    """Where the campaign's measurements are."""
+    return places.place_of(spec.store) if spec.store else (folder / STORE).absolute()
+
+
+def fill(board: Board, traced: Traced) -> None:
+    """Puts the units on the board, and says in which order they are to be taken."""
+    for unit in traced.units.values():
+        board.add(unit)
+    board.order(traced.weights)
+    board.stop(False)
+
+
+def measure(
+    spec: Spec, board: Board, where: str, count: int, resolve: Resolve, watch: Callable[[Status, Result | None], None]
+) -> Ended:
+    """Has workers measure until all is done or the time of the spec is over. Measurements go to the store as they come."""
+    store, known = store_of(spec, board.root), set[str]()
+    status = _collect(board, store, known, watch)
+    place = _place_of(where, board, spec.device, count, resolve) if status.left else Place()
+    try:
+        while status.left:
+            if spec.seconds and status.seconds >= spec.seconds:
+                board.stop()
+                return Ended(status, f"the {spec.seconds:.6g} s of the spec are spent")
+            place.tend()
+            board.lose_lapsed()
+            time.sleep(LOOK_SECONDS)
+            status = _collect(board, store, known, watch)
+        return Ended(status)
+    except KeyboardInterrupt:
+        board.stop()
+        return Ended(_collect(board, store, known, watch), "stopped")
+    finally:
+        place.close()
+
+
+def _place_of(where: str, board: Board, kind: str, count: int, resolve: Resolve) -> Place:
+    """The workers that `--workers` names."""
+    if where == "local":
+        return Local(board, kind, count)
+    if where == "ray":
+        from polytile.campaigns.on_ray import OnRay  # needs the extra `campaign`
+
+        return OnRay(board, kind, count, resolve)
+    return Place() if count == 0 else Local(board, kind, count)
+
+
+def _collect(
+    board: Board, store: places.Place, known: set[str], watch: Callable[[Status, Result | None], None]
+) -> Status:
+    """Adds to the store what was found since the last look."""
+    for name, result in board.results(known):
+        if result.lines:
+            add(jsonl.parse(result.lines.encode(), name).records, store)
+        known.add(name)
+        watch(board.status(), result)
+    status = board.status()
+    watch(status, None)
+    return status

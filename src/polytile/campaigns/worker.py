@@ -1,0 +1,176 @@
+"""A worker: takes units of work from a campaign's folder, measures them, and files what it finds.
+
+It measures into a store of its own, of which the new measurements go to the folder with each unit, so that no two hosts write to
+one file. While it works a thread gives signs of life. It ends itself after a unit's time is over: a kernel that hangs the device
+would hold it for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytile import options
+from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit
+from polytile.compiler import backend
+from polytile.dispatch.define import WORKS
+from polytile.errors import CampaignError
+from polytile.ir.serialise import MALFORMED, Reader
+from polytile.problem import sizes_text
+from polytile.runtime import device
+from polytile.store import jsonl
+from polytile.store.reading import records
+from polytile.tuning.environment import environment
+from polytile.tuning.headroom import for_measuring
+
+HUNG = 75
+"""Exit status of a worker whose unit took too long."""
+
+PATIENCE_SECONDS = 1.0
+"""How long a worker waits before it looks again, where others have all units that are left."""
+
+MOST_UNITS = 256
+"""Units that are measured into one store: each looks through all of it for what is new."""
+
+Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
+"""A function of a call's description and a device that gives the function to call, and the arguments of each call."""
+
+
+class OtherDevice(CampaignError):
+    """A campaign's times count on another kind of device, or in another environment, than this worker has."""
+
+
+class Bench:
+    """What a worker measures with: a store of its own."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self.resolve = resolve
+        self._folder = tempfile.TemporaryDirectory(prefix="polytile-campaign-")
+        self._units = 0
+        self._known: set[str] = set()
+
+    @property
+    def place(self) -> Path:
+        return Path(self._folder.name) / f"store-{self._units // MOST_UNITS}.sqlite3"
+
+    def measure(self, unit: Unit) -> str:
+        """The measurements of a unit, as JSON lines. Raises OtherDevice, and whatever the kernel raises."""
+        torch.set_num_threads(unit.threads)
+        settings = {**unit.options, "store": str(self.place), "persist": True, "stall": "tune", "progress": "off"}
+        with options.override(**settings), for_measuring(), torch.no_grad():
+            if "target" in unit.work:
+                self._call(unit)
+            else:
+                self._warm(unit)
+        new = [record for record in records(self.place) if record.uid not in self._known]
+        self._known.update(record.uid for record in new)
+        self._units += 1
+        if self._units % MOST_UNITS == 0:
+            self._known.clear()
+        return jsonl.header() + "".join(map(jsonl.line, new))
+
+    def _warm(self, unit: Unit) -> None:
+        try:
+            kernel = Reader(unit.work, WORKS).value().define()
+        except MALFORMED as error:
+            raise CampaignError(f"{unit.about} was described by another version of polytile ({error}).") from error
+        _check_place(unit, kernel.spec.device or device.fingerprint(), kernel.spec.target)
+        kernel.forget()
+        kernel.warm([unit.sizes])
+
+    def _call(self, unit: Unit) -> None:
+        function, calls = self.resolve(unit.work, unit.kind)
+        _check_place(unit, fingerprint(unit.kind), torch.device(unit.kind))
+        backend.compile(function)(*calls[unit.work["index"]])
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+def fingerprint(kind: str) -> str:
+    """What problems on a device of this kind, "cpu" or "cuda", say of it."""
+    if kind != "cuda":
+        return device.fingerprint()
+    from polytile.runtime.cuda.device import fingerprint as of_gpu  # what a GPU needs is imported where there is one
+
+    return of_gpu(torch.cuda.current_device())
+
+
+def _check_place(unit: Unit, found: str, target: torch.device) -> None:
+    here = dict(environment(target))
+    differing = [name for name, value in unit.environment if here.get(name) != value]
+    if found != unit.device or differing:
+        name = "device" if found != unit.device else differing[0]
+        said, own = (unit.device, found) if name == "device" else (dict(unit.environment)[name], here.get(name))
+        raise OtherDevice(
+            f"this campaign's times are of {name} {said}, and this worker's is {own}; begin one of its own there."
+        )
+
+
+def work(board: Board, name: str, resolve: Resolve) -> None:
+    """Measures units until none is left. Raises OtherDevice where nothing measured here would count."""
+    board.join(name)
+    bench = Bench(resolve)
+    try:
+        while True:
+            unit = board.take(name)
+            if unit is not None:
+                _work_on(board, name, unit, bench)
+            elif board.stopped or board.status().left == 0:
+                return
+            else:
+                board.beat(name)
+                board.lose_lapsed()
+                time.sleep(PATIENCE_SECONDS)
+    finally:
+        bench.close()
+        board.leave(name)
+
+
+def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
+    begun = time.monotonic()
+    unit = board.unit(name)
+    try:
+        with _signs_of_life(board, worker, name, begun + unit.seconds):
+            lines = bench.measure(unit)
+        board.finish(name, Result(worker, time.monotonic() - begun, lines))
+    except (OtherDevice, KeyboardInterrupt, SystemExit):
+        board.give_back(name)
+        raise
+    except Exception as error:
+        board.finish(name, Result(worker, time.monotonic() - begun, error=failed(unit, error)))
+
+
+def failed(unit: Unit, error: BaseException) -> str:
+    """Why there is no result, in a line."""
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    at = f" at {sizes_text(unit.sizes.items())}" if unit.sizes else ""
+    return f"{unit.about}{at}: {type(error).__name__}: {first}"
+
+
+@contextlib.contextmanager
+def _signs_of_life(board: Board, worker: str, name: str, deadline: float) -> Iterator[None]:
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_SECONDS):
+            if time.monotonic() > deadline:
+                board.lose(name)
+                os._exit(HUNG)
+            board.beat(worker, name)
+
+    thread = threading.Thread(target=beat, name="polytile campaign", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
