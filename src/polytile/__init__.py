@@ -151,6 +151,15 @@ def compile(
         An option or mode is unknown, or a value is not one that it takes, `guards` included.
     HintError
         Hints are not sizes; or, at the first call, they name a size that the graph does not have.
+
+    Examples
+    --------
+    >>> import torch, polytile
+    >>> softmax = polytile.compile(lambda x: torch.softmax(x, -1))
+    >>> [softmax(torch.randn(rows, 100)).shape[0] for rows in (2, 30, 700)]
+    [2, 30, 700]
+    >>> polytile.counters["graphs_compiled"]
+    1
     """
     from polytile.compiler import backend
 
@@ -309,6 +318,12 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
     Returns
     -------
     Whether nothing is left to do.
+
+    Examples
+    --------
+    >>> import polytile
+    >>> polytile.wait(timeout=60)
+    True
     """
     from polytile.dispatch import learning
 
@@ -421,6 +436,15 @@ def package(
         The model has no form as a package, the file cannot be written, or its results are not eager's.
     OptionError, HintError, CompilerMissing
         As in `compile`; a compiler is needed.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch, polytile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = polytile.package(torch.nn.Softmax(-1), (torch.randn(4, 100),), os.path.join(folder.name, "softmax.ptp"))
+    >>> run = polytile.load_package(path)
+    >>> run(torch.zeros(2, 100)).sum(-1)
+    tensor([1., 1.])
     """
     from polytile.packages import write
 

@@ -3,6 +3,7 @@ where Triton does not interpret; with the argument "time" it says how long the h
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -145,6 +146,23 @@ def a_launch_from_a_compiled_function_is_not_traced() -> None:
     torch.testing.assert_close(function(x), x * 4 + 1)
 
 
+def triton_reads_what_was_saved() -> None:
+    kernel = tuned()
+    call(kernel, 500)
+    kernel.save_tunings(os.environ["TRITON_CACHE_DIR"])
+    timed: list[int] = []
+
+    def bench(run: Any, quantiles: Any) -> list[float]:
+        timed.append(1)
+        return [1.0] * 3
+
+    tritons = triton.autotune(CONFIGS, ["N"], do_bench=bench, cache_results=True)(scale)
+    call(tritons, 500)
+    assert not timed and tritons.best_config == kernel.best_config
+    call(tritons, 501)
+    assert timed
+
+
 def microseconds(calls: int) -> None:
     """Host time of a launch on a hit, in microseconds: polytile's, triton.autotune's, and the bare kernel's."""
     fake.effects["scale"] = lambda *args: None
@@ -175,7 +193,7 @@ TESTS = [
     later_launches_are_quick_and_the_same, what_triton_compiles_for_has_a_route_of_its_own,
     a_new_regime_is_chosen_for_though_its_kind_is_known, what_is_unusual_goes_by_tritons_launch,
     a_config_with_a_hook_calls_it_every_time, one_config_is_launched_quickly_too, heuristics_above_give_arguments,
-    a_launch_from_a_compiled_function_is_not_traced,
+    a_launch_from_a_compiled_function_is_not_traced, triton_reads_what_was_saved,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -189,3 +189,21 @@ def test_a_packages_page_is_filtered_drawn_and_readable(browser: Any, tmp_path: 
     assert opened.page.evaluate(CONTRAST) == []
     assert opened.said == [] and opened.asked == [path.as_uri()]
     opened.page.close()
+
+
+def test_a_page_that_is_written_again_loads_itself_but_not_under_a_filter(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "live.html"
+    path.write_text(page(report_of(record("first")), every=0.2))
+    opened = browser.new_page()
+    opened.goto(f"{path.as_uri()}#kernel/0")
+    opened.get_by_label("Colours").select_option("dark")
+    path.write_text(page(report_of(record("second")), every=0.2))
+    sync_api.expect(opened.locator("#kernel-view")).to_contain_text("second")
+    sync_api.expect(opened.get_by_label("Colours")).to_have_value("dark")
+    opened.get_by_label("Filter kernels").fill("loop")
+    path.write_text(page(report_of(record("third")), every=0.2))
+    opened.wait_for_timeout(700)
+    assert "second" in opened.locator("#kernel-view").inner_text()
+    opened.get_by_label("Filter kernels").fill("")
+    sync_api.expect(opened.locator("#kernel-view")).to_contain_text("third")
+    opened.close()

@@ -102,7 +102,7 @@ def test_a_package_is_not_mixed_with_a_store_nor_replaced(tmp_path: Path) -> Non
         ((package, store), "is a package, and the other is none"),
         ((package, package, package), "compares two, and 3 were named"),
         ((package, "-o", package), "is the package itself"),
-        ((package, "--kernel", "mm"), "selects kernels of a store"),
+        ((package, "--kernel", "mm"), "are for stores"),
     ):
         result = run("report", *words)
         assert result.exit_code != 0 and message in " ".join(result.output.replace("│", " ").split())

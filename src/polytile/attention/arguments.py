@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 import torch
 
-from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, symbol
-from polytile.ir.attention import attend, attend_backward
+from polytile.attention.layout import INDICES
+from polytile.attention.problem import SIZES, AttentionProblem, symbol
+from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
 from polytile.ir.evaluate import changed_scores
 from polytile.ir.program import SCORES
 from polytile.runtime import noise
@@ -22,8 +25,7 @@ from polytile.schedule.facts import reaches
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a call as strided views of four dimensions; `lse` and `saved` of three. Those from `saved` on are of the
-    derivative."""
+    """The tensors of a call as strided views of the problem's dimensions. Those from `saved` on are of the derivative."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -38,6 +40,12 @@ class Operands:
     dv: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], torch.Tensor] | None = None
     """What makes scores of the scaled products, where the problem has an expression for that."""
+    indices: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What says where sequences lie (attention/layout.py)."""
+    count: int = 0
+    rows: int = 0
+    keys: int = 0
+    """Sequences, and the rows and keys that one has at most."""
 
     @property
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -68,6 +76,10 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
         named[name] = tensor if alike else tensor.as_strided(shape, steps, tensor.storage_offset())
     if problem.scores is not None:
         named["changed"] = functools.partial(_changed, problem, args)
+    if problem.layout is not None:
+        named["indices"] = {name: named.pop(name) for name in INDICES if name in named}
+        first = len(problem.tensors)
+        named["count"], named["rows"], named["keys"] = (args[first + SIZES.index(name)] for name in ("B", "Mq", "Mkv"))
     return Operands(**named)
 
 
@@ -86,36 +98,56 @@ def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] |
     at = {name: k for k, name in enumerate(problem.size_names, len(problem.tensors))}
     places: list[tuple[str, list[int], list[int] | None] | None] = []
     for tensor in problem.tensors:
-        if tensor.name not in EXTENTS:
+        if not problem.extents(tensor.name):
             places.append(None)
             continue
-        extents = [at[extent] for extent in EXTENTS[tensor.name]]
-        strided = AXES.get(tensor.name)
-        places.append((tensor.name, extents, [at[f"{tensor.name}_stride_{axis}"] for axis in strided] if strided else None))
+        extents = [at[extent] for extent in problem.extents(tensor.name)]
+        strided = problem.axes(tensor.name)
+        places.append(
+            (tensor.name, extents, [at[f"{tensor.name}_stride_{axis}"] for axis in strided] if strided else None)
+        )
     return places
 
 
 def settings(problem: AttentionProblem) -> dict[str, Any]:
     """The keyword arguments of `ir.attention.attend` that do what the problem says."""
     fill = {"fill": problem.bias.fill} if problem.bias is not None else {}
-    return {"scale": problem.scale, "causal": problem.causal.value, "empty_is_0": problem.empty_is_0, **fill}
+    return {
+        "scale": problem.scale,
+        "causal": problem.causal.value,
+        "empty_is_0": problem.empty_is_0,
+        "window": problem.window,
+        **fill,
+    }
+
+
+def run_attention(problem: AttentionProblem, given: Operands, precision: torch.dtype | None = None) -> None:
+    """The attention, or its derivative, by torch's operators, into the operands that are written."""
+    how = {**settings(problem), "precision": precision, "bias": given.bias}
+    if problem.layout is not None and problem.backward:
+        attend_sequences_backward(
+            given.q, given.k, given.v, *given.left, given.gradients, given.indices, given.count, **how
+        )
+    elif problem.layout is not None:
+        placed = given.indices, given.count, given.keys
+        attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
+    elif problem.backward:
+        for gradient, value in zip(
+            given.gradients, attend_backward(given.q, given.k, given.v, *given.left, **how), strict=True
+        ):
+            gradient.copy_(value)
+    else:
+        out, lse = attend(given.q, given.k, given.v, **how, scores=given.changed)
+        given.out.copy_(out)
+        if given.lse is not None:
+            given.lse.copy_(lse)
 
 
 def reference(problem: AttentionProblem) -> Callable[..., None]:
     """Attention on flat arguments, in float64 where these were widened, else in the type of the sums."""
 
     def run(*args: Any) -> None:
-        given = operands(problem, args)
-        precision = precision_of(problem.tensors, args)
-        if problem.backward:
-            found = attend_backward(given.q, given.k, given.v, *given.left, given.bias, **settings(problem), precision=precision)
-            for gradient, value in zip(given.gradients, found, strict=True):
-                gradient.copy_(value)
-            return
-        out, lse = attend(given.q, given.k, given.v, given.bias, **settings(problem), precision=precision, scores=given.changed)
-        given.out.copy_(out)
-        if given.lse is not None:
-            given.lse.copy_(lse)
+        run_attention(problem, operands(problem, args), precision_of(problem.tensors, args))
 
     return run
 
@@ -124,12 +156,10 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
     """Upper bounds of all positions in tensors that a kernel indexes, as expressions in its integers."""
     ends = list(reaches(problem.scores)) if problem.scores is not None else []
     for tensor in problem.tensors:
-        if tensor.name not in EXTENTS:
-            continue
-        sizes = [symbol(name) for name in EXTENTS[tensor.name]]
-        if tensor.name in AXES:
-            ends.append(sum(n * symbol(f"{tensor.name}_stride_{a}") for n, a in zip(sizes, AXES[tensor.name], strict=True)))
-        else:
+        sizes = [symbol(name) for name in problem.extents(tensor.name)]
+        if axes := problem.axes(tensor.name):
+            ends.append(sum(n * symbol(f"{tensor.name}_stride_{a}") for n, a in zip(sizes, axes, strict=True)))
+        elif sizes:
             ends.append(sympy.Mul(*sizes))
     return tuple(ends)
 
@@ -137,30 +167,68 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
 def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
     """Random flat arguments for the given sizes, on `target` or the CPU; of a derivative `out` and `saved` are what the attention
     gives. Strides that `size` lacks are row-major ones."""
+    size = problem.layout.completed(size) if problem.layout is not None else size
     full = {**dict.fromkeys(problem.size_names, 1), **problem.dense_strides(size), **size}
     tensors = []
-    loaded = _loaded(problem, full, target)
+    loaded = {**_loaded(problem, full, target), **_indices(problem, full, target)}
     for tensor in problem.tensors:
         if tensor.name in loaded:
             tensors.append(loaded[tensor.name])
             continue
-        sizes = [full[name] for name in EXTENTS[tensor.name]]
+        sizes = [full[name] for name in problem.extents(tensor.name)]
         count = 1
-        if tensor.name in AXES:
-            strides = [full[f"{tensor.name}_stride_{axis}"] for axis in AXES[tensor.name]]
+        if axes := problem.axes(tensor.name):
+            strides = [full[f"{tensor.name}_stride_{axis}"] for axis in axes]
             count += sum(max(0, n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
         else:
-            count = sizes[0] * sizes[1] * sizes[2]
+            count = math.prod(sizes)
         tensors.append(_random(count, tensor.dtype, target))
     args = [*tensors, *[full[name] for name in problem.size_names]]
     if problem.backward:
         given = operands(problem, args)
-        for place, value in zip(given.left, attend(given.q, given.k, given.v, given.bias, **settings(problem)), strict=False):
-            place.copy_(value)
+        forward = replace(problem, backward=False, lse=True)
+        run_attention(forward, replace(given, out=given.left[0], lse=given.left[1]))
     return args
 
 
-def _loaded(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None) -> Mapping[str, torch.Tensor]:
+def _indices(
+    problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None
+) -> dict[str, torch.Tensor]:
+    """Where sequences lie, of which the first has the most rows and keys and the others share what is left."""
+    if problem.layout is None:
+        return {}
+    count, found = size["B"], {}
+    keys = _lengths(count, size["Mkv"], size["Tk"]) if "Tk" in size else [size["Mkv"]] * count
+    if "Slots" in size:
+        keys = [min(each, size["Slots"] * size["Page"]) for each in keys]
+    lengths = {"k_starts": _starts(keys), "k_used": [-(-n * (count - b) // max(1, count)) for b, n in enumerate(keys)]}
+    if "Tq" in size:
+        lengths["q_starts"] = _starts(_lengths(count, size["Mq"], size["Tq"]))
+    for name, dtype in problem.layout.indices:
+        if name == "table":
+            found[name] = noise.integers(0, max(1, size["Pages"]), count * size["Slots"], dtype, target)
+        else:
+            numbers = torch.tensor(lengths[name], dtype=dtype, device=target)
+            step = size[f"{name}_stride_{problem.axes(name)}"]
+            found[name] = numbers.repeat_interleave(step) if step > 1 else numbers
+    return found
+
+
+def _lengths(count: int, most: int, total: int) -> list[int]:
+    """So many lengths up to `most` with the sum `total`, if there are any."""
+    first = min(most, total)
+    rest, left = max(0, count - 1), total - first
+    others = [min(most, left * (k + 1) // rest - left * k // rest) for k in range(rest)]
+    return [first, *others] if count else []
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(lengths, initial=0))
+
+
+def _loaded(
+    problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None
+) -> Mapping[str, torch.Tensor]:
     """Random tensors for what the scores load."""
     if problem.scores is None:
         return {}

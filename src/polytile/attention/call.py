@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
+from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr
-from polytile.ir.program import SCORES, Attention, Axis, Buffer, View
+from polytile.ir.program import SCORES, Attention, Axis, Buffer, Sequences, View
 from polytile.ir.sizes import contiguous_strides
 from polytile.schedule import canonical
 from polytile.schedule.canonical import LoopKernel
@@ -37,15 +38,35 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         bias=_bias(attention.bias, attention.fill) if attention.bias is not None else None,
         empty_is_0=attention.empty_is_0,
         lse=attention.lse is not None and not backward,
-        dense=(q.strides[3] == 1, k.strides[3] == 1, v.strides[3] == 1),
+        dense=(q.strides[-1] == 1, k.strides[-1] == 1, v.strides[-1] == 1),
         tf32=on_gpu and q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
         backward=backward,
         scores=scores,
+        window=attention.window,
+        layout=_layout(attention.sequences),
     )
-    sizes = (q.sizes[0], q.sizes[1], k.sizes[1], q.sizes[2], k.sizes[2], q.sizes[3], v.sizes[3])
     strides = (stride for view in strided for stride in view.strides)
     read, written = ([_passed(view, buffers) for view in views] for views in (attention.read, attention.written))
-    return problem, AttentionSite((*read, *captured, *written), (*sizes, *strides, *integers))
+    return problem, AttentionSite((*read, *captured, *written), (*_sizes(attention, problem), *strides, *integers))
+
+
+def _layout(sequences: Sequences | None) -> Layout | None:
+    return None if sequences is None else Layout(**{name: view.dtype for name, view in sequences.named.items()})
+
+
+def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
+    """The problem's sizes at this attention."""
+    if problem.layout is None:
+        return attention.extents
+    known = {"Ends": attention.extents[0] + 1}
+    views = {
+        "q": attention.q,
+        "k": attention.k,
+        **(attention.sequences.named if attention.sequences is not None else {}),
+    }
+    for name, view in views.items():
+        known = {**dict(zip(problem.extents(name), view.sizes, strict=True)), **known}
+    return (*attention.extents, *[known[name] for name in problem.layout.sizes])
 
 
 def _scores(
@@ -72,7 +93,8 @@ def _scores(
 
 def _like_scores(attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
     """The buffer that scores would be in."""
-    shape = (*attention.q.sizes[:3], attention.k.sizes[2])
+    batch, heads, _, rows, keys, _, _ = attention.extents
+    shape = (batch, heads, rows, keys)
     return Buffer(SCORES, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 import sympy
 import torch
 
+from polytile.attention.layout import Extents, Layout
 from polytile.ir.printer import type_name
 from polytile.problem import digest
 from polytile.runtime import regime
@@ -26,7 +27,8 @@ SIZES = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
 """Batch, heads of q, heads of k and v (a divisor of Hq), rows of q, rows of k and v, length of a row of q and k, of v and out."""
 
 DECIDING = {
-    **dict.fromkeys(("B", "Mq", "Mkv"), regime.BUCKET), **dict.fromkeys(("Hq", "Hkv", "D", "Dv"), regime.EXACT),
+    **dict.fromkeys(("B", "Mq", "Mkv", "Tq", "Tk"), regime.BUCKET),
+    **dict.fromkeys(("Hq", "Hkv", "D", "Dv", "Page"), regime.EXACT),
 }  # fmt: skip
 """Integers on which the choice depends, and what matters of them. Of strides it matters whether 16 divides them."""
 
@@ -79,6 +81,9 @@ class AttentionProblem:
     dense       for q, k and v whether they are known to have stride 1 along d
     tf32        float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled
     scores      the scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal: see ir.program.Attention
+    window      how many keys before and after the diagonal from the bottom right a row sees, itself besides; -1 for all of them
+    layout      where sequences lie that have lengths of their own (attention/layout.py); its tensors follow the bias. Then lse is
+                a dense (Hq, Tq)
     """
 
     dtype: torch.dtype
@@ -91,6 +96,8 @@ class AttentionProblem:
     tf32: bool = False
     backward: bool = False
     scores: LoopKernel | None = None
+    window: tuple[int, int] | None = None
+    layout: Layout | None = None
 
     @property
     def family(self) -> str:
@@ -102,6 +109,11 @@ class AttentionProblem:
         bias: tuple[TensorArg, ...] = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
+        bias += (
+            tuple(TensorArg(name, dtype, "in") for name, dtype in self.layout.indices)
+            if self.layout is not None
+            else ()
+        )
         bias += self.scores.tensors if self.scores is not None else ()
         if self.backward:
             kept = (("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype))
@@ -112,9 +124,26 @@ class AttentionProblem:
     @cached_property
     def size_names(self) -> tuple[str, ...]:
         """Every integer argument, in order."""
-        strided = [tensor.name for tensor in self.tensors if tensor.name in AXES]
-        own = [each.name for each in self._own_symbols]
-        return (*SIZES, *[f"{name}_stride_{axis}" for name in strided for axis in AXES[name]], *own)
+        more = self.layout.sizes if self.layout is not None else ()
+        strides = [f"{tensor.name}_stride_{axis}" for tensor in self.tensors for axis in self.axes(tensor.name)]
+        return (*SIZES, *more, *strides, *[each.name for each in self._own_symbols])
+
+    @property
+    def computes_scores(self) -> bool:
+        """Whether scores or masks are expressions beyond a bias and a causal mask."""
+        return self.scores is not None or self.window is not None
+
+    def axes(self, name: str) -> str:
+        """The letters of the dimensions along which strides of a tensor are passed."""
+        return self._dimensions(name)[0] if name != "lse" else ""
+
+    def extents(self, name: str) -> tuple[str, ...]:
+        """The names of a tensor's sizes; none for what only scores load."""
+        return self._dimensions(name)[1]
+
+    def _dimensions(self, name: str) -> Extents:
+        plain = ("bhm" if name == "lse" else AXES.get(name, "")), EXTENTS.get(name, ())
+        return self.layout.extents(name, plain) if self.layout is not None else plain
 
     @property
     def _own_symbols(self) -> tuple[sympy.Symbol, ...]:
@@ -133,6 +162,8 @@ class AttentionProblem:
         bias = f"{type_name(self.bias.dtype)} {self.bias}" if self.bias is not None else ""
         marks = f"{self.causal.value} | {bias} | {self.empty_is_0} | {self.lse} | {self.dense} | {self.tf32}"
         scores = f"\n{self.scores.text}" if self.scores is not None else ""
+        marks += f" | window {self.window}" if self.window is not None else ""
+        marks += f" | {self.layout}" if self.layout is not None else ""
         return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}{scores}"
 
     @cached_property
@@ -142,13 +173,13 @@ class AttentionProblem:
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of row-major tensors, 0 along the axes along which a bias does not vary."""
         strides: dict[str, int] = {}
+        size = self.layout.completed(size) if self.layout is not None else size
         for tensor in self.tensors:
-            if tensor.name not in AXES:
-                continue
-            varies = self.bias.varies if tensor.name == "bias" and self.bias is not None else AXES[tensor.name]
+            axes = self.axes(tensor.name)
+            varies = self.bias.varies if tensor.name == "bias" and self.bias is not None else axes
             step = 1
-            extents = [size[name] for name in EXTENTS[tensor.name]]
-            for axis, extent in reversed(list(zip(AXES[tensor.name], extents, strict=True))):
+            for axis, name in reversed(list(zip(axes, self.extents(tensor.name) if axes else (), strict=True))):
+                extent = size[name]
                 strides[f"{tensor.name}_stride_{axis}"] = step if axis in varies else 0
                 step *= max(1, extent) if axis in varies else 1
         return strides

@@ -1,6 +1,7 @@
 """Scores and masks of attention as expressions over batch, head, query and key, which kernels emit and whose bounds they use.
 
     causal              mask   n <= m,  n <= m + Mkv - Mq
+    window              mask   n >= m + Mkv - Mq - before  and  n <= m + Mkv - Mq + after
     bias added          score  s + bias[b, h, m, n]
     bias of booleans    score  s + (bias[b, h, m, n] ? 0 : -inf),  bias[b, h, m, n] ? s : fill
     scores of a graph   cap · tanh(s / cap), s + slope[h] · (n - m), ...; what replaces a score by -inf becomes the mask
@@ -49,7 +50,7 @@ def scores_of(problem: AttentionProblem) -> Scores:
     """The scores and the mask of a problem."""
     if problem.scores is not None:
         return Scores(problem, *_parted(problem.scores.loop.stores[0].value))
-    score, mask = None, _causal(problem.causal)
+    score, mask = None, _causal(problem.causal) if problem.window is None else _window(*problem.window)
     if problem.bias is not None and problem.bias.dtype != torch.bool:
         score = expr.op("add", torch.float32, SCORE, _added(problem.bias))
     elif problem.bias is not None:
@@ -133,6 +134,17 @@ def _causal(causal: Causal) -> Node | None:
         return None
     last = QUERY if causal is Causal.TOP_LEFT else QUERY + symbol("Mkv") - symbol("Mq")
     return expr.op("le", torch.bool, expr.index_value(KEY, torch.int32), expr.index_value(last, torch.int32))
+
+
+def _window(before: int, after: int) -> Node | None:
+    """Keys from `before` up to `after` of the diagonal from the bottom right; -1: no end."""
+    mask: Node | None = None
+    middle = QUERY + symbol("Mkv") - symbol("Mq")
+    for name, distance, end in (("ge", before, middle - before), ("le", after, middle + after)):
+        if distance >= 0:
+            side = expr.op(name, torch.bool, expr.index_value(KEY, torch.int32), expr.index_value(end, torch.int32))
+            mask = side if mask is None else expr.op("logical_and", torch.bool, mask, side)
+    return mask
 
 
 def _added(bias: Bias) -> Node:

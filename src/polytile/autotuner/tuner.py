@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from triton.runtime.errors import OutOfResources
 from polytile import locks
 from polytile import options as settings
 from polytile.autotuner import search as searching
-from polytile.autotuner.call import Call, current, tensor_in
+from polytile.autotuner import tunings
+from polytile.autotuner.call import Call, current, plain, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
@@ -31,7 +34,7 @@ from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.dispatch.spec import ArgInfo, KernelSpec
-from polytile.errors import HintError, SignatureError
+from polytile.errors import HintError, SignatureError, StoreError
 from polytile.problem import digest
 from polytile.runtime import regime
 
@@ -102,6 +105,9 @@ class Autotuner(TritonsAutotuner):
         self.quick = Quick.of(fn, self.keys)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
         self._samples: dict[tuple[Any, ...], Call] = {}
+        self._tunings: list[tunings.Tuning] = []
+        self._timings: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+        self.configs_top_k: Any = self.configs_top_k
         self._lock = locks.rlock()
         self.best_config: Any = None
         self.configs_timings: dict[Any, list[float]] = {}
@@ -238,9 +244,15 @@ class Autotuner(TritonsAutotuner):
             return
         seconds = {one.candidate: one.seconds for one in decision.standings if one.seconds is not None and one.seconds > 0}
         self.configs_timings = {self._named[name]: [1e3 * each] * 3 for name, each in seconds.items()}
+        values, dtypes = self._key_of(call)
+        key = (*values.values(), *dtypes)
+        self.cache[key], self._timings[key] = self._named[decision.candidate], self.configs_timings
+
+    def _key_of(self, call: Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What Triton tells calls apart by: the values that `key` names, and element types."""
         given = call.given()
-        dtypes = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
-        self.cache[(*(given[name] for name in self.keys if name in given), *dtypes)] = self._named[decision.candidate]
+        dtypes = tuple(str(value.dtype) for value in given.values() if hasattr(value, "dtype"))
+        return {name: plain(given[name]) for name in self.keys if name in given}, dtypes
 
     def _searched(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Decides for the regime of a call, and has what lies beside the best measured until nothing there is better."""
@@ -267,12 +279,92 @@ class Autotuner(TritonsAutotuner):
             if self.quick is not None:
                 self.quick.routes.clear()
 
+    # Tunings of others.
+
+    def load_tunings(self, place: str | Path, size: str = "") -> int:
+        """Has calls run what a file of another tuner says, without measuring. docs/autotune.md says which calls.
+
+        Parameters
+        ----------
+        place
+            A file, or a folder with such files: Triton's `cache_results`, triton-dejavu's, vLLM's of fused mixtures of experts.
+        size
+            The parameter of the kernel that a batch size in vLLM's files stands for.
+
+        Returns
+        -------
+        How many choices there are.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read, holds nothing for this kernel, or is of no known form.
+        """
+        names = [name for name in self.keys if name in self.arg_names]
+        read = tunings.read(Path(place), self.name, names, size)
+        for tuning in read:
+            lost = [name for name in (*tuning.config.kwargs, *(n for n, _ in tuning.values)) if name not in self.arg_names]
+            if lost:
+                raise StoreError(f"{place} says {lost[0]!r}, and kernel {self.name!r} has {', '.join(self.arg_names)}.")
+        with self._lock:
+            self._add([one for one in dict.fromkeys(tuning.config for tuning in read) if one not in self._named.values()])
+            self._tunings = [*self._tunings, *read]
+        return len(read)
+
+    def save_tunings(self, place: str | Path, form: str = "triton", size: str = "") -> list[Path]:
+        """Writes what was chosen at the sizes that calls came with, for other tuners to read.
+
+        Parameters
+        ----------
+        place
+            A folder for the form "triton", such as Triton's cache directory; else a file.
+        form
+            "triton", "dejavu" (triton-dejavu's cache.json) or "vllm" (configs by batch size).
+        size
+            For "vllm", the name in `key` that is the batch size.
+
+        Returns
+        -------
+        The files.
+
+        Raises
+        ------
+        StoreError
+            Nothing was chosen yet, or the form or size is none.
+        """
+        names = [name for name in self.keys if name in self.arg_names]
+        if form not in tunings.FORMATS or (form == "vllm" and size not in names):
+            raise StoreError(
+                f"save_tunings of kernel {self.name!r} takes a form of {', '.join(tunings.FORMATS)}, and for vllm a size= of "
+                f"{', '.join(names) or 'no names'}; it was given {form!r} and {size!r}."
+            )
+        if not self.cache:
+            raise StoreError(f"kernel {self.name!r} has chosen nothing yet that could be saved; call it first.")
+
+        def folder(key: tunings.Key) -> str:
+            return "interpreted" if self.interpreted else tunings.triton_folder(_innermost(self.fn), key, self.configs)
+
+        batch = names.index(size) if form == "vllm" else 0
+        return tunings.write(Path(place), form, self.name, self.cache, self._timings, batch, folder)
+
+    def _imported(self, call: Call) -> str | None:
+        """The name of the config that another tuner has chosen for calls like this one."""
+        values, dtypes = self._key_of(call)
+        sizes = {**call.given(), **values}
+        exact = self.keys if self.extras.exact is True else tuple(self.extras.exact or ())
+        near = min(self._tunings, key=lambda one: one.distance(sizes, dtypes, exact))
+        if near.distance(sizes, dtypes, exact) == math.inf:
+            return None
+        return next(name for name, config in self._named.items() if config == near.config)
+
     # What may run.
 
     def allowed(self, sizes: Mapping[str, int]) -> Collection[str]:
         """Names of the configs that pruning leaves at these sizes, the other arguments being those of the launch under way. Where
         a regime's end leaves none, no call is there, and it does not count."""
         call = current.call
+        if call is not None and self._tunings and (imported := self._imported(call)) is not None:
+            return [imported]
         if call is None or (self.early_config_prune is None and self.perf_model is None):
             return self._named
         values = tuple(sizes[name] for name in call.sizes)
@@ -288,7 +380,14 @@ class Autotuner(TritonsAutotuner):
         nothing left."""
         with self._lock:
             self.nargs = dict(zip(self.arg_names, call.args, strict=False))
-            return list(self.prune_configs(dict(call.kwargs)))
+            left = self.prune_configs(dict(call.kwargs))
+            if left:
+                return list(left)
+            share, self.configs_top_k = self.configs_top_k, 1  # a share of few configs rounds to none
+            try:
+                return list(self.prune_configs(dict(call.kwargs)))
+            finally:
+                self.configs_top_k = share
 
     def _pruned_early(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if self.early_config_prune is None:
@@ -310,6 +409,7 @@ class Autotuner(TritonsAutotuner):
         return digest(inspect.getsource(self.base_fn))
 
     def has_hooks(self, config: Any) -> bool:
+        """Whether something of the user's runs before or after a launch with this config."""
         return self.user_defined_pre_hook or self.user_defined_post_hook or config.pre_hook is not None
 
     def try_out(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

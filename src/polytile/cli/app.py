@@ -241,6 +241,9 @@ def write_report(
     kernel: Annotated[
         str, typer.Option(help="Report on kernels with this in their name, or whose digest begins with it, alone.")
     ] = "",
+    every: Annotated[
+        float, typer.Option(help="Write the file again every so many seconds until Ctrl-C; an open page follows. 0: once.", min=0)
+    ] = 0.0,
 ) -> None:
     """Write what a store or a package says as one HTML file: what runs at which size, and why; of a store also how sure that
     is, and what a fixed choice would cost.
@@ -254,9 +257,13 @@ def write_report(
         raise typer.BadParameter("--text prints the tables and --csv writes them; leave one of them out.")
     if text and output is not None:
         raise typer.BadParameter("--text prints to the terminal; leave out -o, or send the output to a file.")
+    if every and (text or csv):
+        raise typer.BadParameter("--every keeps a page up to date; leave out --text and --csv.")
     packages = report.packages_among(stores or [])
-    if packages and kernel:
-        raise typer.BadParameter("--kernel selects kernels of a store; the page on a package has a filter.")
+    if packages and (kernel or every):
+        raise typer.BadParameter("--kernel and --every are for stores; the page on a package has a filter.")
+    if every:
+        return report.keep_written(stores or [], kernel, output or Path("report.html"), every)
     with waits.during("reading measurements"):
         made = report.reported_package(packages) if packages else report.reported(stores or [], kernel)
     if text:

@@ -25,6 +25,10 @@ from polytile.store.transfer import held, is_exported
 Made = Report | packaged.PackageReport
 
 
+class NothingYet(ReportError):
+    """A store has no measurements that are asked for."""
+
+
 def reported(stores: Sequence[str], kernel: str = "") -> Report:
     """The report on one store, or on what changed between two; where `kernel` is not "", of the kernels that it fits alone.
 
@@ -66,10 +70,10 @@ def _held(place: Place, kernel: str, fits: Callable[[Problem], bool]) -> Held:
         if sentence:
             typer.echo(f"polytile: {sentence}.", err=True)
     if not lines.records:
-        raise ReportError(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
+        raise NothingYet(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
     chosen = [record for record in lines.records if fits(record.measurement.problem)]
     if not chosen:
-        raise ReportError(
+        raise NothingYet(
             f"{place} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
             f"{shlex.quote(str(place))}` lists its kernels."
         )
@@ -104,8 +108,23 @@ def print_tables(made: Made) -> None:
         show(table)
 
 
-def write_html(made: Made, output: Path, sources: Sequence[str]) -> None:
-    """Puts the page at `output`, whole or not at all. Raises ReportError where it cannot be, or would replace its source."""
+def keep_written(stores: Sequence[str], kernel: str, output: Path, every: float) -> None:
+    """Writes the page again every so many seconds, until Ctrl-C. Where there is nothing to report on yet, it waits. Raises
+    ReportError where the page cannot be written, or would replace a store."""
+    typer.echo(f"Writing {output} every {every:g} s; Ctrl-C ends that.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            began = time.monotonic()
+            places = [store_at(store) for store in stores] or [store_at(None)]
+            with contextlib.suppress(NothingYet):
+                if all(isinstance(place, Server) or place.exists() for place in places):
+                    write_html(reported(stores, kernel), output, stores, every)
+            time.sleep(max(0.0, began + every - time.monotonic()))
+
+
+def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 0.0) -> None:
+    """Puts the page at `output`, whole or not at all; a page that is written `every` so many seconds looks for the next one.
+    Raises ReportError where it cannot be, or would replace its source."""
     from polytile.report import html
 
     if isinstance(made, packaged.PackageReport):
@@ -114,7 +133,7 @@ def write_html(made: Made, output: Path, sources: Sequence[str]) -> None:
     else:
         places = [store_at(store) for store in sources] or [store_at(None)]
         held = [place for place in places if not isinstance(place, Server)]
-        what, text_of = "store", lambda: html.page(made)
+        what, text_of = "store", lambda: html.page(made, every)
     if any(output.exists() and output.samefile(path) for path in held):
         raise ReportError(f"-o {output} is the {what} itself, which a report must not replace; name another file.")
     text = text_of()

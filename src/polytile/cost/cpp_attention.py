@@ -38,6 +38,7 @@ def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], mac
 
 def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], machine: Machine) -> dict[str, float]:
     """Seconds: `fork`, computing (`products`, `weights`, `copies`), and `memory`."""
+    size = problem.layout.mean(size) if problem.layout is not None else size
     products, moved = work(problem, size)
     heads, threads = size["D"] + size["Dv"], int(config["threads"])
     lanes, cycle = machine.vector_bytes // 4, machine.cycle()

@@ -30,6 +30,7 @@ CPU_RATE, CPU_BYTES, CPU_CALL = 30e9, 12e9, 10e-6
 
 def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, float]:
     """Multiply-adds of both products, and bytes of the operands and the result."""
+    size = problem.layout.mean(size) if problem.layout is not None else size
     scores = size["B"] * size["Hq"] * size["Mq"] * size["Mkv"]
     seen = 0.5 if problem.causal is not Causal.NO and size["Mq"] > 1 else 1.0
     rows = size["B"] * size["Hq"] * size["Mq"] * (size["D"] + size["Dv"])
@@ -53,6 +54,7 @@ def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], devi
     products, moved = work(problem, size)
     itemsize = problem.dtype.itemsize
     tensor = tensor_flops(device, itemsize, unknown=80) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
+    size = problem.layout.mean(size) if problem.layout is not None else size
     blocks = size["B"] * size["Hq"] * -(-size["Mq"] // ROWS)
     used = min(1.0, max(1, blocks) / device.sms)
     copied = 2 * size["B"] * size["Hq"] * size["Mq"] * size["Dv"] * itemsize / device.bandwidth + device.launch_seconds

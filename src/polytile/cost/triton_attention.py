@@ -63,6 +63,7 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     """Seconds: `launch`, then the largest of `steps` (computing), `memory` and `cache` (moving keys), then `combine`."""
     if problem.backward:
         return _backward_terms(problem, config, size, device)
+    size = problem.layout.mean(size) if problem.layout is not None else size
     own, row, itemsize = programs(problem, config, size, device), row_of(config), problem.dtype.itemsize
     heads, head = size["D"] + size["Dv"], head_block(size)
     share, latency = _step(row, head, itemsize)

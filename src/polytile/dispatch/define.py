@@ -210,7 +210,8 @@ def _attention(
 def _stored(problem: AttentionProblem, target: torch.device, made: Defined) -> StoredAttention | None:
     """The candidate with scores in memory, where there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
-    if problem.lse or problem.backward or problem.scores is not None or of_library:
+    own = problem.computes_scores or problem.layout is not None
+    if problem.lse or problem.backward or own or of_library:
         return None
     parts = stored_attention(problem, target)
     products = [define_template(product, parts.buffers, made) for product in (parts.first, parts.last)]

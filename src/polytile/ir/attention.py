@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +21,18 @@ def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.
     return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(shift)
 
 
+def window_mask(window: tuple[int, int], rows: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Whether row m sees key n, (rows, keys): -before ≤ n - m - (keys - rows) ≤ after for (before, after), -1: no end."""
+    before, after = window
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    seen = seen if after < 0 else seen.tril(keys - rows + after)
+    return seen if before < 0 else seen.triu(keys - rows - before)
+
+
 def masked(
-    scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY, added: bool = False
-) -> torch.Tensor:
+    scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY, added: bool = False,
+    window: tuple[int, int] | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Scores (..., rows, keys) after mask and bias. `added`: where a mask of booleans is false, -inf is added and NaN stays."""
     if bias is not None and bias.dtype == torch.bool:
         scores = scores + torch.where(bias, 0.0, EMPTY).to(scores.dtype) if added else torch.where(bias, scores, fill)
@@ -31,6 +41,9 @@ def masked(
     if causal:
         rows, keys = scores.shape[-2:]
         scores = torch.where(causal_mask(causal, rows, keys, scores.device), scores, EMPTY)
+    if window is not None:
+        rows, keys = scores.shape[-2:]
+        scores = torch.where(window_mask(window, rows, keys, scores.device), scores, EMPTY)
     return scores
 
 
@@ -46,6 +59,7 @@ def attend(
     empty_is_0: bool = True,
     precision: torch.dtype | None = None,
     scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.program.Attention in `precision` (None: the type in which `q` is computed). q is (batch, heads, m, d),
     k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q. `scores` makes scores of the
@@ -56,7 +70,8 @@ def attend(
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
     products = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale
-    changed = masked(products, bias, causal, fill, empty_is_0 and fill == EMPTY) if scores is None else scores(products)
+    added = empty_is_0 and fill == EMPTY
+    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)
     shares = torch.softmax(changed, -1)
     if empty_is_0:
         shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
@@ -66,7 +81,7 @@ def attend(
 def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
-    precision: torch.dtype | None = None,
+    precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that sees no key, whose lse is
     -inf, has none."""
@@ -77,7 +92,7 @@ def attend_backward(
     q, k, v, out, grad = (each.to(dtype) for each in (q, k, v, out, grad))
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY)
+    scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY, window)
     shares = torch.exp(scores - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
     changes = shares * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
     if bias is not None and bias.dtype == torch.bool:  # a score that is replaced does not depend on q and k
@@ -90,4 +105,77 @@ def attend_backward(
 
 def settings_of(attention: Attention) -> dict[str, Any]:
     """The keyword arguments of `attend` that do what `attention` does."""
-    return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0")}
+    return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0", "window")}
+
+
+# sequences of their own lengths -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence of a batch. `rows` and `keys` give its part (1, heads, m, d) or (1, heads, m) of a tensor that lies like q,
+    and like k."""
+
+    rows: Callable[[torch.Tensor], torch.Tensor]
+    keys: Callable[[torch.Tensor], torch.Tensor]
+
+
+def sequences(indices: Mapping[str, torch.Tensor], count: int) -> Iterator[Sequence]:
+    """Each sequence of a batch whose tensors lie as the tensors of integers `indices` say: see attention.layout."""
+    known = {name: tensor.tolist() for name, tensor in indices.items() if name != "table"}
+    for b in range(count):
+        yield Sequence(_rows(known.get("q_starts"), None, b), _keys(known, indices.get("table"), b))
+
+
+def _rows(starts: list[int] | None, used: int | None, b: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    if starts is None:
+        return lambda tensor: tensor[b : b + 1, :, :used]
+    begin, end = starts[b], max(starts[b], starts[b + 1])
+    return lambda tensor: tensor[:, begin : end if used is None else min(end, begin + used)].unsqueeze(0)
+
+
+def _keys(known: Mapping[str, list[int]], table: torch.Tensor | None, b: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    used = known["k_used"][b] if "k_used" in known else None
+    if table is None:
+        return _rows(known.get("k_starts"), used, b)
+    pages = table[b]
+    return lambda tensor: gathered(tensor, pages[None, : used if used is None else -(-used // tensor.shape[2])])[
+        :, :, :used
+    ]
+
+
+def gathered(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The keys (B, heads, n, d) of which `table` (B, slots) says in which of the `pages` (pages, heads, page, d) they are."""
+    return pages[table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def attend_sequences(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
+    indices: Mapping[str, torch.Tensor], count: int, keys: int, **settings: Any,
+) -> None:  # fmt: skip
+    """Writes `attend` of each of `count` sequences of up to so many keys to its part of `out` and `lse`."""
+    if set(indices) == {"table"}:  # all are of the same length
+        k, v = (gathered(each, indices["table"])[:, :, :keys] for each in (k, v))
+        result, logarithm = attend(q, k, v, **settings)
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(logarithm)
+        return
+    for each in sequences(indices, count):
+        result, logarithm = attend(each.rows(q), each.keys(k), each.keys(v), **settings)
+        each.rows(out).copy_(result)
+        if lse is not None:
+            each.rows(lse).copy_(logarithm)
+
+
+def attend_sequences_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
+) -> None:  # fmt: skip
+    """Writes `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
+    dq, dk, dv = gradients
+    for each in sequences(indices, count):
+        left = map(each.rows, (out, lse, grad))
+        found = attend_backward(each.rows(q), each.keys(k), each.keys(v), *left, **settings)
+        for place, value in zip((each.rows(dq), each.keys(dk), each.keys(dv)), found, strict=True):
+            place.copy_(value)

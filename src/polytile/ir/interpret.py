@@ -14,7 +14,13 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import grouped, sizes
-from polytile.ir.attention import attend, attend_backward, settings_of
+from polytile.ir.attention import (
+    attend,
+    attend_backward,
+    attend_sequences,
+    attend_sequences_backward,
+    settings_of,
+)
 from polytile.ir.evaluate import changed_scores, flat_view, run_loop
 from polytile.ir.program import (
     Assert,
@@ -90,20 +96,31 @@ def run_attention(
     precision: torch.dtype | None = torch.float64,
 ) -> None:
     """Attention in `precision` (None: the type in which the operands are computed); writes into `buffers`."""
-    q, k, v = (view_tensor(view, buffers, size_values) for view in (attention.q, attention.k, attention.v))
-    bias = view_tensor(attention.bias, buffers, size_values) if attention.bias is not None else None
-    settings = {**settings_of(attention), "precision": precision}
-    if attention.gradients is not None:
-        assert attention.lse is not None
-        saved = (attention.out, attention.lse, attention.gradients.grad)
-        out, lse, grad = (view_tensor(view, buffers, size_values) for view in saved)
-        results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, bias, **settings)
+
+    def tensor(view: View | None) -> Any:
+        return None if view is None else view_tensor(view, buffers, size_values)
+
+    q, k, v, out, lse = map(tensor, (attention.q, attention.k, attention.v, attention.out, attention.lse))
+    settings = {**settings_of(attention), "precision": precision, "bias": tensor(attention.bias)}
+    placed, gradients, loop = attention.sequences, attention.gradients, attention.scores
+    indices = {name: tensor(view) for name, view in placed.named.items()} if placed is not None else {}
+    if placed is not None:
+        count, keys = (sizes.evaluate(size, size_values) for size in (placed.count, placed.keys))
+    if gradients is not None:
+        grad, *made = map(tensor, (gradients.grad, gradients.dq, gradients.dk, gradients.dv))
+        if placed is not None:
+            attend_sequences_backward(q, k, v, out, lse, grad, (made[0], made[1], made[2]), indices, count, **settings)
+            return
+        results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, **settings)
     else:
-        loop = attention.scores
-        changed = None if loop is None else lambda products: changed_scores(loop, products, buffers, size_values, precision)
-        results = attend(q, k, v, bias, **settings, scores=changed)
+        if loop is not None:
+            settings["scores"] = lambda products: changed_scores(loop, products, buffers, size_values, precision)
+        if placed is not None:
+            attend_sequences(q, k, v, out, lse, indices, count, keys, **settings)
+            return
+        results = attend(q, k, v, **settings)
     for view, value in zip(attention.written, results, strict=False):
-        view_tensor(view, buffers, size_values).copy_(value)
+        tensor(view).copy_(value)
 
 
 def blocks_of(scales: Scales, side: int) -> tuple[int, int]:

@@ -110,9 +110,6 @@ class Axis:
     size: sympy.Expr
 
 
-ACCUMULATING = ("add", "mul", "max", "min")
-"""Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
-
 SEGMENT_SUM = "sum"
 """The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
 is none."""
@@ -120,8 +117,8 @@ is none."""
 
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set"; or "add", which adds
+    the value to what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
     out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str
@@ -383,6 +380,30 @@ SCORES = "scores"
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """Where the sequences of an attention lie, by tensors of integers that attention.layout explains. There are `count`, with up
+    to `rows` rows and `keys` keys."""
+
+    count: sympy.Expr
+    rows: sympy.Expr
+    keys: sympy.Expr
+    q_starts: View | None = None
+    k_starts: View | None = None
+    table: View | None = None
+    k_used: View | None = None
+
+    @property
+    def named(self) -> dict[str, View]:
+        """The tensors of integers that there are, in order."""
+        given = {name: getattr(self, name) for name in ("q_starts", "k_starts", "table", "k_used")}
+        return {name: view for name, view in given.items() if view is not None}
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(self.named.values())
+
+
+@dataclass(frozen=True)
 class Attention:
     """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
     None is d ** -0.5.
@@ -392,6 +413,9 @@ class Attention:
     booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
     scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
     float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
+
+    `window` hides keys besides, as ir.attention.window_mask says. With `sequences` rows lie as they say, and the sizes of
+    q, k and v are those in memory: see attention.layout.
 
     `scores` is a Loop over (batch, heads, m, n) in place of `bias` and `causal`. Its one store has the score, which is computed
     from the Accumulator, the scaled product; nothing is in memory of the buffer SCORES that it names, which is row-major.
@@ -411,10 +435,23 @@ class Attention:
     origins: tuple[str, ...] = ()
     gradients: Gradients | None = None
     scores: Loop | None = None
+    window: tuple[int, int] | None = None
+    sequences: Sequences | None = None
+
+    @property
+    def extents(self) -> tuple[sympy.Expr, ...]:
+        """Batch, heads of q, heads of k, rows, keys, d, d of v: of the longest sequence where they differ."""
+        (*_, q_heads, rows, d), (*_, heads, keys, _) = self.q.sizes, self.k.sizes
+        batch = self.q.sizes[0]
+        if self.sequences is not None:
+            batch, rows, keys = self.sequences.count, self.sequences.rows, self.sequences.keys
+        return batch, q_heads, heads, rows, keys, d, self.v.sizes[-1]
 
     @property
     def read(self) -> tuple[View, ...]:
-        own = (self.q, self.k, self.v, self.bias, *([] if self.gradients is None else [self.out, self.lse, self.gradients.grad]))
+        places = self.sequences.views if self.sequences is not None else ()
+        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad)
+        own = (self.q, self.k, self.v, self.bias, *places, *left)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -440,6 +477,10 @@ class Attention:
         new |= {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
         if self.gradients is not None:
             new["gradients"] = Gradients(*[rule(getattr(self.gradients, each.name)) for each in fields(Gradients)])
+        if self.sequences is not None:
+            new["sequences"] = replace(
+                self.sequences, **{name: rule(view) for name, view in self.sequences.named.items()}
+            )
         return replace(self, **new)
 
 

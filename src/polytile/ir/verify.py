@@ -12,7 +12,6 @@ from polytile.errors import IRError
 from polytile.ir import expr, levels, ops, reductions, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
-    ACCUMULATING,
     COMPUTE_DTYPE,
     SEGMENT_SUM,
     Assert,
@@ -195,8 +194,43 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     scope.buffer(operation.out.buffer)
 
 
+def _sequences_shape(attention: Attention) -> Iterator[str]:
+    """Of packed or paged sequences."""
+    placed = attention.sequences
+    assert placed is not None
+    if placed.table is not None and placed.k_starts is not None:
+        yield "keys are packed and in pages"
+    rows = 4 - (placed.q_starts is not None)
+    keys = 4 - (placed.k_starts is not None)
+    for name, view, count in (
+        ("q", attention.q, rows),
+        ("out", attention.out, rows),
+        ("k", attention.k, keys),
+        ("v", attention.v, keys),
+    ):
+        if len(view.sizes) != count:
+            yield f"{name} has {len(view.sizes)} dimensions; sequences that lie so take {count}"
+            return
+    for name, view in placed.named.items():
+        wanted = placed.count + 1 if name.endswith("starts") else placed.count
+        if not sizes.equal(view.sizes[0], wanted):
+            yield f"{name} has {view.sizes[0]} entries, not {wanted}"
+        if view.dtype not in (torch.int32, torch.int64):
+            yield f"{name} is of {view.dtype}"
+    pairs = [
+        ("rows", attention.q.sizes[:-1], attention.out.sizes[:-1]),
+        ("keys", attention.k.sizes[:-1], attention.v.sizes[:-1]),
+    ]
+    for name, one, other in [*pairs, ("d", attention.q.sizes[-1:], attention.k.sizes[-1:])]:
+        if not all(map(sizes.equal, one, other)):
+            yield f"the {name} {one} and {other} differ"
+
+
 def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if not isinstance(operation, Attention):
+        return
+    if operation.sequences is not None:
+        yield from _sequences_shape(operation)
         return
     if any(len(view.sizes) != 4 for view in operation.views if view is not operation.lse):
         yield "attention takes views of four dimensions"
@@ -269,7 +303,7 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", SEGMENT_SUM, *ACCUMULATING):
+        if store.mode not in ("set", "add", SEGMENT_SUM):
             yield f"has a store of mode {store.mode!r}"
 
 

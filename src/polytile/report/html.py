@@ -21,14 +21,14 @@ from polytile.version import __version__
 FOLDER = Path(__file__).parent
 
 
-def page(report: Report) -> str:
-    """The whole file on a store."""
+def page(report: Report, every: float = 0.0) -> str:
+    """The whole file on a store. An open page loads itself again after `every` seconds, if that is not 0."""
     return _file(
         summary=pages.summary(report),
         tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
         sections=[*([("changes", "What changed")] if report.comparison is not None else []), ("kernels", "Kernels")],
         meanings=pages.MEANINGS,
-        data=Payload(report).text(),
+        data=as_json({**Payload(report).values, "every": every}),
     )
 
 

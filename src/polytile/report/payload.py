@@ -74,10 +74,6 @@ class Payload:
             "digits": DIGITS if report.source.exported else None,
         }
 
-    def text(self) -> str:
-        """The JSON, as it stands in the page."""
-        return as_json(self.values)
-
     def _panel(self, panel: Panel, curves: tuple[Curve, ...]) -> list[Any]:
         return [
             panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts),
@@ -120,7 +116,7 @@ class Payload:
         ]  # fmt: skip
 
 
-NOTHING: dict[str, Any] = {"panels": [], "changes": None, "certainties": [], "places": []}
+NOTHING: dict[str, Any] = {"panels": [], "changes": None, "certainties": [], "places": [], "every": 0}
 """What a page is given that draws no kernel."""
 
 

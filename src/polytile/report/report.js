@@ -402,7 +402,18 @@
   };
 
   const theme = document.getElementById("theme");
-  theme.addEventListener("change", () => { document.documentElement.style.colorScheme = theme.value; });
+  const kept = (key, value) => { /* across loads of a page that is written again and again */
+    try { return value === undefined ? sessionStorage.getItem(key) : sessionStorage.setItem(key, value); } catch { return null; }
+  };
+  const colour = () => { document.documentElement.style.colorScheme = theme.value; };
+  theme.addEventListener("change", () => { colour(); kept("theme", theme.value); });
+  if (data.every) {
+    theme.value = kept("theme") || theme.value;
+    colour();
+    setInterval(() => { /* not while somebody has a filter in force */
+      if (![...document.querySelectorAll("input")].some((input) => input.value)) location.reload();
+    }, data.every * 1000);
+  }
   document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true" }, patterns()));
   if (data.changes) drawChanges();
   if (data.lists) drawPackage();

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
@@ -20,8 +21,12 @@ from polytile.schedule.facts import Facts
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 H100 = device.named("H100")
+KNOWN = (("Hq", 8), ("Hkv", 2), ("D", 64), ("Dv", 64), ("Page", 16))
 SIZE = {"B": 1, "Hq": 8, "Hkv": 2, "Mq": 3, "Mkv": 999, "D": 64, "Dv": 64}
 NAMES = ("flash packed 16x128 s3 w4", "split 16x128 s3 w4 1 waves", "backward 64x64 s2 w4")
+PACKED = Layout(q_starts=torch.int32, k_starts=torch.int32)
+PAGED = Layout(q_starts=torch.int32, table=torch.int32, k_used=torch.int32)
+LAYOUTS = (("flash 64x64 s3 w4", PACKED), ("split 16x128 s3 w4 1 waves", PAGED), ("backward 64x64 s2 w4", PACKED))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,15 +35,15 @@ def workers_end() -> Iterator[None]:
     workers.reset()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_launch_compiles_without_spills(name: str, empty_cache: Path) -> None:
-    backward = name.startswith("backward")
-    problem, size = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=not backward, backward=backward), SIZE
-    size = size | {"Mq": 999} if backward else size
+@pytest.mark.parametrize(("name", "layout"), [*((name, None) for name in NAMES), *LAYOUTS], ids=str)
+def test_every_launch_compiles_without_spills(name: str, layout: Layout | None, empty_cache: Path) -> None:
+    backward, size = name.startswith("backward"), SIZE
+    problem = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=not backward, backward=backward, layout=layout)
+    size = size if name in NAMES[:2] else size | {"Mq": 999}
     (config,) = [config for config in space(problem, H100) if label(config) == name]
     assert valid(problem, config, size)
     divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
-    facts = Facts(divisible, frozenset("qkv"), exact=tuple((name, SIZE[name]) for name in ("Hq", "Hkv", "D", "Dv")))
+    facts = Facts(divisible, frozenset("qkv"), exact=KNOWN)
     launches = generate(problem, config, facts, Chip(H100.sms, overlaps=True)).launches
     jobs = [job_of(launch, H100.target) for launch in launches]
     promises = [cubins.request(cubins.Order("attention", WORKER, job, triton_version())) for job in jobs]

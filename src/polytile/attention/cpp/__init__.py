@@ -20,4 +20,4 @@ _FORMS = {"flash": flash, "split": split}
 def generate(problem: AttentionProblem, config: Config, name: str, lanes: int) -> str:
     """The translation unit that exports the kernel `name` (the native kernel ABI) for the problem's tensors and integers."""
     body = _FORMS[str(config["variant"])](problem, config, name, lanes)
-    return (prelude(parts_of(body)) if problem.scores is None else preamble(body)) + body
+    return (prelude(parts_of(body)) if not problem.computes_scores else preamble(body)) + body

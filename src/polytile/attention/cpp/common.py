@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from polytile.attention.cpp import scores
+from polytile.attention.layout import INDICES
 from polytile.attention.problem import EXTENTS, AttentionProblem, Causal
 from polytile.attention.scores import scores_of
+from polytile.schedule.canonical import TensorArg
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "pt::f16", torch.bool: "pt::bool8"}
 """Elements in memory."""
@@ -56,14 +58,59 @@ static inline long visible(const Call& c, long r0, long r1) {
 }
 // Some rows see keys from `low` on below `high`, and each of them those from `all_low` on below `all_high`.
 struct Span { long low, high, all_low, all_high; };
+static inline const S* query_at(const Call& c, long item, long r) {
+  return c.q + item / c.Hkv * c.q_stride_b + head_of(c, item, r) * c.q_stride_h + r % c.Mq * c.q_stride_m;
+}
+"""
+
+ROWS = """\
 static inline const S* keys_at(const Call& c, long item, long n) {
   return c.k + item / c.Hkv * c.k_stride_b + item % c.Hkv * c.k_stride_h + n * c.k_stride_n;
 }
 static inline const S* values_at(const Call& c, long item, long n) {
   return c.v + item / c.Hkv * c.v_stride_b + item % c.Hkv * c.v_stride_h + n * c.v_stride_n;
 }
-static inline const S* query_at(const Call& c, long item, long r) {
-  return c.q + item / c.Hkv * c.q_stride_b + head_of(c, item, r) * c.q_stride_h + r % c.Mq * c.q_stride_m;
+// How many keys from n on lie one stride apart.
+static inline long neighbours(const Call& c, long n) { return c.Mkv - n; }
+"""
+PAGES = """\
+static inline long page_at(const Call& c, long item, long n) {
+  const long page = c.table[item / c.Hkv * c.table_stride_b + n / c.Page * c.table_stride_s];
+  return page < 0 ? page + c.Pages : page;
+}
+static inline const S* keys_at(const Call& c, long item, long n) {
+  return c.k + page_at(c, item, n) * c.k_stride_p + item % c.Hkv * c.k_stride_h + n % c.Page * c.k_stride_n;
+}
+static inline const S* values_at(const Call& c, long item, long n) {
+  return c.v + page_at(c, item, n) * c.v_stride_p + item % c.Hkv * c.v_stride_h + n % c.Page * c.v_stride_n;
+}
+// How many keys from n on lie one stride apart: those of its page.
+static inline long neighbours(const Call& c, long n) { return c.Page - n % c.Page; }
+"""
+ALIKE = """\
+// The call as a sequence sees it.
+static inline const Call& of_sequence(const Call& c, long) { return c; }
+"""
+OWN = """\
+// The call as sequence b sees it, with its own rows and keys.
+static inline Call of_sequence(const Call& c, long b) {{
+  Call own = c;
+{lines}  own.rows = own.group * own.Mq;
+  return own;
+}}
+"""
+
+LONGEST = """\
+// The rows and the keys of the longest sequences.
+static inline void measure(Call& c) {
+  long rows = 0, keys = 0;
+  for (long b = 0; b < c.B; ++b) {
+    const Call own = of_sequence(c, b);
+    rows = most(rows, own.Mq);
+    keys = most(keys, own.Mkv);
+  }
+  c.Mq = rows;
+  c.Mkv = keys;
 }
 """
 
@@ -154,7 +201,7 @@ static void finish(const Call& c, long item, long r, const T* sums, const Row& r
   if (j < c.Dv) pt::store_n(out + j, Floats(load(sums + j)) / total, c.Dv - j);
   // `unit` is rounded: of the logarithm of a large score that is more than one rounding, which the derivative would show.
   const double base = FOLDED && c.unit != 0 ? row.base * (static_cast<double>(c.scale) / c.unit) : row.base;
-  store_lse(c, (b * c.Hq + h) * c.Mq + m, static_cast<float>(base + pt::log(row.total)));
+  store_lse(c, lse_at(c, b, h, m), static_cast<float>(base + pt::log(row.total)));
 }
 """
 
@@ -166,7 +213,7 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
   using namespace attention;
   Call c{{{pointers}, {integers}}};
   c.group = c.Hq / most(1, c.Hkv);
-  c.rows = c.group * c.Mq;
+{first}  c.rows = c.group * c.Mq;
   c.items = c.B * c.Hkv;
   if (c.items <= 0 || c.rows <= 0) return 0;
   c.scale = {scale};
@@ -202,37 +249,100 @@ def constants(problem: AttentionProblem, lanes: int) -> str:
 def call(problem: AttentionProblem) -> str:
     """The struct Call: the arguments under their names, and what follows from them."""
     pointers = "".join(
-        f"  {'const ' if t.role == 'in' else ''}{_element(t.name)}* {t.name};\n" for t in problem.tensors if t.name in EXTENTS
+        f"  {'const ' if t.role == 'in' else ''}{_element(t)}* {t.name};\n"
+        for t in problem.tensors
+        if problem.extents(t.name)
     )
     integers = ", ".join(problem.size_names)
+    absent = [
+        name for t in problem.tensors if (name := f"{t.name}_stride_b") not in problem.size_names and t.name in EXTENTS
+    ]
     derived = "  long group, rows, items;\n  float scale, unit;\n"
-    if problem.scores is not None:
-        derived += "  void* const* ptrs;\n  const long* sizes;\n  long* error;\n"
+    derived += f"  static constexpr long {', '.join(f'{name} = 0' for name in absent)};\n" if absent else ""
+    if problem.computes_scores:
+        own = problem.layout is not None
+        derived += (
+            f"  void* const* ptrs;\n  {f'long sizes[{len(problem.size_names)}]' if own else 'const long* sizes'};\n"
+        )
+        derived += "  long* error;\n"
         optional = scores.flags(problem) + scores.CALLS
     else:
         optional = CAUSAL + (BIAS if problem.bias is not None else NO_BIAS)
     optional += STORE_LSE if problem.lse else NO_LSE
-    return f"struct Call {{\n{pointers}  long {integers};\n{derived}}};\n" + CALL + optional
+    optional += (
+        f"static inline long lse_at(const Call& c, long b, long h, long m) {{ return {_lse_place(problem)}; }}\n"
+    )
+    return f"struct Call {{\n{pointers}  long {integers};\n{derived}}};\n" + CALL + _layout(problem) + optional
+
+
+def _lse_place(problem: AttentionProblem) -> str:
+    packed = problem.layout is not None and problem.layout.own_rows
+    return "(void)b, h * c.Tq + m" if packed else "(b * c.Hq + h) * c.Mq + m"
+
+
+def _layout(problem: AttentionProblem) -> str:
+    """Where keys lie, and what of a call is a sequence's own."""
+    layout = problem.layout
+    if layout is None:
+        return ROWS + ALIKE
+    places = PAGES if layout.table is not None else ROWS
+    if not (layout.own_rows or layout.own_keys):
+        return places + ALIKE
+    lines = []
+    if layout.own_rows:
+        lines += [
+            "const long row = c.q_starts[b * c.q_starts_stride_e];",
+            "own.Mq = most(0, c.q_starts[(b + 1) * c.q_starts_stride_e] - row);",
+            "own.q += row * c.q_stride_m;",
+            "own.out += row * c.out_stride_m;",
+            *(["own.lse += row;"] if problem.lse else []),
+        ]
+    if layout.k_starts is not None:
+        lines += [
+            "const long key = c.k_starts[b * c.k_starts_stride_e];",
+            "own.Mkv = most(0, c.k_starts[(b + 1) * c.k_starts_stride_e] - key);",
+            "own.k += key * c.k_stride_n;",
+            "own.v += key * c.v_stride_n;",
+        ]
+    if layout.k_used is not None:
+        limit = (
+            "own.Mkv" if layout.k_starts is not None else "c.Page * c.Slots" if layout.table is not None else "c.Mkv"
+        )
+        lines += [f"own.Mkv = most(0, least({limit}, c.k_used[b * c.k_used_stride_b]));"]
+    if problem.computes_scores:
+        lines += [f"own.sizes[{problem.size_names.index(name)}] = own.{name};" for name in ("Mq", "Mkv")]
+    return places + OWN.format(lines="".join(f"  {line}\n" for line in lines)) + LONGEST
 
 
 def entry(problem: AttentionProblem, name: str) -> str:
     """The exported function; `run` does the work of a Call."""
     pointers = (
-        f"({'const ' if t.role == 'in' else ''}{_element(t.name)}*)ptrs[{k}]"
+        f"({'const ' if t.role == 'in' else ''}{_element(t)}*)ptrs[{k}]"
         for k, t in enumerate(problem.tensors)
-        if t.name in EXTENTS
+        if problem.extents(t.name)
     )
     scale = _number(problem.scale) if problem.scale is not None else "1.0f / __builtin_sqrtf(float(most(1, c.D)))"
     integers = (f"sizes[{k}]" for k in range(len(problem.size_names)))
-    more, form = "", ENTRY
-    if problem.scores is not None:
-        more = "  long error = 0;\n  c.ptrs = ptrs;\n  c.sizes = sizes;\n  c.error = &error;\n"
+    layout = problem.layout
+    own = layout is not None and (layout.own_rows or layout.own_keys)
+    first, more, form = "  measure(c);\n" if own else "", "", ENTRY
+    if problem.computes_scores:
+        given = (
+            "c.sizes = sizes;"
+            if layout is None
+            else f"__builtin_memcpy(c.sizes, sizes, {8 * len(problem.size_names)});"
+        )
+        more = f"  long error = 0;\n  c.ptrs = ptrs;\n  {given}\n  c.error = &error;\n"
         form = ENTRY.replace("return run(c, threads);", "run(c, threads);\n  return error;")
-    return form.format(name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, more=more)
+    return form.format(
+        name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, first=first, more=more
+    )
 
 
-def _element(tensor: str) -> str:
-    return {"bias": "M", "lse": "float"}.get(tensor, "S")
+def _element(tensor: TensorArg) -> str:
+    if tensor.name in INDICES:
+        return {torch.int32: "int", torch.int64: "long"}[tensor.dtype]
+    return {"bias": "M", "lse": "float"}.get(tensor.name, "S")
 
 
 def _flag(value: bool) -> str:

@@ -106,8 +106,9 @@ static long run(const Call& c, long threads) {
     Scratch s;
     lay_out(c, chunk, (char*)(((unsigned long)memory + 63) / 64 * 64) + thread * bytes, s);
     for (long u; (u = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
-      const long r0 = (chunks - 1 - u / c.items) * chunk;
-      unit(c, s, u % c.items, r0, least(c.rows, r0 + chunk));
+      const long r0 = (chunks - 1 - u / c.items) * chunk, item = u % c.items;
+      const Call& own = of_sequence(c, item / c.Hkv);
+      if (r0 < own.rows) unit(own, s, item, r0, least(own.rows, r0 + chunk));
     }
   });
   free(memory);
@@ -124,7 +125,7 @@ def flash(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
         (
             comment(problem),
             tiles.MEMORY,
-            scores.functions(problem, lanes) if problem.scores is not None else "",
+            scores.functions(problem, lanes) if problem.computes_scores else "",
             "namespace {\nnamespace attention {\n",
             constants(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, rows=config["rows"], keys=config["keys"]),

@@ -79,13 +79,15 @@ static void pack_keys(const Call& c, long item, long n, long count, PB* out) {
 // Values of keys [n, n + count) of an item; columns past the last one are zeros.
 static void pack_values(const Call& c, long item, long n, long count, PB* out) {
   const long steps = ceil_div(count, STEP);
-  const S* v = values_at(c, item, n);
-  for (long s = 0; s < steps; ++s, v += STEP * c.v_stride_n)
+  for (long s = 0; s < steps; ++s) {
+    const S* v = values_at(c, item, n + STEP * s);
+    const long row = STEP * s + 1 < count ? values_at(c, item, n + STEP * s + 1) - v : 0;
     for (long j = 0; j < c.Dv; j += NR) {
       const long width = ceil_div(least(NR, c.Dv - j), L) * L;
       for (long i = j; i < j + width; i += L)
         store(out + j * steps + s * width + i - j,
-              columns(v + i * c.v_stride_d, c.v_stride_n, c.v_stride_d, count - STEP * s, c.Dv - i));
+              columns(v + i * c.v_stride_d, row, c.v_stride_d, count - STEP * s, c.Dv - i));
     }
+  }
 }
 """

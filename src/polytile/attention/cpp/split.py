@@ -94,12 +94,15 @@ static void part(const Call& c, const Scratch& s, const Part& p, long width, lon
   for (long r = 0; r < c.rows; ++r) keys::copy_query(query_at(c, item, r), c.q_stride_d, c.D, s.queries + r * c.D);
   for (long i = 0; i < c.rows * width; i += L) store(p.sums + i, V{});
   for (long i = 0; i < c.rows; ++i) p.rows[i] = {NONE, 0.0f};
-  for (long n = n0; n < n1; n += KEYS) {
-    const long count = least(KEYS, n1 - n), wide = ceil_div(count, L) * L;
+  for (long n = n0, count; n < n1; n += count) {
+    count = least(least(KEYS, n1 - n), neighbours(c, n));
+    const long wide = ceil_div(count, L) * L;
     score(c, s, item, n, count);
     for (long r = 0; r < c.rows; ++r) {
       T* x = s.scores + r * STRIDE;
-      const float factor = weigh(c, item, r, n, span(c, item, r, r + 1), wide, x, x, p.rows[r]);
+      Span own = span(c, item, r, r + 1);
+      own.high = least(own.high, n + count);
+      const float factor = weigh(c, item, r, n, own, wide, x, x, p.rows[r]);
       if (factor == 1.0f) continue;
       for (long j = 0; j < width; j += L) store(p.sums + r * width + j, load(p.sums + r * width + j) * broadcast(factor));
     }
@@ -139,8 +142,8 @@ static long run(const Call& c, long threads) {
   if (!memory) return NO_MEMORY;
   char* begin = (char*)(((unsigned long)memory + 63) / 64 * 64);
   const auto part_of = [&](long u) { char* at = begin + threads * long(own) + u * long(left); return part_at(at, c, width); };
-  const auto finish_all = [&](long item, const Part& p) {
-    for (long r = 0; r < c.rows; ++r) finish(c, item, r, p.sums + r * width, p.rows[r]);
+  const auto finish_all = [&](const Call& own, long item, const Part& p) {
+    for (long r = 0; r < own.rows; ++r) finish(own, item, r, p.sums + r * width, p.rows[r]);
   };
   long next = 0;
   pt::parallel(threads, [&](long thread, long) {
@@ -149,16 +152,20 @@ static long run(const Call& c, long threads) {
     for (long u; (u = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
       const long item = u / parts, k = u % parts;
       const Part p = part_of(parts > 1 ? u : thread);
-      const Span own = span(c, item, 0, c.rows);
-      const long low = own.low / KEYS, some = ceil_div(own.high, KEYS) - low;
-      part(c, s, p, width, item, (low + some * k / parts) * KEYS, least(own.high, (low + some * (k + 1) / parts) * KEYS));
-      if (parts == 1) finish_all(item, p);
+      const Call& own = of_sequence(c, item / c.Hkv);
+      if (own.rows == 0) continue;
+      const Span seen = span(own, item, 0, own.rows);
+      const long low = seen.low / KEYS, some = ceil_div(seen.high, KEYS) - low;
+      part(own, s, p, width, item, (low + some * k / parts) * KEYS, least(seen.high, (low + some * (k + 1) / parts) * KEYS));
+      if (parts == 1) finish_all(own, item, p);
     }
   });
   for (long item = 0; parts > 1 && item < c.items; ++item) {
     const Part all = part_of(item * parts);
-    for (long k = 1; k < parts; ++k) combine(c, all, part_of(item * parts + k), width);
-    finish_all(item, all);
+    const Call& own = of_sequence(c, item / c.Hkv);
+    if (own.rows == 0) continue;
+    for (long k = 1; k < parts; ++k) combine(own, all, part_of(item * parts + k), width);
+    finish_all(own, item, all);
   }
   free(memory);
   return 0;
@@ -174,7 +181,7 @@ def split(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
         (
             comment(problem),
             tiles.MEMORY,
-            scores.functions(problem, lanes) if problem.scores is not None else "",
+            scores.functions(problem, lanes) if problem.computes_scores else "",
             "namespace {\nnamespace attention {\n",
             constants(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, keys=config["keys"], columns=columns),

@@ -58,20 +58,22 @@ def _of_queries(unit: Unit) -> Launch:
 
 def _of_keys(unit: Unit) -> Launch:
     line, out = unit.out.line, unit.out
-    keys, heads, rows = unit.number("Mkv"), unit.number("Hkv"), unit.number("Mq")
+    keys, heads = unit.number("Mkv"), unit.number("Hkv")
     tiles = blocks(symbol("Mkv"), unit.constants["BLOCK_N"])
     line(f"tiles = {unit.index(tiles)}")
     line(f"j = {unit.wide('tl.program_id(0) % tiles')} * BLOCK_N")
     line("number = tl.program_id(0) // tiles")
     line(f"p0 = {unit.wide(f'number // {heads}')}")
     line(f"kv = {unit.wide(f'number % {heads}')}")
+    unit.sequence()
     unit.keys_at()
     line(f"k_block = {unit.key_block('k', 'D', masked=True)}")
     line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
     line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
     line("acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)")
     line(f"lowest = {_first_row(unit)}")
-    with out.indented(f"for member in range({unit.group}):"), out.indented(f"for i in range(lowest, {rows}, BLOCK_M):"):
+    line(f"highest = {_last_row(unit)}")
+    with out.indented(f"for member in range({unit.group}):"), out.indented("for i in range(lowest, highest, BLOCK_M):"):
         line("block = tl.full([], 0, tl.int32) + i // BLOCK_M")  # a tensor, under the interpreter too
         unit.place("block", f"(number // {heads}) * {unit.number('Hq')} + (number % {heads}) * {unit.group} + member")
         _rows(unit)
@@ -87,28 +89,39 @@ def _of_keys(unit: Unit) -> Launch:
 
 def _first_row(unit: Unit) -> str:
     """The start of the first block of rows that see keys from j on."""
+    shift = f"{unit.number('Mq')} - {unit.number('Mkv')}"
+    if unit.problem.window is not None and unit.problem.window[1] >= 0:
+        return f"tl.maximum(j + {shift} - {unit.problem.window[1]}, 0) // BLOCK_M * BLOCK_M"
     match unit.problem.causal:
         case Causal.NO:
             return "0"
         case Causal.TOP_LEFT:
             return "j // BLOCK_M * BLOCK_M"
         case Causal.BOTTOM_RIGHT:
-            return f"tl.maximum(j + {unit.number('Mq')} - {unit.number('Mkv')}, 0) // BLOCK_M * BLOCK_M"
+            return f"tl.maximum(j + {shift}, 0) // BLOCK_M * BLOCK_M"
+
+
+def _last_row(unit: Unit) -> str:
+    """The end of the rows that see keys before j + BLOCK_N, of a sequence that has keys from j on."""
+    rows, keys = unit.number("Mq"), unit.number("Mkv")
+    end = rows
+    if unit.problem.window is not None and unit.problem.window[0] >= 0:
+        end = f"tl.minimum({rows}, j + BLOCK_N + {rows} - {keys} + {unit.problem.window[0]})"
+    return f"tl.where(j < {keys}, {end}, 0)" if unit.layout.own_keys else end
 
 
 def _rows(unit: Unit) -> None:
     """Lines that load a block's rows of q and of the gradient, and the logarithms of their sums in units of log 2."""
     unit.queries("q", "D", "q_block")
     unit.queries("grad", "Dv", "grad_block")
-    strides = [unit.number(f"saved_stride_{axis}") for axis in "bhm"]
-    unit.out.line(f"saved_at = saved + p0.to(tl.int64) * {strides[0]} + p1.to(tl.int64) * {strides[1]} + row * {strides[2]}")
-    unit.out.line("log = tl.load(saved_at)")
+    unit.out.line(f"saved_at = {unit.base('saved', 'p1')} + row * {unit.number('saved_stride_m')}")
+    unit.out.line(f"log = {unit.load('saved_at', ['inside'] if unit.layout.own_rows else [])}")
     unit.out.line(f'log = tl.where(log == float("-inf"), 0.0, log) * {LOG2E}')
 
 
 def _row(unit: Unit) -> str:
     """The rows' numbers among those of all heads."""
-    return f"(p0.to(tl.int64) * {unit.number('Hq')} + p1) * {unit.number('Mq')} + row"
+    return f"(p0.to(tl.int64) * {unit.number('Hq')} + p1) * {unit.most('Mq')} + row"
 
 
 def _changes(unit: Unit, masked: bool, once: bool = False) -> None:

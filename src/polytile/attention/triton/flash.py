@@ -46,7 +46,7 @@ def order(unit: Unit) -> None:
         return
     shared = 1 if unit.packed else unit.group
     bytes_of_key = (values["D"] + values["Dv"]) * unit.problem.dtype.itemsize
-    line(f"together = tl.maximum(1, {CACHED // bytes_of_key} // tl.maximum({unit.number('Mkv')}, 1)) * {shared}")
+    line(f"together = tl.maximum(1, {CACHED // bytes_of_key} // tl.maximum({unit.most('Mkv')}, 1)) * {shared}")
     line("section = number // (together * tiles)")
     line(f"heads = tl.minimum(together, {unit.index(unit.heads)} - section * together)")
     line("number = number % (together * tiles)")
@@ -66,6 +66,8 @@ def finish(unit: Unit) -> None:
 def lse_at(unit: Unit) -> str:
     """The addresses of the rows' logarithms."""
     head, query = ("tl.ravel(p1)", "tl.ravel(p2)") if unit.packed else ("p1", "tl.ravel(p2)")
+    if unit.layout.own_rows:
+        return f"lse + {head}.to(tl.int64) * {unit.number('Tq')} + first_row + {query}"
     return f"lse + (p0.to(tl.int64) * {unit.number('Hq')} + {head}) * {unit.number('Mq')} + {query}"
 
 

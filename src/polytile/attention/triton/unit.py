@@ -3,19 +3,23 @@
 A block has BLOCK_M rows, each a query of one head. Plain, they are queries of one head of q; `packed`, they are all heads of q
 that share a head of k, query by query, so that few queries fill a block. Rows that overhang repeat the last one and are never
 stored.
+
+Of sequences with rows or keys of their own (attention/layout.py), `own_rows` and `own_keys` stand for Mq and Mkv inside a
+program; what is the same for all of them, such as the grid, counts with the longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
 
 from polytile.attention.bounds import WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
-from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, narrowed, scores_of
+from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of
 from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -68,7 +72,16 @@ class Unit:
             "BLOCK_D": padded(values["D"]), "BLOCK_DV": padded(values["Dv"]),
         }  # fmt: skip
         self.scratch_types: dict[int, torch.dtype] = {}
-        self.scores = narrowed(scores_of(problem))
+        self.layout = problem.layout or Layout()
+        self.own = {
+            symbol(name): sympy.Symbol(own, integer=True)
+            for name, own, there in (
+                ("Mq", "own_rows", self.layout.own_rows),
+                ("Mkv", "own_keys", self.layout.own_keys),
+            )
+            if there
+        }
+        self.scores = self._own_lengths(narrowed(scores_of(problem)))
         of_rows = self._axes(HEAD, QUERY) if self.packed else self._axes(QUERY)
         self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: none of its points lies outside
         self.keys = Dim("BLOCK_N", self._axes(KEY), self.constants["BLOCK_N"])
@@ -76,6 +89,16 @@ class Unit:
         self.body = Body(self.scores.kernel, self.tiles[True], facts)
         self.scale = problem.scale if problem.scale is not None else max(1, values["D"]) ** -0.5
         self.body.made[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
+
+    def _own_lengths(self, scores: Scores) -> Scores:
+        """Scores with the lengths of the sequence that a program has."""
+        if not self.own:
+            return scores
+        parts = [
+            None if part is None else expr.map_indices((part,), lambda e: e.xreplace(self.own))[0]
+            for part in (scores.score, scores.mask)
+        ]
+        return replace(scores, score=parts[0], mask=parts[1])
 
     def _axes(self, *symbols: sympy.Symbol) -> tuple[Axis, ...]:
         axes = {axis.symbol: axis for axis in self.scores.kernel.loop.axes}
@@ -91,7 +114,12 @@ class Unit:
     # places ------------------------------------------------------------------------------------------------------------
 
     def number(self, name: str) -> str:
-        """An integer argument as text: its value where the facts know it."""
+        """An integer argument as text: its value where the facts know it; of rows and keys those of the program's sequence."""
+        own = self.own.get(symbol(name))
+        return str(own) if own is not None else self.most(name)
+
+    def most(self, name: str) -> str:
+        """The same, of rows and keys those of the longest sequence."""
         return str(self.facts.values.get(name, name))
 
     def wide(self, value: str) -> str:
@@ -113,14 +141,17 @@ class Unit:
     def place(self, tile: str, head: str) -> None:
         """Lines for the block `tile` of the head number `head`: `p0` to `p2`, `kv` (the head of k and v), `rows` and the block's
         `first` and `last` query."""
-        line, count = self.out.line, self.index(self.row_count)
+        line, count = self.out.line, self.index(self.row_count.xreplace(self.own))
         own = self.number("Hkv" if self.packed else "Hq")
         line(f"p0 = {self.wide(f'({head}) // {own}')}")
         line(f"head = {self.wide(f'({head}) % {own}')}")
+        self.sequence()
         line(f"start = {self.wide(tile)} * BLOCK_M")
         line("rows = start + tl.arange(0, BLOCK_M)")
         line(f"inside = rows < {count}")
-        line(f"row = tl.minimum(rows, {count} - 1)")
+        line(f"row = tl.minimum(rows, {count} - 1)" if not self.layout.own_rows else "row = tl.where(inside, rows, 0)")
+        if self.layout.own_rows:
+            line(f"busy = start < {count}")
         ends = f"tl.minimum(start + BLOCK_M, {count}) - 1"
         if not self.packed:
             line("p1 = head")
@@ -135,10 +166,38 @@ class Unit:
         line(f"first = start // {self.group}")
         line(f"last = ({ends}) // {self.group}")
 
+    def sequence(self) -> None:
+        """Lines for where the rows and keys of sequence `p0` begin and how many there are."""
+        line, layout = self.out.line, self.layout
+        for name, begin, count in (("q_starts", "first_row", "own_rows"), ("k_starts", "first_key", "own_keys")):
+            if getattr(layout, name) is not None:
+                at, step = f"{name}_at", self.number(f"{name}_stride_e")
+                line(f"{at} = {name} + p0.to(tl.int64) * {step}")
+                line(f"{begin} = tl.load({at}).to(tl.int64)")
+                line(f"{count} = tl.maximum(tl.load({at} + {step}).to(tl.int64) - {begin}, 0){self._short}")
+        if layout.k_used is not None:
+            used = f"tl.load(k_used + p0.to(tl.int64) * {self.number('k_used_stride_b')})"
+            most = "own_keys" if layout.k_starts is not None else self._room
+            line(f"own_keys = tl.maximum(tl.minimum({used}, {most}), 0){self._short}")
+
+    @property
+    def _short(self) -> str:
+        return "" if self.facts.wide else ".to(tl.int32)"
+
+    @property
+    def _room(self) -> str:
+        """How many keys a sequence has place for."""
+        return f"{self.number('Slots')} * {self.number('Page')}" if self.layout.table is not None else self.most("Mkv")
+
     def base(self, name: str, head: str) -> str:
-        """The address of the first element of a head."""
-        batch, of_head = (f"{name}_stride_{axis}" for axis in "bh")
-        return f"{name} + p0.to(tl.int64) * {self.number(batch)} + {head}.to(tl.int64) * {self.number(of_head)}"
+        """The address of the first element of a head of the program's sequence."""
+        axes, text = self.problem.axes(name), name
+        if axes[0] == "b":
+            text += f" + p0.to(tl.int64) * {self.number(f'{name}_stride_b')}"
+        elif axes[0] == "h":
+            begin, axis = ("first_row", "m") if "m" in axes else ("first_key", "n")
+            text += f" + {begin} * {self.number(f'{name}_stride_{axis}')}"
+        return text + f" + {head}.to(tl.int64) * {self.number(f'{name}_stride_h')}"
 
     def along_head(self, name: str, position: str) -> str:
         """How far elements at `position` along a head of a tensor are from its start."""
@@ -154,6 +213,10 @@ class Unit:
         joined = " & ".join(masks)
         return f"tl.load({pointer}" + (f", mask={joined}, other={zero})" if joined else ")")
 
+    def rows_of(self, *masks: str) -> list[str]:
+        """The masks of loads of the block's rows: of a sequence that may have none these are not there."""
+        return [*(["inside[:, None]"] if self.layout.own_rows else []), *masks]
+
     def queries(self, name: str, size: str, variable: str) -> None:
         """A line that loads the block's rows of q, or of what lies like it."""
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
@@ -161,14 +224,30 @@ class Unit:
         stride = self.number(f"{name}_stride_m")
         self.out.line(f"{variable}_at = {self.base(name, 'p1')}")
         pointer = f"{variable}_at + p2 * {stride} + {self.along_head(name, along)}"
-        self.out.line(f"{variable} = {self.load(pointer, self.head_mask(size, along))}")
+        self.out.line(f"{variable} = {self.load(pointer, self.rows_of(*self.head_mask(size, along)))}")
 
     def keys_at(self) -> None:
         """Lines that point at the first block of keys and of values, each a head's rows."""
         for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
             along = self.along_head(name, f"tl.arange(0, {size})[None, :]")
-            rows = self.wide("tl.arange(0, BLOCK_N)") + f"[:, None] * {self.number(f'{name}_stride_n')}"
-            self.out.line(f"{name}_at = {self.base(name, 'kv')} + {rows} + {along}")
+            rows = self.wide("tl.arange(0, BLOCK_N)") + f"[:, None] * {self.number(f'{name}_stride_n')} + "
+            rows = "" if self.layout.table is not None else rows
+            self.out.line(f"{name}_at = {self.base(name, 'kv')} + {rows}{along}")
+
+    def pages(self, masked: bool) -> list[str]:
+        """Lines for the pages and the places inside them of the keys of the block that begins at j."""
+        if self.layout.table is None:
+            return []
+        page, slots = self.facts.values.get("Page"), f"table + p0.to(tl.int64) * {self.number('table_stride_b')}"
+        whole = page is not None and page % self.constants["BLOCK_N"] == 0
+        keys = "j" if whole else f"(j + {self.wide('tl.arange(0, BLOCK_N)')})"
+        mask = [f"({keys} < {self.number('Mkv')})"] if masked and not whole else []
+        at = f"{slots} + {keys} // {self.number('Page')} * {self.number('table_stride_s')}"
+        return [
+            f"page = {self.load(at, mask, zero='0')}.to(tl.int64)",
+            f"page = page + tl.where(page < 0, {self.number('Pages')}, 0)",
+            f"place = (j + {self.wide('tl.arange(0, BLOCK_N)')}) % {self.number('Page')}",
+        ]
 
     def key_block(self, name: str, size: str, masked: bool) -> str:
         """The load of the block of keys or values that begins at j."""
@@ -176,7 +255,10 @@ class Unit:
         masks = self.head_mask(size, f"tl.arange(0, {block})[None, :]")
         if masked:
             masks = [f"(j + tl.arange(0, BLOCK_N)[:, None] < {self.number('Mkv')})", *masks]
-        return self.load(f"{name}_at + j * {self.number(f'{name}_stride_n')}", masks)
+        stride = self.number(f"{name}_stride_n")
+        if self.layout.table is None:
+            return self.load(f"{name}_at + j * {stride}", masks)
+        return self.load(f"{name}_at + (page * {self.number(f'{name}_stride_p')} + place * {stride})[:, None]", masks)
 
     # keys --------------------------------------------------------------------------------------------------------------
 
@@ -218,6 +300,8 @@ class Unit:
         some, every = bounds.some, bounds.all
         line(f"lo = {self._aligned_low(some)}")
         line("hi = " + (keys if some.high is None else f"tl.minimum({keys}, {self.index(some.high)})"))
+        if self.layout.own_rows:
+            line("hi = tl.where(busy, hi, lo)")
         if split:
             line("share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), parts) * BLOCK_N")
             line("lo += part * share")
@@ -286,6 +370,7 @@ class Unit:
         unit = repr(self.unit)
         lines = [
             "j = tl.multiple_of(j, BLOCK_N)",
+            *self.pages(masked),
             f"k_block = {self.key_block('k', 'D', masked)}",
             f"s = {self.dot('q_block', 'k_block.T')}",
             *self.score_lines(masked),

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from polytile.attention.arguments import Operands, operands, settings
+from polytile.attention.arguments import Operands, operands, run_attention
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost import library_attention as prior
-from polytile.ir.attention import EMPTY, attend
+from polytile.ir.attention import EMPTY
 from polytile.problem import Config, digest
 from polytile.runtime.target import Target
 
@@ -74,8 +74,13 @@ class MathLibrary(AttentionLibrary):
 
     name = "math"
 
-    def run(self, given: Operands) -> Result:
-        return attend(given.q, given.k, given.v, given.bias, **settings(self.problem), scores=given.changed)
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """The lengths of sequences are read by the host."""
+        return self.problem.layout is None
+
+    def _call(self, *args: Any) -> None:
+        run_attention(self.problem, operands(self.problem, args))
 
 
 class FusedLibrary(AttentionLibrary):
@@ -187,6 +192,57 @@ class CudnnLibrary(FusedLibrary):
         return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if self.problem.lse else None
 
 
+class PackedFlashLibrary(AttentionLibrary):
+    """FlashAttention of packed sequences, whose causal mask counts from the bottom right of each."""
+
+    name = "flash"
+    origin = "library"
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        named = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Tq", "Tk")
+        dense = all(sizes.get(f"{name}_stride_d", 1) == 1 for name in "qkv")
+        return (
+            dense
+            and all(sizes[name] > 0 for name in named)
+            and sizes["D"] == sizes["Dv"] <= 256
+            and sizes["D"] % 8 == 0
+        )
+
+    @property
+    def placed(self) -> dict[str, Any]:
+        """The operators' window."""
+        before, after = self.problem.window or (-1, 0 if self.problem.causal is Causal.BOTTOM_RIGHT else -1)
+        return {"window_size_left": before, "window_size_right": after}
+
+    def run(self, given: Operands) -> Result:
+        q, k, v = (each.transpose(0, 1) for each in (given.q, given.k, given.v))
+        starts, used = (given.indices["q_starts"], given.indices["k_starts"]), given.indices.get("k_used")
+        causal = self.problem.causal is not Causal.NO
+        out, lse, *_ = aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            *starts,
+            given.rows,
+            given.keys,
+            0.0,
+            causal,
+            False,
+            scale=self.problem.scale,
+            seqused_k=used,
+            **self.placed,
+        )
+        return out.transpose(0, 1), torch.where(lse == -EMPTY, EMPTY, lse) if self.problem.lse else None
+
+
+def takes_packed_sequences(problem: AttentionProblem) -> bool:
+    """Whether FlashAttention has a kernel for where a problem's sequences lie."""
+    layout = problem.layout
+    own = layout is not None and layout.table is None and layout.q_starts == layout.k_starts == torch.int32
+    used = layout is not None and layout.k_used in (None, torch.int32)
+    return own and used and problem.dtype.itemsize == 2 and problem.scores is None and problem.bias is None
+
+
 class CpuFlashLibrary(FusedLibrary):
     """ATen's kernel for CPUs. Its mask is added, and counts from the top left where it is causal."""
 
@@ -224,7 +280,10 @@ def once(bias: torch.Tensor) -> torch.Tensor:
 def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
     """The library's kernels that there are for a device, in canonical order."""
     maths = MathLibrary(problem, target)
-    if problem.scores is not None:
+    if problem.layout is not None:
+        fast = target.type == "cuda" and takes_packed_sequences(problem)
+        return (PackedFlashLibrary(problem, target), maths) if fast else (maths,)
+    if problem.computes_scores:
         return (maths,)
     if target.type != "cuda":
         return CpuFlashLibrary(problem, target), maths

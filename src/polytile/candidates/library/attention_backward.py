@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from polytile.attention.arguments import Operands, operands, settings
+from polytile.attention.arguments import Operands, operands
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.library.attention import (
     AttentionLibrary,
@@ -20,8 +20,10 @@ from polytile.candidates.library.attention import (
     CudnnLibrary,
     EfficientLibrary,
     FlashLibrary,
+    MathLibrary,
+    PackedFlashLibrary,
+    takes_packed_sequences,
 )
-from polytile.ir.attention import attend_backward
 
 aten = torch.ops.aten
 
@@ -42,13 +44,20 @@ class _Backward(AttentionLibrary):
             place.copy_(value)
 
 
-class MathBackward(_Backward):
-    """Scores in memory, in the type in which they are computed."""
+class PackedFlashBackward(PackedFlashLibrary):
+    """FlashAttention's of packed sequences."""
 
-    name = "math"
-
-    def gradients(self, given: Operands) -> Gradients:
-        return attend_backward(given.q, given.k, given.v, *given.left, given.bias, **settings(self.problem))
+    def _call(self, *args: Any) -> None:
+        given = operands(self.problem, args)
+        out, saved, grad = given.left
+        q, k, v, out, grad = (each.transpose(0, 1) for each in (given.q, given.k, given.v, out, grad))
+        starts = given.indices["q_starts"], given.indices["k_starts"]
+        found = aten._flash_attention_backward(
+            grad, q, k, v, out, _hidden(saved), *starts, given.rows, given.keys, 0.0, self.problem.causal is not Causal.NO,
+            *_no_state(q), scale=self.problem.scale, **self.placed,
+        )  # fmt: skip
+        for place, value in zip(given.gradients, found, strict=True):
+            place.copy_(value.transpose(0, 1))
 
 
 class FlashBackward(_Backward, FlashLibrary):
@@ -131,7 +140,10 @@ def _no_state(near: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def backward_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
     """The library's kernels that there are for a device, in canonical order."""
-    maths = MathBackward(problem, target)
+    maths = MathLibrary(problem, target)
+    if problem.layout is not None:
+        fast = target.type == "cuda" and takes_packed_sequences(problem)
+        return (PackedFlashBackward(problem, target), maths) if fast else (maths,)
     if target.type != "cuda":
         return CpuFlashBackward(problem, target), maths
     flash, efficient = FlashBackward(problem, target), EfficientBackward(problem, target)

@@ -14,6 +14,7 @@ import torch.fx
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from polytile.frontend.attention import varlen
 from polytile.frontend.attention.flex import write_out
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.ir.attention import EMPTY
@@ -23,13 +24,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def keep_whole(graph: torch.fx.GraphModule) -> None:
-    """Has Dynamo's graph, and the graphs inside it, call `attention`, and write out flex_attention."""
+    """Has Dynamo's graph, and the graphs inside it, call `attention` and `varlen_attention`, and write out flex_attention."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]
             for node in calls:
                 node.target = attention
-            if write_out(module) or calls:
+            changed = [bool(calls), write_out(module), varlen.replace_calls(module)]
+            if any(changed):
                 module.recompile()
 
 

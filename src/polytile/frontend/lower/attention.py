@@ -11,6 +11,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
+from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ATTENTION, ATTENTION_OF, VARLEN, VARLEN_BACKWARD, aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
@@ -243,7 +244,7 @@ def _results(
     count: int, kind: str = "top left", plain_lse: bool = True,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """`count` results: the attention and its log-sum-exp. Raises LoweringError where others are used."""
-    used = _used(builder)
+    used = used_results(builder)
     if dropout != 0:
         raise LoweringError("attention with dropout is left to the library.")
     if used - ({0, 1} if plain_lse else {0}):
@@ -252,7 +253,7 @@ def _results(
     return (out, lse, *[None] * (count - 2))
 
 
-def _used(builder: Builder) -> set[int]:
+def used_results(builder: Builder) -> set[int]:
     """The numbers of the node's results that something uses."""
     assert builder.node is not None
     picked = {user.args[1] for user in builder.node.users if user.target is operator.getitem and user.users}

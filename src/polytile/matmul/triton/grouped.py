@@ -78,7 +78,7 @@ def _counted(unit: Unit) -> None:
     line(f"ends = tl.load({ENDS} + at, mask=at < {groups}, other={m})")
     line(f"begins = tl.where(at > {groups}, {m}, tl.minimum(tl.maximum(begins, 0), {m}))")
     line(f"ends = tl.maximum(tl.minimum(ends, {m}), begins)")
-    line("ours = tl.cdiv(ends - begins, BLOCK_M)")
+    line("ours = tl.cdiv(ends - begins, BLOCK_M).to(tl.int32)")  # M may have 64 bits
 
 
 def _groups_of_rows(unit: Unit) -> None:
