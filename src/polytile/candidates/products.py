@@ -52,7 +52,7 @@ def gpu_candidates(
     order. The library's take part besides where no source has any that run at all sizes, and for dual products, scaled products
     and products with prologues (`materialised`) in any case."""
     asked = ProductRequest(kernel, name, target, False, unfused, materialised=materialised)
-    always = own_sources.alone(asked) is not None
+    always = own_sources.alone(asked) is not None and not kernel.spec.grouped
     return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY, always)
 
 
