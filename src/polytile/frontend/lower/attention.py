@@ -30,7 +30,8 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
