@@ -1,6 +1,6 @@
 # make setup       a virtual environment in .venv with everything below in it
 # make hooks       runs ruff before each commit in this clone
-# make lint        ruff, mypy, and a search for names that nothing uses
+# make lint        ruff, on what users call its rules for docstrings too, mypy, and a search for names that nothing uses
 # make test        the tests, about 25 minutes on 2 cores; a part: make test TESTS=tests/ir
 # make test-gpu    what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
 # make sanitize    the runtime's C, programs in C and generated C++ under AddressSanitizer and ThreadSanitizer; needs g++
@@ -19,6 +19,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
+PUBLIC := $(addprefix src/polytile/,__init__.py counters.py options.py compiler/plans.py packages/load.py)
 
 .PHONY: help hooks setup demo test test-gpu sanitize sanitize-gpu conformance models bench bench-gpu programs lint clean
 
@@ -81,6 +82,7 @@ programs: $(STAMP)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff check --config scripts/docstrings.toml $(PUBLIC)
 	$(RUN) -m mypy
 	$(RUN) -m scripts.dead_code
 

@@ -1,6 +1,7 @@
-"""`python -m scripts.report_example`: measures two functions on this processor, and makes the pictures of docs/report.md.
+"""`python -m scripts.report_example [store] [changes] [package]`: makes the pictures of docs/report.md, all or some.
 
-The store is a temporary one. Pictures need Playwright (`pip install polytile[browser]`) and the system's `chromium`.
+Two functions are measured on this processor, for the changes twice, and a model is packaged. Stores are temporary. Pictures need
+Playwright (`pip install polytile[browser]`) and the system's `chromium`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -25,6 +27,11 @@ def softmax(x):
 def gelu_linear(x, weight):
     return torch.nn.functional.gelu(x @ weight)
 
+def layers():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).eval()
+    return model, [(torch.randn(rows, 64),) for rows in (16, 2, 7, 40, 100, 400, 1500)]
+
 def rows():
     return softmax, [(torch.randn(m, n),) for m in {ROWS} for n in {COLUMNS}]
 
@@ -33,47 +40,86 @@ def products():
 '''
 
 
-
 def polytile(folder: Path, *words: object, **variables: str) -> None:
     """A command of polytile on the store in `folder`. Raises CalledProcessError where it fails."""
     environment = {**os.environ, "POLYTILE_CACHE_DIR": str(folder), **variables}
     subprocess.run([sys.executable, "-m", "polytile", *map(str, words)], check=True, env=environment, cwd=folder)
 
 
-def measured(folder: Path) -> Path:
+def store_report(folder: Path) -> Path:
     """A report on a store in `folder`, in which each candidate was measured at each size."""
-    (folder / "kernels.py").write_text(FUNCTIONS)
     for function in ("rows", "products"):
         polytile(folder, "tune", f"kernels.py:{function}", "--quick", POLYTILE_TUNE="all")
     polytile(folder, "report", "store.sqlite3", "-o", "report.html")
     return folder / "report.html"
 
 
-def photographed(report: Path) -> None:
-    """Pictures of the summary, of a kernel's map with a size opened, and of its curves."""
-    from playwright.sync_api import sync_playwright
+def changes_report(folder: Path) -> Path:
+    """A report on what changed between two stores in `folder`: the same sizes, measured twice."""
+    for name in ("monday", "tuesday"):
+        polytile(folder, "tune", "kernels.py:rows", "--quick", POLYTILE_CACHE_DIR=str(folder / name))
+    polytile(folder, "report", "monday", "tuesday", "-o", "changes.html")
+    return folder / "changes.html"
 
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
-        page = browser.new_page(viewport={"width": 1100, "height": 560})
-        page.goto(report.as_uri())
-        page.screenshot(path=IMAGES / "report-summary.png")
-        page.locator("#kernels-view").get_by_role("button", name="sizes", exact=True).click()  # the most sizes first
-        page.locator("#kernels-view tbody button").first.click()
-        page.locator(".cell").nth(7).click()
-        page.evaluate("document.getElementById('kernel').scrollIntoView()")
-        page.set_viewport_size({"width": 1100, "height": 760})
-        page.screenshot(path=IMAGES / "report-map.png")
-        page.get_by_label("Colours").select_option("dark")
-        page.get_by_role("heading", name="Slowdown over the fastest").evaluate("node => node.scrollIntoView()")
-        page.screenshot(path=IMAGES / "report-slowdown.png")
-        browser.close()
+
+def package_report(folder: Path) -> Path:
+    """A report on a package in `folder`, some of whose choices were measured."""
+    polytile(folder, "tune", "kernels.py:layers", "--quick")
+    polytile(folder, "package", "kernels.py:layers", "-o", "model.ptp")
+    polytile(folder, "report", "model.ptp", "-o", "package.html")
+    return folder / "package.html"
+
+
+def photograph_store(page: Any) -> None:
+    """The summary, a kernel's map with a size opened, and its curves."""
+    page.screenshot(path=IMAGES / "report-summary.png")
+    page.locator("#kernels-view").get_by_role("button", name="sizes", exact=True).click()  # the most sizes first
+    page.locator("#kernels-view tbody button").first.click()
+    page.locator(".cell").nth(7).click()
+    page.evaluate("document.getElementById('kernel').scrollIntoView()")
+    page.set_viewport_size({"width": 1100, "height": 760})
+    page.screenshot(path=IMAGES / "report-map.png")
+    page.get_by_label("Colours").select_option("dark")
+    page.get_by_role("heading", name="Slowdown over the fastest").evaluate("node => node.scrollIntoView()")
+    page.screenshot(path=IMAGES / "report-slowdown.png")
+
+
+def photograph_section(page: Any, name: str, file: str) -> None:
+    """As much of the section of this name as fits."""
+    page.set_viewport_size({"width": 1100, "height": 640})
+    page.evaluate(f"document.getElementById('{name}').scrollIntoView()")
+    page.screenshot(path=IMAGES / file)
+
+
+def photograph_changes(page: Any) -> None:
+    photograph_section(page, "changes", "report-changes.png")
+
+
+def photograph_package(page: Any) -> None:
+    photograph_section(page, "choices", "report-package.png")
+
+
+VIEWS = {
+    "store": (store_report, photograph_store),
+    "changes": (changes_report, photograph_changes),
+    "package": (package_report, photograph_package),
+}
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        photographed(measured(Path(folder)))
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    for name in sys.argv[1:] or VIEWS:
+        make, photograph = VIEWS[name]
+        with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+            (Path(folder) / "kernels.py").write_text(FUNCTIONS)
+            report = make(Path(folder))
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+            page = browser.new_page(viewport={"width": 1100, "height": 560})
+            page.goto(report.as_uri())
+            photograph(page)
+            browser.close()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from polytile import options
+from polytile import options, waits
 from polytile.compiler import register as _register
 from polytile.compiler.plans import save_plan
 from polytile.counters import counters
@@ -151,6 +151,15 @@ def compile(
         An option or mode is unknown, or a value is not one that it takes, `guards` included.
     HintError
         Hints are not sizes; or, at the first call, they name a size that the graph does not have.
+
+    Examples
+    --------
+    >>> import torch, polytile
+    >>> softmax = polytile.compile(lambda x: torch.softmax(x, -1))
+    >>> [softmax(torch.randn(rows, 100)).shape[0] for rows in (2, 30, 700)]
+    [2, 30, 700]
+    >>> polytile.counters["graphs_compiled"]
+    1
     """
     from polytile.compiler import backend
 
@@ -309,10 +318,17 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
     Returns
     -------
     Whether nothing is left to do.
+
+    Examples
+    --------
+    >>> import polytile
+    >>> polytile.wait(timeout=60)
+    True
     """
     from polytile.dispatch import learning
 
-    return learning.wait(timeout)
+    with waits.during("waiting for the background"):
+        return learning.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -420,13 +436,23 @@ def package(
         The model has no form as a package, the file cannot be written, or its results are not eager's.
     OptionError, HintError, CompilerMissing
         As in `compile`; a compiler is needed.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch, polytile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = polytile.package(torch.nn.Softmax(-1), (torch.randn(4, 100),), os.path.join(folder.name, "softmax.ptp"))
+    >>> run = polytile.load_package(path)
+    >>> run(torch.zeros(2, 100)).sum(-1)
+    tensor([1., 1.])
     """
     from polytile.packages import write
 
-    return write.package(
-        model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart, folder=folder,
-        check=check, options=options,
-    )  # fmt: skip
+    with waits.during(f"packaging {path}"):
+        return write.package(
+            model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart,
+            folder=folder, check=check, options=options,
+        )  # fmt: skip
 
 
 def load_package(path: str | Path, *, verify: bool = False) -> Package:
@@ -494,6 +520,13 @@ def forget_weights() -> None:
     weights.forget()
 
 
+def _bar(wait: waits.Wait) -> waits.Shown:
+    from polytile.report.progress import Bar  # brings rich, which few programs need
+
+    return Bar(wait)
+
+
 if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does
     os.environ.setdefault("TRITON_INTERPRET", "1")
+waits.show_by(_bar)
 _register.install()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polytile import locks
+from polytile import locks, waits
 
 NAMES = {
     "graphs_compiled": "graphs that a compiled function was made of",
@@ -78,7 +78,8 @@ class Counters(Mapping[str, Any]):
         outer, begun = getattr(self._running, "inner", None), time.perf_counter()
         self._running.inner = inner = [0.0]
         try:
-            yield
+            with waits.during(name):
+                yield
         finally:
             seconds = time.perf_counter() - begun
             self._running.inner = outer

@@ -121,9 +121,10 @@ TABLE: tuple[Option, ...] = (
     Option("program_seconds", float, 0.0,
         "Seconds that a compiled program may spend on measuring, over all its kernels and sizes; then the best on record or "
         "the prediction decides. 0: no limit.", least=0),
-    Option("progress", str, "off",
-        "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: always "
-        "lines.", choices=("off", "auto", "lines"), keys=NOTHING),
+    Option("progress", str, "auto",
+        "What to show on stderr. auto: on a terminal, what a call or command waits for, once it has waited for a second; "
+        "elsewhere nothing. lines: a line for each problem that was measured, in a log too. off: nothing.",
+        choices=("off", "auto", "lines"), keys=NOTHING),
     Option("agree", str, "alone",
         "Who decides which kernels run. alone: each process. ranks: the ranks of a job of torch.distributed together, so that "
         "all run the same (docs/distributed.md).", choices=("alone", "ranks")),
@@ -295,8 +296,28 @@ def parts(value: str) -> tuple[str, ...]:
 
 
 def get(name: str) -> Any:
-    """The value in force of the option `name`, of the type that its row names. Raises OptionError for an unknown name, and for
-    an environment variable with a bad value."""
+    """The value in force of an option.
+
+    Parameters
+    ----------
+    name
+        The option (docs/options.md).
+
+    Returns
+    -------
+    The value, of the type that the option's row names: what `override` or a compile set, else the environment, else the default.
+
+    Raises
+    ------
+    OptionError
+        There is no such option, or its environment variable has a bad value.
+
+    Examples
+    --------
+    >>> from polytile import options
+    >>> options.get("refine")
+    0.03
+    """
     option = _named(name)
     overrides = _overrides.get()
     if overrides is not None and name in overrides:
@@ -308,8 +329,7 @@ def get(name: str) -> Any:
 
 
 def cache_dir() -> Path:
-    """The directory that the option `cache_dir` names, as an absolute path. It begins with ~ if the user has no home
-    directory."""
+    """The directory that the option `cache_dir` names, as an absolute path; it begins with ~ if the user has no home."""
     return Path(_absolute(get("cache_dir") or BY_NAME["cache_dir"].default))
 
 
@@ -335,8 +355,24 @@ def _tell_of_unknown(name: str, advice: str) -> None:
 
 
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
-    """`values` with every name known and every value of its option's type. Raises OptionError otherwise; it names the option,
-    or the nearest one if there is none of that name. `origin` says in the message where the values came from."""
+    """Checks names and values of options.
+
+    Parameters
+    ----------
+    values
+        Values by the options' names.
+    origin
+        Says in messages where the values came from.
+
+    Returns
+    -------
+    The same, each value of its option's type.
+
+    Raises
+    ------
+    OptionError
+        There is no such option, or a value is none that it takes. The message names the option, or the nearest one.
+    """
     if not isinstance(values, Mapping):
         raise OptionError(f"{origin} takes a mapping from names of options to their values; it was given {values!r}.")
     return {name: _checked(_named(name), value, origin) for name, value in values.items()}
@@ -352,8 +388,27 @@ def of_mode(name: str | None) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[None]:
-    """Sets options within a `with` block, in this thread or task only: `with override(tune="off"): ...`. A function that is
-    compiled in the block keeps these values; one that was compiled before keeps its own. Raises OptionError as `check` does."""
+    """Sets options within a `with` block, in this thread or task only.
+
+    A function that is compiled in the block keeps these values; one that was compiled before keeps its own.
+
+    Parameters
+    ----------
+    **values
+        Values by the options' names.
+
+    Raises
+    ------
+    OptionError
+        As `check` does.
+
+    Examples
+    --------
+    >>> from polytile import options
+    >>> with options.override(refine=0.0):
+    ...     options.get("refine")
+    0.0
+    """
     with restored(check(values, "override")):
         yield
 
@@ -379,9 +434,21 @@ def of_kernels() -> dict[str, Any]:
 
 
 def register(*options: Option) -> None:
-    """Adds options of another package, which are then set as polytile's own are. Their values take part in the keys of kernels,
-    measurements and plans as their `keys` says. Raises OptionError for a name that is taken, for a default that the option
-    itself does not take, and for anything but an Option. Registering an equal option again does nothing."""
+    """Adds options of another package, which are then set as polytile's own are.
+
+    Their values take part in the keys of kernels, measurements and plans as their `keys` says. Registering an equal option again
+    does nothing.
+
+    Parameters
+    ----------
+    *options
+        The options; their names begin with the package's.
+
+    Raises
+    ------
+    OptionError
+        A name is taken, an option does not take its own default, or something is no Option.
+    """
     for option in options:
         if not isinstance(option, Option):
             raise OptionError(f"polytile.options.register takes Option(name, type, default, doc); it was given {option!r}.")

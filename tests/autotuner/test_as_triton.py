@@ -205,3 +205,37 @@ def flagged(dst, src, N, flag: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(src + at, at < N)
     tl.store(dst + at, x if flag else -x, at < N)
+
+
+@pytest.mark.parametrize("by", ["early", "model"])
+def test_the_only_config_that_pruning_leaves_is_launched_and_nothing_is_timed(by: str) -> None:
+    def never(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        raise AssertionError("one config is not timed")
+
+    early = {"early_config_prune": lambda configs, named, **_: [configs[1]]}
+    model = {"perf_model": lambda **given: -given["BLOCK"], "top_k": 1}
+    kernel = autotune(BLOCKS, key=["N"], prune_configs_by=early if by == "early" else model, do_bench=never)(copy)
+    src, dst = torch.randn(200), torch.zeros(200)
+    kernel[grid_of(200)](dst, src, N=200)
+    assert torch.equal(src, dst) and kernel.best_config == BLOCKS[1]
+
+
+def test_a_share_of_configs_that_rounds_to_none_leaves_one() -> None:
+    kernel = autotune(BLOCKS, key=["N"], prune_configs_by={"perf_model": lambda **given: -given["BLOCK"], "top_k": 0.3})(copy)
+    src, dst = torch.randn(200), torch.zeros(200)
+    kernel[grid_of(200)](dst, src, N=200)
+    assert torch.equal(src, dst) and kernel.best_config == BLOCKS[1]
+
+
+@triton.jit
+def copy_as(dst, src, N, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(dst + at, tl.load(src + at, at < N).to(DTYPE), at < N)
+
+
+def test_a_type_may_be_in_key() -> None:
+    kernel = autotune(BLOCKS, key=["DTYPE"], do_bench=bench, cache_results=True)(copy_as)
+    src, dst = torch.randn(200), torch.zeros(200)
+    for dtype in (tl.float32, tl.float16, tl.float32):
+        kernel[grid_of(200)](dst, src, 200, dtype)
+    assert torch.equal(src, dst) and len(kernel.cache) == 2

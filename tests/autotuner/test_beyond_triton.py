@@ -145,8 +145,8 @@ def test_a_compiled_function_calls_it(backend: str) -> None:
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "page_of_autotune.py").write_text(block)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "page_of_autotune.py").write_text("\n".join(blocks))
     runpy.run_path(str(tmp_path / "page_of_autotune.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" -> ")[0] for line in lines] == ["scale [N=1000]", "scale [N=5000]"]
+    assert [line.partition(" -> ")[0] for line in lines] == ["scale [N=1000]", "scale [N=5000]", "2 choices"]

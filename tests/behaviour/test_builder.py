@@ -172,7 +172,7 @@ import os, signal, torch, polytile
 from polytile.runtime import builder
 run = torch.compile(lambda x: torch.softmax(x.exp(), -1) * 2, backend="polytile", dynamic=True)
 run(torch.randn(50, 64))
-print(builder._builder.process.process.pid, flush=True)
+print(builder._builder.process.pid, flush=True)
 {then}
 """
 
@@ -202,4 +202,4 @@ def test_a_forked_child_has_a_process_of_its_own(other_program: Callable[[str], 
     if child == 0:
         os._exit(int(builder._builder.process is not None))
     assert os.waitpid(child, 0)[1] == 0
-    assert builder._builder.process is not None and builder._builder.process.process.poll() is None
+    assert builder._builder.process is not None and not builder._builder.process.ended()

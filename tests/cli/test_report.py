@@ -100,3 +100,33 @@ def test_what_cannot_be_is_one_sentence(store: Path, tmp_path: Path) -> None:
         result = run("report", *words)
         assert result.exit_code == 2 and says in " ".join(result.output.replace("│", " ").split()), (words, result.output)
     assert "softmax" in run("store", "show").output  # the store is as it was
+
+
+def test_a_page_is_kept_up_to_date_until_it_is_stopped(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, slept = tmp_path / "live.html", []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert ("e92d9fa160f0997e" in output.read_text()) and '"every":3.0' in output.read_text()
+        assert ("f" * 16 in output.read_text()) == (len(slept) == 2)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+        filled(store, measured((("K", 3),), kernel="f" * 16))
+
+    monkeypatch.setattr("polytile.cli.report.time.sleep", sleep)
+    result = run("report", "-o", output, "--every", 3)
+    assert result.exit_code == 0 and "every 3 s" in result.output and len(slept) == 2 and max(slept) <= 3
+
+
+def test_a_page_on_a_store_that_is_not_there_yet_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later, output = tmp_path / "later.sqlite3", tmp_path / "live.html"
+
+    def sleep(seconds: float) -> None:
+        if output.exists():
+            raise KeyboardInterrupt
+        filled(later, measured())
+
+    monkeypatch.setattr("polytile.cli.report.time.sleep", sleep)
+    assert run("report", later, "-o", output, "--every", 1).exit_code == 0 and output.exists()
+    for words in (("--text",), ("--csv",)):
+        assert "leave out" in run("report", later, "--every", 1, *words).output

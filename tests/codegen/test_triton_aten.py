@@ -65,10 +65,6 @@ def test_what_came_from_operators_asks_the_library(name: str) -> None:
     assert (not kernel_of(on_gpu(ASKED[name], torch.bfloat16)).library) == (name == "cumsum"), "added up in 16 bits"
 
 
-def test_what_looks_up_its_own_places_asks_the_library() -> None:
-    assert kernel_of(on_gpu(lambda x: torch.bucketize(x, x[0]))).library
-
-
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_what_the_library_may_do_harm_with_does_not(name: str) -> None:
     program = on_gpu(LEFT_ALONE[name])

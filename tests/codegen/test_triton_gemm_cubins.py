@@ -19,21 +19,22 @@ from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import EVEN_K
-from polytile.matmul.triton.schedules import SCHEDULES, generate
+from polytile.matmul.triton.schedules import generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, launch, workers
 from polytile.runtime.formula import evaluate
 from polytile.schedule.facts import Facts
 from tests.codegen.test_triton_gemm_prologue import lowered
-from tests.codegen.triton_gemm import product, small
+from tests.codegen.triton_gemm import PLAIN, grouped_product, product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 H100 = device.named("H100")
 CHIP = Chip(H100.sms, overlaps=True)
 ALIGNED = Facts(
-    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
+    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "b_stride_b", "c_stride_m"}),
+    frozenset("ABC"),
     holding=frozenset({EVEN_K}),
 )  # fmt: skip
 ONE_ROW = Facts(ALIGNED.divisible, ALIGNED.aligned, exact=(("M", 1),), holding=ALIGNED.holding)
@@ -62,6 +63,12 @@ CASES: dict[str, tuple[GemmKernel, Facts]] = {
     "tile 128x64x32 s4 w8": (product(F16, "k", "k", stored=(F16, torch.int8)), ALIGNED),
     "persistent 128x128x128 s4 w8": (product(FP8, "k", "k", out=BF16), ALIGNED),
     "tile 128x64x64 s4 w4": (product(FP8, "k", "k", out=BF16), ALIGNED),
+    "grouped 128x256x64 s3 w8": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped 128x128x64 s3 w4": (grouped_product("m", BF16, "k", "n"), ALIGNED),
+    "grouped 64x128x64 s4 w4": (grouped_product("m", F16, "k", "n"), ALIGNED),
+    "grouped 16x128x128 s3 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped swapped 16x128x64 s5 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
+    "grouped 128x128x64 s4 w8": (grouped_product("k", BF16, "m", "n"), ALIGNED),
 }
 
 
@@ -158,7 +165,7 @@ def test_every_schedule_compiles_in_regimes_at_the_edge(regime: str, empty_cache
     asked = [
         cubins.request(order)
         for kernel in kernels
-        for variant in SCHEDULES
+        for variant in PLAIN
         for order in orders(kernel, small(variant, k=32, n=32), REGIMES[regime])
     ]
     assert all(promise.result().binary for promise in asked)

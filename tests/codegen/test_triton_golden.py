@@ -4,7 +4,6 @@ compiler makes of it: for an H100 no spills in the configs that the prediction p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import pytest
 import sympy
@@ -85,11 +84,6 @@ def rows_by_index() -> Loop:
     return by_index(rows=1024)
 
 
-def scatter_product() -> Loop:
-    body = embedding_backward()
-    return replace(body, stores=tuple(replace(s, mode="mul") for s in body.stores))
-
-
 def config(**values: int | str) -> Config:
     return Config.of(**{"warps": 4, **values})
 
@@ -118,7 +112,6 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "rows_sorted": (rows_by_index, config(variant="sorted", x=1024, y=4, rows=32, many=512, chunks=8), KNOWN),
     "rows_sorted_by_one": (rows_by_index, config(variant="sorted", x=512, y=8, rows=32, many=512, chunks=1), Facts(wide=True)),
     "rows_atomic": (rows_by_index, config(variant="atomic", x=1024, y=1), KNOWN),
-    "scatter_product": (scatter_product, config(variant="pointwise", x=256, y=1), KNOWN),
     "dropout": (dropout, config(variant="pointwise", x=1024), KNOWN),
     "gradients_column_reduction": (gradients, config(variant="column_reduction", x=2, r=1024, programs=528, stages=3), KNOWN),
     "gradients_parts": (gradients, config(variant="column_reduction", x=1, r=2048, parts=2, programs=132), KNOWN),

@@ -10,14 +10,15 @@ import torch
 from polytile.codegen.triton import interpret
 from polytile.dispatch.gpu_specs import template_spec
 from polytile.matmul.cpp import GemmSpec
-from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.matmul.triton.schedules import SCHEDULES, generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
 
-VARIANTS = (*SCHEDULES, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
+PLAIN = tuple(name for name in SCHEDULES if name != "grouped")
+VARIANTS = (*PLAIN, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
 CHIP = Chip(5)
 """What persistent programs are generated for: fewer multiprocessors than there are blocks."""
 
@@ -37,6 +38,14 @@ def product(
     types = stored or (dtype, dtype)
     tensors = (TensorArg("A", types[0], "in"), TensorArg("B", types[1], "in"), TensorArg("C", out, "out"))
     return GemmKernel(spec, dtype, out, tensors, None, (), (a, b))
+
+
+def grouped_product(axis: str, dtype: torch.dtype, a: str = "k", b: str = "n", c: str = "n") -> GemmKernel:
+    """A grouped product whose groups follow each other along `axis`."""
+    name = str(dtype)[6:]
+    spec = GemmSpec(name, a, b, axis == "k", name, False, c, grouped=axis)
+    types = (("A", dtype, "in"), ("B", dtype, "in"), (ENDS, torch.int32, "in"), ("C", dtype, "out"))
+    return GemmKernel(spec, dtype, dtype, tuple(TensorArg(*each) for each in types), None, (), (a, b))
 
 
 def matrix(batch: int, rows: int, columns: int, unit: str, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:

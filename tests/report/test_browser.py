@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from polytile.problem import Outcome
-from polytile.report.html import page
+from polytile.report.html import package_page, page
+from tests.report import test_packaged
 from tests.report.helpers import record, report_of
 
 CHROMIUM = shutil.which("chromium")
@@ -170,3 +171,39 @@ def test_it_prints_without_what_only_a_screen_needs(opened: Page) -> None:
     opened.page.emulate_media(media="print")
     assert not opened.page.locator("nav").is_visible() and not opened.page.locator("input").first.is_visible()
     assert opened.page.locator("#summary table").first.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_packages_page_is_filtered_drawn_and_readable(browser: Any, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "package.html"
+    path.write_text(package_page(test_packaged.report_of(*test_packaged.DECISIONS, before=test_packaged.DECISIONS[:2])))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    assert opened.page.locator("#changes-view tbody tr").count() == 1
+    assert opened.page.locator("#choices-view svg[role=img] g").count() == 3
+    hatched = opened.page.locator("#choices-view svg[role=img] .hatch")
+    assert hatched.count() == 1 and "#hatch" in hatched.evaluate("node => getComputedStyle(node).fill")
+    opened.page.get_by_label("Filter choices").fill("exact")
+    assert opened.page.locator("#choices-view tbody tr").count() == 1
+    opened.page.get_by_label("Colours").select_option(scheme)
+    assert opened.page.evaluate(CONTRAST) == []
+    assert opened.said == [] and opened.asked == [path.as_uri()]
+    opened.page.close()
+
+
+def test_a_page_that_is_written_again_loads_itself_but_not_under_a_filter(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "live.html"
+    path.write_text(page(report_of(record("first")), every=0.2))
+    opened = browser.new_page()
+    opened.goto(f"{path.as_uri()}#kernel/0")
+    opened.get_by_label("Colours").select_option("dark")
+    path.write_text(page(report_of(record("second")), every=0.2))
+    sync_api.expect(opened.locator("#kernel-view")).to_contain_text("second")
+    sync_api.expect(opened.get_by_label("Colours")).to_have_value("dark")
+    opened.get_by_label("Filter kernels").fill("loop")
+    path.write_text(page(report_of(record("third")), every=0.2))
+    opened.wait_for_timeout(700)
+    assert "second" in opened.locator("#kernel-view").inner_text()
+    opened.get_by_label("Filter kernels").fill("")
+    sync_api.expect(opened.locator("#kernel-view")).to_contain_text("third")
+    opened.close()

@@ -13,7 +13,23 @@ import torch
 class _Current(threading.local):
     """The launch that this thread is in: candidates find there what is neither a tensor nor a size."""
 
-    call: Call | None = None
+    made: Call | None = None
+    quick: Any = None
+    """A launch that was known at once, whose Call is made when somebody asks for it: (tuner, args, kwargs, grid, arguments in the
+    order of the parameters, route)."""
+    returned: Any = None
+    """What it returns."""
+
+    @property
+    def call(self) -> Call | None:
+        if self.made is None and self.quick is not None:
+            tuner, args, kwargs = self.quick[:3]
+            self.made = Call(tuner.arg_names, tuner.keys, args, kwargs)
+        return self.made
+
+    @call.setter
+    def call(self, call: Call | None) -> None:
+        self.made = call
 
 
 current = _Current()

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,16 +23,18 @@ from triton.runtime.errors import OutOfResources
 from polytile import locks
 from polytile import options as settings
 from polytile.autotuner import search as searching
-from polytile.autotuner.call import Call, current, tensor_in
+from polytile.autotuner import tunings
+from polytile.autotuner.call import Call, current, plain, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
+from polytile.autotuner.quick import Quick, Route, tracing
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.dispatch.spec import ArgInfo, KernelSpec
-from polytile.errors import HintError, SignatureError
+from polytile.errors import HintError, SignatureError, StoreError
 from polytile.problem import digest
 from polytile.runtime import regime
 
@@ -98,8 +102,12 @@ class Autotuner(TritonsAutotuner):
         self._named = named(self.configs)
         self.effects = effects_of(self.base_fn)
         self.interpreted = type(_innermost(fn)).__name__ == "InterpretedFunction"
+        self.quick = Quick.of(fn, self.keys)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
         self._samples: dict[tuple[Any, ...], Call] = {}
+        self._tunings: list[tunings.Tuning] = []
+        self._timings: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+        self.configs_top_k: Any = self.configs_top_k
         self._lock = locks.rlock()
         self.best_config: Any = None
         self.configs_timings: dict[Any, list[float]] = {}
@@ -127,13 +135,60 @@ class Autotuner(TritonsAutotuner):
 
     # Calls.
 
-    @torch.compiler.disable
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launches the config for these arguments; returns what Triton's launch does. Raises NoCandidate where no config runs."""
+        quick = self.quick
+        if quick is None or torch.compiler.is_dynamo_compiling() or tracing() is not None:
+            return self._run(args, kwargs)
+        try:
+            given = quick.bind(*args, **kwargs)
+        except TypeError:  # Triton says what is wrong
+            given = None
+        key = None if given is None else quick.key_of(given[1])
+        route = quick.routes.get(key) if key is not None else None
+        if route is None or given is None or not quick.usual():
+            return self._run(args, kwargs)
+        made = route.made
+        if made is None:
+            return self._launch_only(route, *given, args, kwargs)
+        flat = route.pick(given[1])
+        if flat[route.tensors :] not in route.sizes and not route.is_decided(flat[route.tensors :]):
+            return self._run(args, kwargs)
+        before = current.made, current.quick
+        current.made, current.quick = None, (self, args, kwargs, *given, route)
+        try:
+            made(*flat)
+            return current.returned
+        finally:
+            current.made, current.quick = before
+            current.returned = None
+
+    def _launch_only(self, route: Route, grid: Any, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """Launches the only config."""
+        prepared = route.kernels.get(None)
+        if prepared is None:
+            return self._run(args, kwargs)
+        self.best_config = self.configs[0]
+        return prepared.launch(grid, values)
+
+    def _remember(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...], tensors: int, made: MultiKernel | None
+    ) -> Route | None:
+        """Has later launches like this one be quick; returns their route, None where they cannot be."""
+        quick = self.quick
+        given = quick.bind(*args, **kwargs) if quick is not None else None
+        key = quick.key_of(given[1]) if quick is not None and given is not None else None
+        if quick is None or given is None or key is None:
+            return None
+        return quick.remember(key, made, names, tensors, given[1])
+
+    @torch.compiler.disable
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
             return self._run_only(args, kwargs)
         call = Call(self.arg_names, self.keys, args, kwargs)
-        before, current.call = current.call, call
+        before = current.made, current.quick
+        current.made, current.quick = call, None
         try:
             made = self._made.get((call.kind, changing())) or self._define(call)
             new = made.dispatcher.get(made.dispatcher.key_of(*call.flat)) is None
@@ -142,16 +197,21 @@ class Autotuner(TritonsAutotuner):
             made(*call.flat)
             if new:
                 self._after_choosing(call, made)
+            self._remember(args, kwargs, (*call.tensors, *call.sizes), len(call.tensors), made)
             return call.returned
         finally:
-            current.call = before
+            current.made, current.quick = before
 
     def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launches the first config."""
         self.best_config = config = self.configs[0]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        route = self._remember(args, kwargs, (), 0, None) if config.pre_hook is None else None
+        if self.quick is not None and route is not None:
+            self.quick.prepare(route, None, config, kernel)
+        return kernel
 
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prunes configs, zeroes what has to be zero, and searches, if that is asked for."""
@@ -184,9 +244,15 @@ class Autotuner(TritonsAutotuner):
             return
         seconds = {one.candidate: one.seconds for one in decision.standings if one.seconds is not None and one.seconds > 0}
         self.configs_timings = {self._named[name]: [1e3 * each] * 3 for name, each in seconds.items()}
+        values, dtypes = self._key_of(call)
+        key = (*values.values(), *dtypes)
+        self.cache[key], self._timings[key] = self._named[decision.candidate], self.configs_timings
+
+    def _key_of(self, call: Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What Triton tells calls apart by: the values that `key` names, and element types."""
         given = call.given()
-        dtypes = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
-        self.cache[(*(given[name] for name in self.keys if name in given), *dtypes)] = self._named[decision.candidate]
+        dtypes = tuple(str(value.dtype) for value in given.values() if hasattr(value, "dtype"))
+        return {name: plain(given[name]) for name in self.keys if name in given}, dtypes
 
     def _searched(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Decides for the regime of a call, and has what lies beside the best measured until nothing there is better."""
@@ -210,6 +276,86 @@ class Autotuner(TritonsAutotuner):
             self.configs = [*self.configs, *configs]
             self._named = named(self.configs)
             self._made.clear()
+            if self.quick is not None:
+                self.quick.routes.clear()
+
+    # Tunings of others.
+
+    def load_tunings(self, place: str | Path, size: str = "") -> int:
+        """Has calls run what a file of another tuner says, without measuring. docs/autotune.md says which calls.
+
+        Parameters
+        ----------
+        place
+            A file, or a folder with such files: Triton's `cache_results`, triton-dejavu's, vLLM's of fused mixtures of experts.
+        size
+            The parameter of the kernel that a batch size in vLLM's files stands for.
+
+        Returns
+        -------
+        How many choices there are.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read, holds nothing for this kernel, or is of no known form.
+        """
+        names = [name for name in self.keys if name in self.arg_names]
+        read = tunings.read(Path(place), self.name, names, size)
+        for tuning in read:
+            lost = [name for name in (*tuning.config.kwargs, *(n for n, _ in tuning.values)) if name not in self.arg_names]
+            if lost:
+                raise StoreError(f"{place} says {lost[0]!r}, and kernel {self.name!r} has {', '.join(self.arg_names)}.")
+        with self._lock:
+            self._add([one for one in dict.fromkeys(tuning.config for tuning in read) if one not in self._named.values()])
+            self._tunings = [*self._tunings, *read]
+        return len(read)
+
+    def save_tunings(self, place: str | Path, form: str = "triton", size: str = "") -> list[Path]:
+        """Writes what was chosen at the sizes that calls came with, for other tuners to read.
+
+        Parameters
+        ----------
+        place
+            A folder for the form "triton", such as Triton's cache directory; else a file.
+        form
+            "triton", "dejavu" (triton-dejavu's cache.json) or "vllm" (configs by batch size).
+        size
+            For "vllm", the name in `key` that is the batch size.
+
+        Returns
+        -------
+        The files.
+
+        Raises
+        ------
+        StoreError
+            Nothing was chosen yet, or the form or size is none.
+        """
+        names = [name for name in self.keys if name in self.arg_names]
+        if form not in tunings.FORMATS or (form == "vllm" and size not in names):
+            raise StoreError(
+                f"save_tunings of kernel {self.name!r} takes a form of {', '.join(tunings.FORMATS)}, and for vllm a size= of "
+                f"{', '.join(names) or 'no names'}; it was given {form!r} and {size!r}."
+            )
+        if not self.cache:
+            raise StoreError(f"kernel {self.name!r} has chosen nothing yet that could be saved; call it first.")
+
+        def folder(key: tunings.Key) -> str:
+            return "interpreted" if self.interpreted else tunings.triton_folder(_innermost(self.fn), key, self.configs)
+
+        batch = names.index(size) if form == "vllm" else 0
+        return tunings.write(Path(place), form, self.name, self.cache, self._timings, batch, folder)
+
+    def _imported(self, call: Call) -> str | None:
+        """The name of the config that another tuner has chosen for calls like this one."""
+        values, dtypes = self._key_of(call)
+        sizes = {**call.given(), **values}
+        exact = self.keys if self.extras.exact is True else tuple(self.extras.exact or ())
+        near = min(self._tunings, key=lambda one: one.distance(sizes, dtypes, exact))
+        if near.distance(sizes, dtypes, exact) == math.inf:
+            return None
+        return next(name for name, config in self._named.items() if config == near.config)
 
     # What may run.
 
@@ -217,6 +363,8 @@ class Autotuner(TritonsAutotuner):
         """Names of the configs that pruning leaves at these sizes, the other arguments being those of the launch under way. Where
         a regime's end leaves none, no call is there, and it does not count."""
         call = current.call
+        if call is not None and self._tunings and (imported := self._imported(call)) is not None:
+            return [imported]
         if call is None or (self.early_config_prune is None and self.perf_model is None):
             return self._named
         values = tuple(sizes[name] for name in call.sizes)
@@ -232,7 +380,14 @@ class Autotuner(TritonsAutotuner):
         nothing left."""
         with self._lock:
             self.nargs = dict(zip(self.arg_names, call.args, strict=False))
-            return list(self.prune_configs(dict(call.kwargs)))
+            left = self.prune_configs(dict(call.kwargs))
+            if left:
+                return list(left)
+            share, self.configs_top_k = self.configs_top_k, 1  # a share of few configs rounds to none
+            try:
+                return list(self.prune_configs(dict(call.kwargs)))
+            finally:
+                self.configs_top_k = share
 
     def _pruned_early(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if self.early_config_prune is None:
@@ -254,6 +409,7 @@ class Autotuner(TritonsAutotuner):
         return digest(inspect.getsource(self.base_fn))
 
     def has_hooks(self, config: Any) -> bool:
+        """Whether something of the user's runs before or after a launch with this config."""
         return self.user_defined_pre_hook or self.user_defined_post_hook or config.pre_hook is not None
 
     def try_out(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

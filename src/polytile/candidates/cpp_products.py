@@ -12,7 +12,7 @@ from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.product_terms import work_terms
 from polytile.matmul import cpp as gemm
 from polytile.matmul import packed_weights
-from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
+from polytile.matmul.cpp import GemmConfig, Machine
 from polytile.matmul.cpp import epilogue as cpp_epilogue
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.problem import Config, digest
@@ -46,7 +46,7 @@ def product_candidates(kernel: GemmKernel, name: str, threads: Sequence[int]) ->
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
-            valid, cost = _judges(spec, config, count)
+            valid, cost = _judges(kernel, config, count)
             terms = functools.partial(_terms, kernel, config, count)
             if kernel.epilogue is None:
                 generated.append(
@@ -80,19 +80,19 @@ def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
     )
 
 
-def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
+def _judges(kernel: GemmKernel, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
     """Whether a config can run at given sizes (threads need enough work to share), and the seconds it is predicted to take."""
-    machine = _machine()
+    machine, spec = _machine(), kernel.spec
 
     def valid(size: Mapping[str, int]) -> bool:
         """It reads no size that it does not depend on: what depends on none serves at any (dispatch/fallbacks.py)."""
-        if not gemm.valid(spec, config, size):
+        if not gemm.valid(spec, config, kernel.average(size) if config.form == "stream" else size):
             return False
         return threads == 1 or size["batch"] * size["M"] * size["N"] * max(1, size["K"]) >= 1 << 15
 
-    return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
+    return valid, lambda size: gemm.cost(spec, config, kernel.average(size), threads, machine)
 
 
 def _terms(kernel: GemmKernel, config: GemmConfig, threads: int, size: Mapping[str, int]) -> dict[str, float]:
     """What a generated kernel's predicted seconds are made of."""
-    return {**work_terms(kernel, size), **gemm.terms(kernel.spec, config, size, threads, _machine())}
+    return {**work_terms(kernel, size), **gemm.terms(kernel.spec, config, kernel.average(size), threads, _machine())}

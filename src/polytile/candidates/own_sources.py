@@ -13,6 +13,7 @@ from polytile.candidates.cpp_attention import attention_candidates as cpp_attent
 from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.attention import library_candidates
 from polytile.candidates.library.attention_backward import backward_candidates
+from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
 from polytile.candidates.library.padding import PaddedLibrary
@@ -24,10 +25,12 @@ log = logging.getLogger("polytile.candidates")
 
 def alone(asked: ProductRequest) -> Candidate | None:
     """The library's only candidate for a product that no library function computes at once: a dual one, one with scales, one
-    whose operands are computed first. None for all others."""
+    whose operands are computed first, a grouped one. None for all others."""
     if asked.materialised is not None:
         return asked.materialised
     kernel = asked.kernel
+    if kernel.spec.grouped:
+        return GroupedLibrary(kernel, asked.unfused, None if asked.native else asked.target)
     if asked.native or (kernel.second is None and kernel.scales is None):
         return None
     return (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, asked.unfused, asked.target)
@@ -72,7 +75,7 @@ class _Library(Source):
 
     def products(self, asked: ProductRequest) -> Sequence[Candidate]:
         kernel, unfused, target = asked.kernel, asked.unfused, asked.target
-        if asked.native:
+        if asked.native and not kernel.spec.grouped:
             library = DequantisedLibrary if kernel.scales is not None else AtenProduct
             return (asked.materialised or library(kernel, unfused),)
         if (only := alone(asked)) is not None:

@@ -17,7 +17,7 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
     """Sizes, bytes of an element, which operands run along k in memory and which have rows that are no multiple of 16 elements
     apart, and the operations of an epilogue and of prologues for each element. Strides that `size` lacks are those of dense
     operands."""
-    spec, alone = kernel.spec, kernel.scalar_loads(size)
+    spec, alone, size = kernel.spec, kernel.scalar_loads(size), kernel.average(size)
     return {
         **{f"work.{name}": float(size[name]) for name in ("batch", "M", "N", "K")},
         "work.itemsize": float(kernel.in_dtype.itemsize),
@@ -29,6 +29,7 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
         "work.packed": float(bool(size.get(IS_PACKED))),
         "work.epilogue": computed(kernel.epilogue) if kernel.epilogue is not None else 0.0,
         "work.prologue": sum(computed(made.loop) for made in kernel.prologues if made is not None),
+        **({"work.grouped": 1.0} if spec.grouped else {}),
         "work.second": float(kernel.second is not None),
     }
 

@@ -12,12 +12,12 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.sources import ProductRequest
-from polytile.ir import evaluate, expr, sizes
+from polytile.ir import evaluate, expr, grouped, sizes
 from polytile.ir.interpret import scaled_operand
 from polytile.ir.program import compute_dtype
 from polytile.matmul import prologue, scales
 from polytile.matmul.gemm_args import operands
-from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.schedule import canonical
 from polytile.schedule.canonical import LoopKernel, TensorArg
 
@@ -73,7 +73,10 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
             left = scaled_operand(left, blocks["SA"], tensors["SA"].to(sums))
         if "SB" in blocks:
             right = scaled_operand(right, blocks["SB"], *[tensors[name].to(sums) for name in ("SB", "ZB") if name in blocks])
-        product = torch.matmul(left, right)
+        if kernel.spec.grouped:
+            product = grouped.multiply(left, right, tensors[ENDS], kernel.spec.grouped)
+        else:
+            product = torch.matmul(left, right)
         if kernel.second is not None:
             product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:

@@ -109,15 +109,15 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
     def candidate(config: Config) -> TritonCandidate:
         def able(size: Mapping[str, int]) -> bool:
-            return own.valid(config, size)
+            return own.valid(config, kernel.average(size))
 
         def cost(size: Mapping[str, int]) -> float:
-            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
+            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else kernel.average(size)
             last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
             return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
 
         def terms(size: Mapping[str, int]) -> dict[str, float]:
-            parts = prior.terms(kind, config, size, device, accesses(kernel, size, work_along))
+            parts = prior.terms(kind, config, kernel.average(size), device, accesses(kernel, size, work_along))
             return {**work_terms(kernel, size), **parts}
 
         return GemmCandidate(label(config), config, work, able, cost, terms)

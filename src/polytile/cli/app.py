@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polytile import options
+from polytile import options, waits
 from polytile.cli import learn, plan, sizes, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
@@ -227,9 +227,9 @@ def write_report(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE] | BEFORE AFTER",
-            help="A store (a file, a cache directory, a server), or a file that `store export` wrote. Default: the store in "
-            "force. Of two, the report says what changed.",
+            metavar="[STORE | PACKAGE] | BEFORE AFTER",
+            help="A store (a file, a cache directory, a server), a file that `store export` wrote, or a package. Default: the "
+            "store in force. Of two, the report says what changed.",
         ),
     ] = None,
     output: Annotated[
@@ -241,8 +241,12 @@ def write_report(
     kernel: Annotated[
         str, typer.Option(help="Report on kernels with this in their name, or whose digest begins with it, alone.")
     ] = "",
+    every: Annotated[
+        float, typer.Option(help="Write the file again every so many seconds until Ctrl-C; an open page follows. 0: once.", min=0)
+    ] = 0.0,
 ) -> None:
-    """Write what a store says as one HTML file: what runs at which size, how sure that is, what a fixed choice would cost.
+    """Write what a store or a package says as one HTML file: what runs at which size, and why; of a store also how sure that
+    is, and what a fixed choice would cost.
 
     The file needs no network and nothing beside it. --text and --csv say the same. Nothing is compiled or measured; choices
     follow the rules of `polytile why` and the options in force.
@@ -253,7 +257,15 @@ def write_report(
         raise typer.BadParameter("--text prints the tables and --csv writes them; leave one of them out.")
     if text and output is not None:
         raise typer.BadParameter("--text prints to the terminal; leave out -o, or send the output to a file.")
-    made = report.reported(stores or [], kernel)
+    if every and (text or csv):
+        raise typer.BadParameter("--every keeps a page up to date; leave out --text and --csv.")
+    packages = report.packages_among(stores or [])
+    if packages and (kernel or every):
+        raise typer.BadParameter("--kernel and --every are for stores; the page on a package has a filter.")
+    if every:
+        return report.keep_written(stores or [], kernel, output or Path("report.html"), every)
+    with waits.during("reading measurements"):
+        made = report.reported_package(packages) if packages else report.reported(stores or [], kernel)
     if text:
         report.print_tables(made)
     elif csv:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polytile import options
+from polytile import options, waits
 from polytile.errors import PolytileError
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def train_models(
 
     status, folder = 0, out or installed.users()
     for chosen in _families(_examples(measured), family).values():
-        model = train(chosen, typer.echo)
+        with waits.during(f"training a model of {len(chosen)} problems"):
+            model = train(chosen, typer.echo)
         path = folder / model.file_name
         save(model, path)
         if python:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import polytile
-from polytile import options
+from polytile import options, waits
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import TargetError
 from polytile.cli.tune import STOPPED
@@ -56,7 +56,8 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
                     for kind in kinds:
                         if time.monotonic() > deadline:
                             break
-                        status = max(status, _problem(console, kind, device, number, wanted))
+                        with waits.during(f"problem {done + 1} of {wanted.count * len(kinds)}"):
+                            status = max(status, _problem(console, kind, device, number, wanted))
                         done += 1
         except KeyboardInterrupt:
             status = STOPPED

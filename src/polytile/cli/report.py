@@ -1,4 +1,4 @@
-"""`polytile report`: what a store says, as one HTML file, as tables, or as files of comma-separated values."""
+"""`polytile report`: what a store or a package says, as one HTML file, as tables, or as files of comma-separated values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from polytile import files
 from polytile.cli.kernels import names_beside, names_of
 from polytile.cli.plain import store_at
 from polytile.errors import ReportError
+from polytile.packages.manifest import is_package, read_manifest
 from polytile.problem import Problem
-from polytile.report import pages, show
+from polytile.report import Table, packaged, pages, show
 from polytile.report.contents import Held, Report, Source, report
 from polytile.store.place import Place, Server
 from polytile.store.transfer import held, is_exported
+
+Made = Report | packaged.PackageReport
+
+
+class NothingYet(ReportError):
+    """A store has no measurements that are asked for."""
 
 
 def reported(stores: Sequence[str], kernel: str = "") -> Report:
@@ -63,42 +70,85 @@ def _held(place: Place, kernel: str, fits: Callable[[Problem], bool]) -> Held:
         if sentence:
             typer.echo(f"polytile: {sentence}.", err=True)
     if not lines.records:
-        raise ReportError(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
+        raise NothingYet(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
     chosen = [record for record in lines.records if fits(record.measurement.problem)]
     if not chosen:
-        raise ReportError(
+        raise NothingYet(
             f"{place} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
             f"{shlex.quote(str(place))}` lists its kernels."
         )
     return Held(Source(str(place), not isinstance(place, Server) and is_exported(place)), chosen)
 
 
-def print_tables(made: Report) -> None:
+def reported_package(paths: Sequence[Path]) -> packaged.PackageReport:
+    """The report on one package, or on what changed between two. Raises PackageError where one is damaged."""
+    if len(paths) > 2:
+        raise ReportError(f"a report is on one package, or compares two, and {len(paths)} were named.")
+    packages = [packaged.Package(str(path), read_manifest(path)) for path in paths]
+    command = shlex.join(["polytile", "report", *map(str, paths)])
+    return packaged.PackageReport(packages[-1], packages[0] if len(packages) > 1 else None, command)
+
+
+def packages_among(named: Sequence[str]) -> list[Path]:
+    """The paths, if what is named are packages; none if they are stores. Raises ReportError where some are and others not."""
+    found = [Path(name) for name in named if is_package(Path(name))]
+    if found and len(found) < len(named):
+        raise ReportError(f"{found[0]} is a package, and the other is none; a report compares two stores or two packages.")
+    return found
+
+
+def tables_of(made: Made) -> Iterator[tuple[str, Table]]:
+    """Every table, with the name of its file."""
+    return packaged.tables(made) if isinstance(made, packaged.PackageReport) else pages.tables(made)
+
+
+def print_tables(made: Made) -> None:
     """Every table, as all commands print them."""
-    for _, table in pages.tables(made):
+    for _, table in tables_of(made):
         show(table)
 
 
-def write_html(made: Report, output: Path, stores: Sequence[str]) -> None:
-    """Puts the page at `output`, whole or not at all. Raises ReportError where it cannot be, or would replace a store."""
+def keep_written(stores: Sequence[str], kernel: str, output: Path, every: float) -> None:
+    """Writes the page again every so many seconds, until Ctrl-C. Where there is nothing to report on yet, it waits. Raises
+    ReportError where the page cannot be written, or would replace a store."""
+    typer.echo(f"Writing {output} every {every:g} s; Ctrl-C ends that.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            began = time.monotonic()
+            places = [store_at(store) for store in stores] or [store_at(None)]
+            with contextlib.suppress(NothingYet):
+                if all(isinstance(place, Server) or place.exists() for place in places):
+                    write_html(reported(stores, kernel), output, stores, every)
+            time.sleep(max(0.0, began + every - time.monotonic()))
+
+
+def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 0.0) -> None:
+    """Puts the page at `output`, whole or not at all; a page that is written `every` so many seconds looks for the next one.
+    Raises ReportError where it cannot be, or would replace its source."""
     from polytile.report import html
 
-    places = [store_at(store) for store in stores] or [store_at(None)]
-    if any(not isinstance(place, Server) and output.exists() and output.samefile(place) for place in places):
-        raise ReportError(f"-o {output} is the store itself, which a report must not replace; name another file.")
-    text = html.page(made)
+    if isinstance(made, packaged.PackageReport):
+        held: list[Path] = [Path(name) for name in sources]
+        what, text_of = "package", lambda: html.package_page(made)
+    else:
+        places = [store_at(store) for store in sources] or [store_at(None)]
+        held = [place for place in places if not isinstance(place, Server)]
+        what, text_of = "store", lambda: html.page(made, every)
+    if any(output.exists() and output.samefile(path) for path in held):
+        raise ReportError(f"-o {output} is the {what} itself, which a report must not replace; name another file.")
+    text = text_of()
     try:
         files.write_text(output, text)
     except OSError as error:
         raise _unwritten(output, error) from None
 
 
-def write_csv(made: Report, folder: Path) -> list[Path]:
+def write_csv(made: Made, folder: Path) -> list[Path]:
     """Puts each table at a file of its own in the folder, which is made if its parent is there. Raises ReportError otherwise."""
     written = []
     try:
         folder.mkdir(exist_ok=True)
-        for name, table in pages.tables(made):
+        for name, table in tables_of(made):
             written.append(folder / f"{name}.csv")
             files.write_text(written[-1], table.csv())
     except OSError as error:

@@ -79,6 +79,7 @@ def tune(
     run = Run(sum(len(job.calls) for job in jobs))
     mode = "thorough" if thorough and options.get("tune") == "auto" else options.get("tune")
     search = {"stall": "tune", **({"tune": "all", "configs": "exhaustive"} if exhaustive else {"tune": mode})}
+    search |= {} if options.get("progress") == "lines" else {"progress": "off"}  # there are bars of this command's own
     with options.override(**search), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
         with _progress(console, run.total) as tell:
             try:

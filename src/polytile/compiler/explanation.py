@@ -199,8 +199,10 @@ def report(
     pending: int = 0,
     calls: str = "",
 ) -> Explanation:
-    """The rows of the given graphs. Their decisions are those made for them, and those that calls of them followed, whose keys
-    are in `noted`."""
+    """The rows of the given graphs.
+
+    Their decisions are those made for them, and those that calls of them followed, whose keys are in `noted`.
+    """
     operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
     files = {file_of(program.call) for program in programs}

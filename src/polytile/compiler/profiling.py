@@ -103,8 +103,10 @@ def _wall(call: Callable[[], Any], calls: int, synchronize: Callable[[], None]) 
 
 
 def _lines(events: Iterable[Any], labels: set[str], calls: int) -> tuple[Line, ...]:
-    """The kernels, and the operators that no kernel and no other operator calls. The first calls under a profiler take longer,
-    hence medians."""
+    """The kernels, and the operators that no kernel and no other operator calls.
+
+    The first calls under a profiler take longer, hence medians.
+    """
     found: dict[str, list[Any]] = collections.defaultdict(list)
     for event in events:
         parent = event.cpu_parent

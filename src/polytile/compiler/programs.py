@@ -270,11 +270,11 @@ def pack_weights(compiled: CompiledProgram, arguments: Mapping[str, Any]) -> Non
 
 
 def _show_progress() -> None:
-    """From now on, where the option `progress` asks for it."""
-    if options.get("progress") != "off":
+    """From now on a line for each problem, where the option `progress` asks for it."""
+    if options.get("progress") == "lines":
         from polytile.report import progress  # brings rich, which few programs need
 
-        progress.show_from_now_on(lines=options.get("progress") == "lines")
+        progress.print_lines_from_now_on()
 
 
 def _device_type(program: Program) -> str:

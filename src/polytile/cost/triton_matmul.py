@@ -368,7 +368,7 @@ def _rows(product: _Product) -> Parts:
     return Parts(product.joined(units, latency), product.cached(programs, programs * steps * product.asked), memory, 0.0)
 
 
-SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows}
+SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows, "grouped": _tile}
 
 
 def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:

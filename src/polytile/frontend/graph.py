@@ -32,7 +32,7 @@ from polytile.frontend.library_calls import (
 from polytile.frontend.lower import attention
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.random import is_drawn
-from polytile.frontend.lower.registry import TABLE, load
+from polytile.frontend.lower.registry import TABLE, adopt, load
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
@@ -128,6 +128,7 @@ class _Driver:
         self.stored: set[torch.fx.Node] = set()
         """The nodes whose results come from library calls and products."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
+        adopt(node.target for node in graph.graph.nodes)
         self.bases = bases(graph.graph, (TABLE.keys() | _HANDLERS.keys()) - set(attention.OPERATORS))
         self.changed = _changed_inputs(graph.graph)
         self.partly_written = partly_written(graph.graph, self.changed)

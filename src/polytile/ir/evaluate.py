@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import SCORES, SEGMENT_SUM, Loop, Store, compute_dtype, element_level
+from polytile.ir.program import SCORES, Loop, Store, compute_dtype, element_level
 
 CHUNK_POINTS = 4_000_000
 Number = Any  # a Python int, or an int64 tensor that broadcasts to the grid
@@ -323,10 +323,7 @@ class _Chunk:
         points = torch.broadcast_shapes(index.shape, value.shape, mask.shape, self.store_shape(store))
         index, value, mask = index.expand(points), value.expand(points), mask.expand(points)
         index = self.checked(index[mask], flat, f"writes {store.buffer}[{store.index}]")
-        if store.mode in _REDUCED:
-            flat.scatter_reduce_(0, index, value[mask], _REDUCED[store.mode])
-        else:
-            flat.index_put_((index,), value[mask], accumulate=store.mode in ("add", SEGMENT_SUM))
+        flat.index_put_((index,), value[mask], accumulate=store.mode != "set")
 
     def add_up(self, store: Store, value: torch.Tensor) -> None:
         """Sums over the axes that the index leaves out; a later chunk along one of these adds to what is there."""
@@ -387,8 +384,6 @@ def _extreme(choose: Callable[..., torch.Tensor]) -> Callable[..., Number]:
 
     return extreme
 
-
-_REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # modes of stores by torch's names
 
 _FUNCTIONS: dict[Any, Callable[..., Number]] = {
     FloorDiv: lambda a, d: a // d,

@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from polytile.errors import IRError
-from polytile.ir import sizes
+from polytile.ir import grouped, sizes
 from polytile.ir.attention import (
     attend,
     attend_backward,
@@ -66,7 +66,10 @@ def run_template(
     dtype = compute_dtype(template.out.dtype)
     if precision is not None and dtype.is_floating_point:
         dtype = precision
-    if template.scales is None:
+    if template.grouping is not None:
+        ends = view_tensor(template.grouping.ends, buffers, size_values)
+        product = grouped.multiply(a.to(dtype), b.to(dtype), ends, template.grouping.axis)
+    elif template.scales is None:
         product = torch.matmul(a.to(dtype), b.to(dtype))
     else:
         both = [(a, template.scales[0]), (b, template.scales[1])]

@@ -34,7 +34,7 @@ from polytile.ir.program import (
     View,
 )
 
-_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
+_ASSIGN = {"set": "=", "add": "+=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -149,6 +149,7 @@ def operation_text(op: Operation) -> str:
         head += f" + {view_text(op.second[0])} @ {view_text(op.second[1])}" if op.second is not None else ""
         scales = [f"{view_text(s.view)} of {s.rows}x{s.along}" for s in op.scales or () if s is not None]
         head += f" scaled by {', '.join(scales)}" if scales else ""
+        head += f" in groups of {op.grouping.axis} up to {view_text(op.grouping.ends)}" if op.grouping is not None else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []

@@ -110,9 +110,6 @@ class Axis:
     size: sympy.Expr
 
 
-ACCUMULATING = ("add", "mul", "max", "min")
-"""Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
-
 SEGMENT_SUM = "sum"
 """The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
 is none."""
@@ -120,8 +117,8 @@ is none."""
 
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set"; or "add", which adds
+    the value to what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
     out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str
@@ -286,6 +283,21 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """What makes a Template a grouped product: the rows of A ("m"), or the elements along k of both operands ("k"), belong to
+    groups that follow each other. `ends`, a dense vector of int32, says where each group ends: the sizes of groups are known in
+    memory alone. An end beyond the axis counts as the axis's; a group that ends before it begins has nothing.
+
+    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, 0 for rows beyond the last end. `a` and `out` have a batch
+         of one, that of `b` is the groups.
+    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have a batch of one, that of `out` is the groups.
+    """
+
+    ends: View
+    axis: str
+
+
+@dataclass(frozen=True)
 class Template:
     """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points. Operands of
     different types are converted to their common type first.
@@ -302,6 +314,8 @@ class Template:
 
     `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; None of `a`
     where only `b` has scales. Then there are no prologues, no second product and no batch.
+
+    `grouping`: it is a grouped product. Then there are no prologues, no second product and no scales.
     """
 
     name: str
@@ -314,6 +328,7 @@ class Template:
     prologues: tuple[Loop | None, Loop | None] = (None, None)
     second: tuple[View, View] | None = None
     scales: tuple[Scales | None, Scales] | None = None
+    grouping: Grouping | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
@@ -322,7 +337,7 @@ class Template:
         """The buffers that the product itself reads, at other points than those it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
         read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
-        beside = [*(self.second or ()), *self.scale_views]
+        beside = [*(self.second or ()), *self.views_beside]
         return set().union(*read, {view.buffer for view in beside})
 
     def writes(self) -> set[str]:
@@ -331,6 +346,15 @@ class Template:
     @property
     def scale_views(self) -> list[View]:
         return [view for scales in self.scales or () if scales is not None for view in scales.views]
+
+    @property
+    def views_beside(self) -> list[View]:
+        """What is read as it lies beside the operands: scales, the ends of groups."""
+        return [*self.scale_views, *([self.grouping.ends] if self.grouping is not None else [])]
+
+    def grouping_at(self, rule: Callable[[View], View]) -> Grouping | None:
+        """The grouping with `rule` applied to its view."""
+        return None if self.grouping is None else replace(self.grouping, ends=rule(self.grouping.ends))
 
     def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales | None, Scales] | None:
         """The scales with `rule` applied to their views."""

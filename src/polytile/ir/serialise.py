@@ -27,7 +27,7 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         program.Axis, program.Buffer, program.LibraryCall, program.Loop, program.Made, program.PackedWeight, program.Ref,
-        program.Scales, program.Store, program.View,
+        program.Grouping, program.Scales, program.Store, program.View,
     )
 }  # fmt: skip
 """Values that are written field by field."""

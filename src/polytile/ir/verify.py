@@ -12,7 +12,6 @@ from polytile.errors import IRError
 from polytile.ir import expr, levels, ops, reductions, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
-    ACCUMULATING,
     COMPUTE_DTYPE,
     SEGMENT_SUM,
     Assert,
@@ -152,7 +151,7 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        return [operation.a, operation.b, operation.out, *(operation.second or ()), *operation.scale_views]
+        return [operation.a, operation.b, operation.out, *(operation.second or ()), *operation.views_beside]
     if isinstance(operation, Attention):
         return list(operation.views)
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
@@ -171,6 +170,14 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         yield f"views of {len(a)}, {len(b)} and {len(out)} dimensions; a product takes (batch, m, k) and (batch, k, n)"
         return
     pairs = {"batch": (a[0], out[0]), "batch of b": (b[0], out[0]), "m": (a[1], out[1]), "k": (a[2], b[1]), "n": (b[2], out[2])}
+    if operation.grouping is not None:
+        ends = operation.grouping.ends
+        if operation.grouping.axis == "m":
+            pairs["batch of b"] = b[0], ends.sizes[0]
+        else:
+            pairs |= {"batch": (out[0], ends.sizes[0]), "batch of b": (a[0], b[0])}
+        if ends.dtype != torch.int32 or len(ends.sizes) != 1 or ends.strides != (1,):
+            yield f"ends of groups are a dense vector of int32; these are {ends.dtype} of {len(ends.sizes)} dimensions"
     if operation.second is not None:
         p, q = (view.sizes for view in operation.second)
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
@@ -296,7 +303,7 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", SEGMENT_SUM, *ACCUMULATING):
+        if store.mode not in ("set", "add", SEGMENT_SUM):
             yield f"has a store of mode {store.mode!r}"
 
 

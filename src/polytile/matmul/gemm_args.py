@@ -11,7 +11,7 @@ import torch
 from polytile.ir import sizes
 from polytile.ir.program import Loop
 from polytile.matmul import packed_weights, prologue, scales
-from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.runtime import noise
 from polytile.schedule.facts import reaches
 
@@ -27,12 +27,18 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
     ):  # fmt: skip
         if name in named and (name not in "PQ" or kernel.second is not None):
             strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
-            shape = (size["batch"], size[rows], size[columns])
+            shape = (batch_of(kernel, name, size), size[rows], size[columns])
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
     if kernel.scales is not None:
         named |= scales.views(kernel, named, dict(zip(kernel.size_names, ints, strict=True)))
     first = len(kernel.leading)
     return named, tuple(ints[first : first + len(kernel.symbols)])
+
+
+def batch_of(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
+    """How many matrices an operand, or the result, is: of a grouped product only one of them is a batch."""
+    alone = {"m": "AC", "k": "AB"}.get(kernel.spec.grouped, "")
+    return 1 if operand in alone else size["batch"]
 
 
 def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
@@ -51,7 +57,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
         own = [zip(scales.STRIDES[name], scales.AXES[name], strict=True) for name in scales.blocks(kernel)]
         ends += [symbol(stride) * symbol(size) for pairs in own for stride, size in pairs]
     ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
-    return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
+    items = sizes.ONE if kernel.spec.grouped == "m" else symbol("batch")
+    return (*ends, items * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
@@ -64,6 +71,9 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     for t in kernel.tensors[: len(kernel.tensors) - kernel.packed]:
         if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
+        elif t.name == ENDS:
+            tensors.append(_ends(size["batch"], full["M" if kernel.spec.grouped == "m" else "K"], target))
+            continue
         elif t.name in scales.blocks(kernel):
             count = scales.elements(kernel, t.name, full)
         else:
@@ -71,6 +81,13 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
         tensors.append(_random(max(1, count), t.dtype, target))
     panels = (packed_weights.panels_for(kernel, tensors[1], full),) if kernel.packed else ()
     return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
+
+
+def _ends(groups: int, length: int, target: torch.device | None) -> torch.Tensor:
+    """Where groups of random sizes end, the last of them at the end."""
+    ends = noise.integers(0, length + 1, max(1, groups), torch.int64, target).sort().values
+    ends[-1] = length
+    return ends.to(torch.int32)
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

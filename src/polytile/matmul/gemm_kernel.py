@@ -28,6 +28,10 @@ SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_
 """Integers of a second product: the length of its sums, and the strides of its operands."""
 
 
+ENDS = "ENDS"
+"""The name of the tensor that says where the groups of a grouped product end."""
+
+
 @dataclass(frozen=True)
 class GemmKernel:
     """A matmul in canonical names: what is the same for all products that share its kernels.
@@ -44,6 +48,9 @@ class GemmKernel:
     second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
                tensors follow A and B. A kernel with a second product has no prologues
     scales     how many rows and columns of A, if it has scales, and of B share a scale (matmul/scales.py)
+
+    Where its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. Along m these are the batch
+    of B alone, along k that of the result alone; the other strides of the batch are passed and mean nothing.
     """
 
     spec: GemmSpec
@@ -91,6 +98,7 @@ class GemmKernel:
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
         before = sum(map(len, self.inputs)) + (2 if self.second is not None else len(scales.blocks(self)))
+        before += bool(self.spec.grouped)
         return self.tensors[before : len(self.tensors) - self.packed]
 
     @cached_property
@@ -137,6 +145,14 @@ class GemmKernel:
         others = self.tensors[sum(map(len, self.inputs)) : len(self.tensors) - self.packed]
         return replace(self, prologues=(None, None), tensors=(*operands, *others), packed=False)
 
+    def average(self, size: Mapping[str, int]) -> dict[str, int]:
+        """These sizes, of a grouped product those of a batch of products that share its rows, or its length of sums, evenly."""
+        axis = {"m": "M", "k": "K"}.get(self.spec.grouped)
+        if axis is None:
+            return dict(size)
+        groups = min(size["batch"], max(1, size["M"])) if axis == "M" else size["batch"]
+        return {**size, "batch": groups, axis: -(-size[axis] // max(1, groups))}
+
     @property
     def leading(self) -> tuple[str, ...]:
         """The product's own integers, which come first."""
@@ -162,9 +178,11 @@ class GemmKernel:
             second = dict(zip(SECOND_SIZES[1:], (m * length, *p, length * n, *q), strict=True))
         a = (1, m) if self.spec.a_layout == "m" else (k, 1)
         b = (1, k) if self.spec.b_layout == "k" else (n, 1)
+        apart = {"a": m * k, "b": k * n, "c": m * n}
+        apart |= dict.fromkeys({"m": "ac", "k": "ab"}.get(self.spec.grouped, ""), 0)
         return {
-            "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
-            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1, **second,
+            "batch": 1, "a_stride_b": apart["a"], "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": apart["b"],
+            "b_stride_k": b[0], "b_stride_n": b[1], "c_stride_b": apart["c"], "c_stride_m": n, "c_stride_n": 1, **second,
         }  # fmt: skip
 
 
@@ -209,6 +227,8 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         for name, view in zip(scales.AXES, (left.view if left is not None else None, right.view, right.zeros), strict=True):
             if view is not None:
                 read += _in_memory(name, view, buffers) + _Arguments(sizes=view.strides[1:])
+    if template.grouping is not None:
+        read += _in_memory(ENDS, template.grouping.ends, buffers)
     written, epilogue, symbols = _results(template, buffers)
     on_gpu = buffers[a.buffer].device.type == "cuda"
     kernel = GemmKernel(
@@ -217,7 +237,8 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         prologues=(first.kernel if first is not None else None, other.kernel if other is not None else None),
         second=second, scales=shared,
     )  # fmt: skip
-    leading = (a.sizes[0], a.sizes[1], b.sizes[2], a.sizes[2], *a.strides, *b.strides)
+    batch = a.sizes[0] if template.grouping is None else template.grouping.ends.sizes[0]
+    leading = (batch, a.sizes[1], b.sizes[2], a.sizes[2], *a.strides, *b.strides)
     return kernel, ProductSite(read.passed + written.passed, (*leading, *written.sizes, *read.sizes))
 
 
@@ -233,13 +254,14 @@ def _spec(template: Template) -> GemmSpec:
         dtype=dtype,
         a_layout=_unit_stride_axis(a, {2: "k", 1: "m"}),
         b_layout=_unit_stride_axis(b, {2: "n", 1: "k"}),
-        batched=a.sizes[0] != 1,
+        batched=out.sizes[0] != 1,
         out_dtype=type_name(out.dtype),
         has_epilogue=template.epilogue is not None,
         c_layout=_unit_stride_axis(out, {2: "n", 1: "m"}),
         b_dtype="int8" if b.dtype == torch.int8 and dtype != "int8" else "",
         group=right.along if right is not None and left is None else 0,
         zeros=right is not None and right.zeros is not None,
+        grouped=template.grouping.axis if template.grouping is not None else "",
     )
 
 

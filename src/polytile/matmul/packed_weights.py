@@ -85,7 +85,7 @@ def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool
     numbers = (*b.sizes, *b.strides, b.offset, *source.sizes, *source.strides, source.offset)
     if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != source.dtype:
         return False
-    single = not kernel.spec.batched and kernel.second is None
+    single = not kernel.spec.batched and kernel.second is None and not kernel.spec.grouped
     typed = b.dtype == (torch.int8 if kernel.spec.b_dtype else kernel.in_dtype) in panels.TOGETHER
     plain = single and typed and kernel.prologues[0] is None and (source is b) == (kernel.prologues[1] is None)
     large = int(b.sizes[1]) * int(b.sizes[2]) >= SMALLEST and int(b.sizes[2]) > 1

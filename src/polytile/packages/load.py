@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import tempfile
 import zipfile
@@ -21,9 +20,7 @@ from torch.utils import _pytree as pytree
 from polytile import locks
 from polytile.errors import PackageError
 from polytile.packages import archive
-
-FORMAT = 1
-"""Of the manifest and the names of files."""
+from polytile.packages.manifest import read_manifest
 
 ROOM = 2048
 """Bytes of an error's sentence."""
@@ -59,25 +56,9 @@ _runtimes: dict[str, ctypes.CDLL] = {}
 def load_package(path: str | Path, *, verify: bool = False) -> Package:
     """See `polytile.load_package`."""
     path = Path(path)
-    manifest = _manifest(path)
+    manifest = read_manifest(path)
     _verify(path, manifest, verify)
     return Package(path, manifest)
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(archive.read(path, archive.MANIFEST))
-        found = manifest["format"]
-    except FileNotFoundError:
-        raise PackageError(f"there is no package {path}.") from None
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise PackageError(f"{path} is no package, or only a part of one ({type(error).__name__}: {error}).") from None
-    if found != FORMAT:
-        raise PackageError(
-            f"the package {path} has format {found}, and this polytile reads format {FORMAT}. Write it again with this version, "
-            f"or load it with polytile {manifest.get('polytile')}."
-        )
-    return manifest
 
 
 def _verify(path: Path, manifest: Mapping[str, Any], weights: bool) -> None:

@@ -25,7 +25,8 @@ from polytile.ir.program import IS_PACKED
 from polytile.packages import archive, text
 from polytile.packages.archive import Content
 from polytile.packages.capture import Captured, capture, exported
-from polytile.packages.load import FORMAT, load_package
+from polytile.packages.load import load_package
+from polytile.packages.manifest import FORMAT
 from polytile.packages.text import PackagedKernel, PackageWriter
 from polytile.packages.weights import Weights
 from polytile.runtime import compile as compiling

@@ -68,7 +68,8 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
             a, b, out = (_renamed_value(view, mapping) for view in (operation.a, operation.b, operation.out))
             epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
             scales = operation.scales_at(lambda view: _renamed_value(view, mapping))
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
+            grouping = operation.grouping_at(lambda view: _renamed_value(view, mapping))
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales, grouping=grouping)
         case Attention():
             scores = _renamed_loop(operation.scores, mapping) if operation.scores is not None else None
             return replace(operation.map_views(lambda view: _renamed_value(view, mapping)), scores=scores)

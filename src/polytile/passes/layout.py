@@ -142,8 +142,8 @@ def _following(operation: Operation, name: str, layout: Layout, writes: bool) ->
         return _following_loop(operation, name, layout, writes)
     if not isinstance(operation, Template) or operation.out.buffer == name:
         raise Unfit("the reader needs the layout")
-    if name in {view.buffer for view in operation.scale_views}:
-        raise Unfit("scales are read as they lie")
+    if name in {view.buffer for view in operation.views_beside}:
+        raise Unfit("scales and ends of groups are read as they lie")
     a, b = (_following_view(v, layout) if v.buffer == name else v for v in (operation.a, operation.b))
     epilogue = operation.epilogue
     return replace(

@@ -33,7 +33,8 @@ def plain_strides(program: Program) -> Program:
             a, b, out = (_in_view(view, buffers) for view in (operation.a, operation.b, operation.out))
             epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
             scales = operation.scales_at(lambda view: _in_view(view, buffers))
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
+            grouping = operation.grouping_at(lambda view: _in_view(view, buffers))
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales, grouping=grouping)
         if isinstance(operation, Attention):
             scores = _in_loop(operation.scores, buffers) if operation.scores is not None else None
             return replace(operation.map_views(lambda view: _in_view(view, buffers)), scores=scores)

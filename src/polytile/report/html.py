@@ -9,33 +9,52 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from polytile.report import pages
+from polytile.report import packaged, pages
 from polytile.report.contents import Report
-from polytile.report.payload import Payload
+from polytile.report.payload import NOTHING, Payload, as_json
 from polytile.version import __version__
 
 FOLDER = Path(__file__).parent
 
 
-def page(report: Report) -> str:
-    """The whole file."""
-    script, style = (_asset(name) for name in ("report.js", "report.css"))
-    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("report.html").render(
+def page(report: Report, every: float = 0.0) -> str:
+    """The whole file on a store. An open page loads itself again after `every` seconds, if that is not 0."""
+    return _file(
         summary=pages.summary(report),
         tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
-        compared=report.comparison is not None,
+        sections=[*([("changes", "What changed")] if report.comparison is not None else []), ("kernels", "Kernels")],
         meanings=pages.MEANINGS,
-        data=Payload(report).text(),
-        script=script,
-        style=style,
-        script_hash=_digest(script),
-        style_hash=_digest(style),
-        version=__version__,
+        data=as_json({**Payload(report).values, "every": every}),
     )
+
+
+def package_page(report: packaged.PackageReport) -> str:
+    """The whole file on a package."""
+    lists = [("choices", packaged.choices(report.package))]
+    if report.before is not None:
+        lists.insert(0, ("changes", packaged.changes(report.before, report.package)))
+    drawn = {
+        "lists": [[name, table.title, [column.heading for column in table.columns], table.cells()] for name, table in lists],
+        "strips": packaged.strips(report.package),
+    }
+    return _file(
+        summary=packaged.summary(report),
+        tables=[packaged.kernels(report.package), packaged.inputs(report.package), packaged.files(report.package)],
+        sections=[(name, table.title) for name, table in lists],
+        meanings=packaged.MEANINGS,
+        data=as_json({**NOTHING, **drawn}),
+    )
+
+
+def _file(**parts: Any) -> str:
+    script, style = (_asset(name) for name in ("report.js", "report.css"))
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    own = {"script": script, "style": style, "script_hash": _digest(script), "style_hash": _digest(style)}
+    return environment.get_template("report.html").render(**parts, **own, version=__version__)
 
 
 def _asset(name: str) -> str:

@@ -74,11 +74,6 @@ class Payload:
             "digits": DIGITS if report.source.exported else None,
         }
 
-    def text(self) -> str:
-        """The JSON, such that no browser takes any of it for the end of the element that it stands in."""
-        written = json.dumps(self.values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return written.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
     def _panel(self, panel: Panel, curves: tuple[Curve, ...]) -> list[Any]:
         return [
             panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts),
@@ -119,6 +114,16 @@ class Payload:
             self._names(change.after.candidate), _micros(change.after.seconds), _short(change.ratio), band, change.verdict,
             "; ".join(change.differs),
         ]  # fmt: skip
+
+
+NOTHING: dict[str, Any] = {"panels": [], "changes": None, "certainties": [], "places": [], "every": 0}
+"""What a page is given that draws no kernel."""
+
+
+def as_json(values: dict[str, Any]) -> str:
+    """The JSON, such that no browser takes any of it for the end of the element that it stands in."""
+    written = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return written.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _short(value: float | None) -> float | None:

@@ -1,50 +1,77 @@
-"""Measuring as people like to watch it: a bar on a terminal while a problem is under way, a line for each problem in a log."""
+"""What is under way, as people like to watch it: one line on a terminal while somebody waits, or a line for each problem."""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
 from rich.text import Text
 
+from polytile.counters import STAGES
 from polytile.problem import time_text
-from polytile.tuning.progress import Step, watch
+from polytile.tuning.progress import Step, unwatch, watch
+from polytile.waits import Wait
 
 
-class Display:
-    """Watches the steps of tuning. `lines` asks for lines on terminals too."""
+class Bar:
+    """One line on a terminal: what is waited for and since when; while a problem is measured, which one and how far. It leaves
+    nothing behind when it is closed."""
 
-    def __init__(self, console: Console, lines: bool = False) -> None:
-        self.console = console
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._draws = console.is_terminal and not lines
+    def __init__(self, wait: Wait, console: Console | None = None) -> None:
+        self._wait = wait
+        self._step: Step | None = None
+        # What the program prints meanwhile stands above the line, unless it goes elsewhere.
+        whole = console is None and sys.stdout is not None and sys.stdout.isatty()
+        self._bar = Progress(
+            SpinnerColumn(), _Words(self.doing), BarColumn(20), _Count(), _Words(self.waited),
+            console=console or Console(stderr=True), transient=True, redirect_stdout=whole, redirect_stderr=whole,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+        watch(self)
 
     def __call__(self, step: Step) -> None:
-        if self._draws:
-            self._draw(step)
-        if step.finished:
-            self.line(f"polytile: {step}")
+        """Shows how far a problem is."""
+        self._step = None if step.finished else step
+        completed, total = (0, None) if step.finished else (step.checked, step.candidates)
+        self._bar.reset(self._task, completed=completed, total=total)
 
-    def line(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
+    def doing(self) -> str:
+        """The words before the bar."""
+        if self._step is not None:
+            return f"polytile: {described(self._step)}"
+        *outer, inner = tuple(self._wait.doing)
+        tasks = [what for what in outer if what not in STAGES]
+        return f"polytile: {', '.join((*tasks[-1:], inner))}"
+
+    def waited(self) -> str:
+        """The words behind it."""
+        return f"{time.monotonic() - self._wait.since:.0f} s"
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Takes the line off the terminal."""
+        unwatch(self)
+        self._bar.stop()
 
-    def _draw(self, step: Step) -> None:
-        if step.finished:
-            self.close()
-            return
-        if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self.console, transient=True)
-            self._task = self._bar.add_task("", total=step.candidates)
-            self._bar.start()
-        self._bar.update(self._task, description=described(step), completed=step.checked, total=step.candidates)
+
+class _Words(ProgressColumn):
+    def __init__(self, words: Callable[[], str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def render(self, task: Task) -> Text:
+        return Text(self._words(), overflow="ellipsis", no_wrap=True)
+
+
+class _Count(ProgressColumn):
+    """How many of how many, once that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
 def described(step: Step) -> str:
@@ -54,12 +81,23 @@ def described(step: Step) -> str:
     return f"{step.problem}: {step.doing}{best}{left}"
 
 
-_shown: Display | None = None
+class Lines:
+    """A line for each problem that was measured."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, step: Step) -> None:
+        if step.finished:
+            self._console.print(Text(f"polytile: {step}"), soft_wrap=True)
 
 
-def show_from_now_on(lines: bool = False) -> None:
-    """Has everything that this process measures shown on stderr; asking again changes nothing."""
+_shown: Lines | None = None
+
+
+def print_lines_from_now_on() -> None:
+    """Has a line printed on stderr for each problem that this process measures; asking again changes nothing."""
     global _shown
     if _shown is None:
-        _shown = Display(Console(stderr=True), lines)
+        _shown = Lines(Console(stderr=True))
         watch(_shown)

@@ -357,6 +357,25 @@
       c[8], c[9]].join(" "));
   };
 
+  /* A package: its choices in lists, and of each kernel a strip, sizes in order; a hatched cell is predicted. */
+
+  const drawPackage = () => {
+    const host = document.getElementById("choices-view");
+    for (const [kernel, forms, cells] of data.strips) {
+      const width = 22, names = forms.map((name, i) => `${letterOf(i)} ${name}`).join(", ");
+      host.append(el("h3", {}, kernel), el("div", { class: "scroll" },
+        svg("svg", { width: cells.length * width, height: 24, role: "img", "aria-label": `Forms of ${kernel}: ${names}; the list below says where each runs` },
+          cells.map(([sizes, form, measured], i) => svg("g", { transform: `translate(${i * width},0)` },
+            svg("title", {}, `${sizes}: ${forms[form]}${measured ? "" : ", predicted"}`),
+            box(`c${Math.min(form, COLOURS)}`, measured ? null : "hatch", letterOf(form), width, 24))))),
+      el("ul", { class: "legend", "aria-label": `Forms of ${kernel}` }, forms.map((name, i) =>
+        el("li", {}, swatch(`c${Math.min(i, COLOURS)}`, null, letterOf(i)), ` ${name}`)), el("li", {}, swatch("c9", "hatch", ""), " hatched: predicted")));
+    }
+    for (const [name, caption, heads, rows] of data.lists)
+      listing(document.getElementById(`${name}-view`), caption, heads.map((head, i) => ({ head, key: (row) => row[i], cell: (row) => row[i] })),
+        rows, (row) => row.join(" "));
+  };
+
   /* The address says what is open: #kernel/3 or #kernel/3/17. */
 
   let open = null;
@@ -383,10 +402,22 @@
   };
 
   const theme = document.getElementById("theme");
-  theme.addEventListener("change", () => { document.documentElement.style.colorScheme = theme.value; });
+  const kept = (key, value) => { /* across loads of a page that is written again and again */
+    try { return value === undefined ? sessionStorage.getItem(key) : sessionStorage.setItem(key, value); } catch { return null; }
+  };
+  const colour = () => { document.documentElement.style.colorScheme = theme.value; };
+  theme.addEventListener("change", () => { colour(); kept("theme", theme.value); });
+  if (data.every) {
+    theme.value = kept("theme") || theme.value;
+    colour();
+    setInterval(() => { /* not while somebody has a filter in force */
+      if (![...document.querySelectorAll("input")].some((input) => input.value)) location.reload();
+    }, data.every * 1000);
+  }
   document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true" }, patterns()));
   if (data.changes) drawChanges();
-  drawKernels();
+  if (data.lists) drawPackage();
+  else drawKernels();
   addEventListener("hashchange", follow);
   follow();
 })();

@@ -16,26 +16,25 @@ import functools
 import json
 import logging
 import os
-import queue
 import shlex
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from polytile import locks, options
+from polytile import locks
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
 from polytile.runtime import background, toolchain
 from polytile.runtime.cache import Cache, current
-from polytile.runtime.cpu import side_by_side
+from polytile.runtime.pool import Pool
 
 log = logging.getLogger("polytile")
 
@@ -187,31 +186,12 @@ class _Errand:
             log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
 
 
-class _Pool:
-    """Daemon threads that run Compilations in order. Grows to the wanted number when work comes, not before."""
+class _Pool(Pool[Compilation | _Errand]):
+    """Each thread runs one compiler at a time."""
 
-    def __init__(self) -> None:
-        self.waiting: queue.SimpleQueue[Compilation | _Errand] = queue.SimpleQueue()
-        self.threads = 0
-        self.idle = threading.Semaphore(0)
-        self.lock = threading.Lock()
-
-    def submit(self, compilation: Compilation | _Errand) -> None:
-        wanted = options.get("compile_workers") or side_by_side(COMPILER_BYTES)
-        with self.lock:
-            self.waiting.put(compilation)
-            if not self.idle.acquire(blocking=False) and self.threads < wanted:
-                self.threads += 1
-                threading.Thread(target=self._serve, name="polytile-compile", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                compilation = self.waiting.get_nowait()
-            except queue.Empty:
-                self.idle.release()
-                compilation = self.waiting.get()
-            compilation.run()
+    def serve(self, work: Iterator[Compilation | _Errand]) -> None:
+        for one in work:
+            one.run()
 
 
 class _State:
@@ -219,7 +199,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.pool = _Pool()
+        self.pool = _Pool("polytile-compile", COMPILER_BYTES)
         self.asked: set[str] = set()
         self.compilations: dict[tuple[Path, str], Compilation] = {}
         self.records: list[CompileRecord] = []

@@ -602,25 +602,6 @@ static PyMethodDef entry_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot entry_slots[] = {
-    {Py_tp_new, entry_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, entry_traverse},
-    {Py_tp_clear, entry_clear},
-    {Py_tp_dealloc, entry_dealloc},
-    {Py_tp_members, entry_members},
-    {Py_tp_getset, entry_properties},
-    {Py_tp_methods, entry_methods},
-    {0, NULL},
-};
-
-static PyType_Spec entry_spec = {
-    .name = "polytile_launcher.Entry",
-    .basicsize = sizeof(Entry),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .slots = entry_slots,
-};
-
 /* ---- graphs ---- */
 
 typedef struct {
@@ -734,23 +715,6 @@ static PyMemberDef graph_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Graph, vectorcall), READONLY, NULL},
     {"__wrapped__", T_OBJECT, offsetof(Graph, usual), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot graph_slots[] = {
-    {Py_tp_new, graph_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, graph_traverse},
-    {Py_tp_clear, graph_clear},
-    {Py_tp_dealloc, graph_dealloc},
-    {Py_tp_members, graph_members},
-    {0, NULL},
-};
-
-static PyType_Spec graph_spec = {
-    .name = "polytile_launcher.Graph",
-    .basicsize = sizeof(Graph),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .slots = graph_slots,
 };
 
 /* size_of(tensor, dimension) -> what tensor.size(dimension) gives */

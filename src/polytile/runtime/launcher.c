@@ -644,7 +644,7 @@ static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
     return table;
 }
 
-static PyObject *dispatcher_clear(PyObject *object, PyObject *unused)
+static PyObject *dispatcher_empty(PyObject *object, PyObject *unused)
 {
     if (empty((Dispatcher *)object) < 0)
         return NULL;
@@ -759,7 +759,7 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-static int dispatcher_clear_references(PyObject *object)
+static int dispatcher_clear(PyObject *object)
 {
     Dispatcher *self = (Dispatcher *)object;
     if (self->slots != NULL && self->used > 0 && empty(self) < 0)
@@ -821,7 +821,7 @@ static PyMethodDef dispatcher_methods[] = {
     {"end_trial", dispatcher_end_trial, METH_O, "end_trial(key)"},
     {"calls", dispatcher_calls, METH_O, "calls(key) -> how many calls its entries have served"},
     {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
-    {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},
+    {"clear", dispatcher_empty, METH_NOARGS, "clear() forgets every entry"},
     {"key_of", (PyCFunction)(void (*)(void))dispatcher_key_of, METH_FASTCALL, "key_of(*integers) -> key"},
     {NULL, NULL, 0, NULL},
 };
@@ -832,22 +832,4 @@ static PyMemberDef dispatcher_members[] = {
     {"key", T_OBJECT, offsetof(Dispatcher, key), READONLY, "codes of the integer arguments"},
     {"tensor_key", T_OBJECT, offsetof(Dispatcher, tensor_key), READONLY, "codes of the tensor arguments"},
     {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot dispatcher_slots[] = {
-    {Py_tp_new, dispatcher_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, dispatcher_traverse},
-    {Py_tp_clear, dispatcher_clear_references},
-    {Py_tp_dealloc, dispatcher_dealloc},
-    {Py_tp_methods, dispatcher_methods},
-    {Py_tp_members, dispatcher_members},
-    {0, NULL},
-};
-
-static PyType_Spec dispatcher_spec = {
-    .name = "polytile_launcher.Dispatcher",
-    .basicsize = sizeof(Dispatcher),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .slots = dispatcher_slots,
 };

@@ -153,6 +153,8 @@ static PyMethodDef module_methods[] = {
     {"configure_events", configure_events, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"configure_records", configure_records, METH_VARARGS, NULL},
+    {"configure_kinds", configure_kinds, METH_VARARGS, NULL},
+    {"kinds_of", (PyCFunction)(void (*)(void))kinds_of, METH_FASTCALL, NULL},
     {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
     {"configure_graphs", configure_graphs, METH_VARARGS, NULL},
     {"new_pair", new_pair, METH_VARARGS, NULL},
@@ -177,22 +179,38 @@ static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, .m_name = "polytile_launcher", .m_size = -1, .m_methods = module_methods,
 };
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+/* Adds a type that is called as a vectorcall and takes part in garbage collection; it may have no methods and no properties. */
+static int add_type(PyObject *module, const char *name, size_t size, newfunc make, traverseproc traverse, inquiry clear,
+                    destructor dealloc, PyMemberDef *members, PyMethodDef *methods, PyGetSetDef *properties)
 {
-    PyObject *type = PyType_FromSpec(spec);
-    if (type != NULL && PyModule_AddObject(module, name, type) == 0)
+    PyType_Slot slots[9] = {
+        {Py_tp_new, make}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+        {Py_tp_dealloc, dealloc}, {Py_tp_members, members},
+    };
+    PyType_Slot *slot = slots + 6;
+    if (methods != NULL)
+        *slot++ = (PyType_Slot){Py_tp_methods, methods};
+    if (properties != NULL)
+        *slot++ = (PyType_Slot){Py_tp_getset, properties};
+    unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+    PyObject *type = PyType_FromSpec(&(PyType_Spec){name, (int)size, 0, flags, slots});
+    if (type != NULL && PyModule_AddObject(module, strrchr(name, '.') + 1, type) == 0)
         return 0;
     Py_XDECREF(type);
     return -1;
 }
 
+#define ADD_TYPE(Type, prefix, methods, properties) \
+    add_type(module, "polytile_launcher." #Type, sizeof(Type), prefix##_new, prefix##_traverse, prefix##_clear, prefix##_dealloc, \
+             prefix##_members, methods, properties)
+
 PyMODINIT_FUNC PyInit_polytile_launcher(void)
 {
     PyObject *module = PyModule_Create(&module_definition);
     if (module != NULL
-        && (add_type(module, "Dispatcher", &dispatcher_spec) < 0 || add_type(module, "Keeper", &keeper_spec) < 0
-            || add_type(module, "Program", &program_spec) < 0 || add_type(module, "Entry", &entry_spec) < 0
-            || add_type(module, "Graph", &graph_spec) < 0))
+        && (ADD_TYPE(Dispatcher, dispatcher, dispatcher_methods, NULL) < 0 || ADD_TYPE(Keeper, keeper, keeper_methods, NULL) < 0
+            || ADD_TYPE(Program, program, program_methods, NULL) < 0 || ADD_TYPE(Entry, entry, entry_methods, entry_properties) < 0
+            || ADD_TYPE(Graph, graph, NULL, NULL) < 0))
         Py_CLEAR(module);
     return module;
 }

@@ -33,7 +33,7 @@ log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
 _PARTS = (
-    "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c pair.c weights.c "
+    "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c kinds.c pair.c weights.c "
     "program.h arena.c program.c entry.c module.c"
 )
 
@@ -114,6 +114,8 @@ def _configure(loaded: Any) -> None:
         return
     with contextlib.suppress(AttributeError):  # without these, profilers see no kernel
         loaded.configure_records(*_addresses(HAS_CALLBACKS, "aoti_record_function_start", "aoti_record_function_end"))
+    with contextlib.suppress(AttributeError):  # without these, launches of autotuned kernels are looked up by Triton's own means
+        loaded.configure_kinds(*_addresses("aoti_torch_get_dtype", "aoti_torch_get_device_index"))
     with contextlib.suppress(AttributeError):  # without these, products and their epilogues are called one by one
         loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
     try:

@@ -870,24 +870,6 @@ static PyMemberDef program_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyType_Slot program_slots[] = {
-    {Py_tp_new, program_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, program_traverse},
-    {Py_tp_clear, program_clear},
-    {Py_tp_dealloc, program_dealloc},
-    {Py_tp_methods, program_methods},
-    {Py_tp_members, program_members},
-    {0, NULL},
-};
-
-static PyType_Spec program_spec = {
-    .name = "polytile_launcher.Program",
-    .basicsize = sizeof(Program),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .slots = program_slots,
-};
-
 /* configure_programs(addresses of torch_functions in order, allocate); no addresses: there are no programs in C. */
 static PyObject *configure_programs(PyObject *module, PyObject *parsed)
 {

@@ -189,24 +189,6 @@ static PyMemberDef keeper_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyType_Slot keeper_slots[] = {
-    {Py_tp_new, keeper_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, keeper_traverse},
-    {Py_tp_clear, keeper_clear},
-    {Py_tp_dealloc, keeper_dealloc},
-    {Py_tp_methods, keeper_methods},
-    {Py_tp_members, keeper_members},
-    {0, NULL},
-};
-
-static PyType_Spec keeper_spec = {
-    .name = "polytile_launcher.Keeper",
-    .basicsize = sizeof(Keeper),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .slots = keeper_slots,
-};
-
 /* configure_weights(storage offset, counter offset, version): where in a tensor its storage and its counter of writes are, and
    the address of TensorBase::_version. */
 static PyObject *configure_weights(PyObject *module, PyObject *parsed)

@@ -1,7 +1,7 @@
 """What measuring is doing at this moment, told to whoever watches.
 
-Nobody does by default, and telling then costs nothing. `polytile tune` watches, and the option `progress` has every program
-show it (report/progress.py).
+Telling costs nothing while nobody watches. `polytile tune` watches, and so does what a terminal shows while somebody waits, or
+the option `progress` asks for (report/progress.py).
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ def watch(watcher: Watcher) -> None:
         _watchers.append(watcher)
 
 
+def unwatch(watcher: Watcher) -> None:
+    """Tells `watcher` no more."""
+    with _lock:
+        _watchers.remove(watcher)
+
+
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
     """Within the block `watcher` is told of every step."""
@@ -66,8 +72,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
-            _watchers.remove(watcher)
+        unwatch(watcher)
 
 
 def tell(step: Step) -> None:

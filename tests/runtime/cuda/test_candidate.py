@@ -132,7 +132,7 @@ def test_a_worker_that_dies_fails_its_job_alone(empty_cache: Path) -> None:
 
     for job in ({"die": True}, {"die": False}):
         done.clear()
-        pool.submit(job, note)
+        pool.submit((job, note))
         assert done.wait(PATIENCE)
     pool.stop()
     assert "died" in str(answers[0]["error"]) and answers[1] == {"fine": True}

@@ -42,7 +42,7 @@ class Body(Emitter[Scope]):
 
     `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
     where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by id.
-    `adder` is the name of the function for accumulating stores, with {} for the mode. In every scope that vectors are emitted
+    `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted
     to, `tail` and `n` are the tail tag and the number of live lanes.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHUFFLED = (-1, 2, 3, 4, 5, 6, 7, 8)
 """Distances of lanes that contiguous vectors and shuffles serve (support/every.h)."""
 
-PLAIN, ATOMIC = "{}_plain", "atomic_{}"  # functions that accumulate in one element, by the mode of the store
+PLAIN, ATOMIC = "add_plain", "atomic_add"  # functions that add to one element
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -104,7 +104,7 @@ def store(body: Body, store: Store, scope: Scope) -> None:
 def _whole_vector(body: Body, store: Store, step: sympy.Expr, masked: bool) -> bool:
     """Whether lanes, whose elements lie `step` apart, are stored together."""
     if store.mode != "set":
-        return store.mode == "add" and step == 1 and not masked and body.adder != ATOMIC
+        return step == 1 and not masked and body.adder != ATOMIC
     return not masked or step == 1
 
 
@@ -126,7 +126,7 @@ def _uniform_store(body: Body, store: Store, index: sympy.Expr, scope: Scope) ->
     value, at = _value(body, store, "1", scope), f"{store.buffer} + {text.index(index)}"
     storage, kind = _storage(body, store), text.value_type(store.value.dtype)
     if store.mode != "set":
-        return f"{body.adder.format(store.mode)}<{storage}, {kind}>({at}, {value}[0]);"
+        return f"{body.adder}<{storage}, {kind}>({at}, {value}[0]);"
     return f"store<{storage}, {kind}, 1>({at}, {value});"
 
 
@@ -146,7 +146,7 @@ def _lane_store(
     body: Body, store: Store, index: sympy.Expr, vectors: dict[sympy.Symbol, str], masked: bool, scope: Scope
 ) -> str:
     """Lane after lane, in order: lanes may share an element."""
-    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder.format(store.mode)
+    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder
     live = body.emit(store.mask, scope) if masked and store.mask is not None else f"splat<i32, {lanes}>(-1)"
     at, value = body.index_vector(index, vectors), _value(body, store, lanes, scope)
     one = f"{act}<{_storage(body, store)}, {text.value_type(store.value.dtype)}>({store.buffer} + at[k], x[k]);"

@@ -289,10 +289,6 @@ def pt_int_remainder(a, b):
     return tl.where((rest != 0) & ((rest < 0) != (d < 0)), rest + d, rest)
 """,
     """
-def pt_any(x):
-    return tl.sum(tl.ravel(x.to(tl.int32) + tl.zeros([1], tl.int32)), 0) > 0
-""",
-    """
 def pt_int_pow(a, b):
     one = (a == a).to(a.dtype)
     result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)
@@ -345,39 +341,6 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     w0, w1, w2, w3 = pt_philox(seed, offset)
     low, high = w0.to(tl.int64) & 0xFFFFFFFF, w1.to(tl.int64) & 0x7FFFFFFF
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
-""",
-    """
-def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexpr, BITS: tl.constexpr):
-    words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
-    old = tl.load(words, mask=active, other=0)
-    waiting = active
-    while pt_any(waiting):
-        new = combine(old.to(value.dtype, bitcast=True).to(T), value.to(T)).to(value.dtype).to(BITS, bitcast=True)
-        seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
-        waiting = waiting & (seen != old)
-        old = seen
-""",
-    """
-def pt_atomic_max(base, at, value, active, I: tl.constexpr, U: tl.constexpr):
-    place = base + tl.where(active, at, 0)
-    old = tl.load(place, mask=active, other=0)
-    nan = (tl.full([], -1, I).to(U, bitcast=True) >> 1).to(I, bitcast=True)
-    bits = tl.where(value != value, nan, value.to(I, bitcast=True))
-    active = active & (old == old) & ((value > old) | (value != value))
-    tl.atomic_max(place.to(tl.pointer_type(I), bitcast=True), bits, mask=active & (bits >= 0), sem="relaxed")
-    negative = place.to(tl.pointer_type(U), bitcast=True)
-    tl.atomic_min(negative, bits.to(U, bitcast=True), mask=active & (bits < 0), sem="relaxed")
-""",
-    """
-def pt_atomic_min(base, at, value, active, I: tl.constexpr, U: tl.constexpr):
-    place = base + tl.where(active, at, 0)
-    old = tl.load(place, mask=active, other=0)
-    nan = tl.full([], -1, I)
-    bits = tl.where(value != value, nan, value.to(I, bitcast=True))
-    active = active & (old == old) & ((value < old) | (value != value))
-    tl.atomic_min(place.to(tl.pointer_type(I), bitcast=True), bits, mask=active & (bits >= 0), sem="relaxed")
-    negative = place.to(tl.pointer_type(U), bitcast=True)
-    tl.atomic_max(negative, bits.to(U, bitcast=True), mask=active & (bits < 0), sem="relaxed")
 """,
     """
 def pt_digamma(x):

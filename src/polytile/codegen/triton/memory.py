@@ -17,18 +17,8 @@ if TYPE_CHECKING:
     from polytile.codegen.triton.body import Body, Scope
     from polytile.codegen.triton.tile import Dim
 
-ATOMICS: dict[tuple[str, torch.dtype], str] = {
-    **{("add", t): "tl.atomic_add" for t in (
-        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
-    )},
-    **{(mode, t): f"tl.atomic_{mode}" for mode in ("max", "min") for t in (torch.int32, torch.int64)},
-}  # fmt: skip
-"""What combines a value with memory in one step, by mode and type; elsewhere memory is compared and swapped until it holds."""
-COMBINE = {"add": "pt_add", "mul": "pt_mul", "max": "pt_max", "min": "pt_min"}
-SWAPPED = {2: "tl.int16", 4: "tl.int32", 8: "tl.int64"}
-"""Types of what is compared and swapped, by bytes."""
-BITS = {torch.float32: "tl.int32, tl.uint32", torch.float64: "tl.int64, tl.uint64"}
-"""Integers of a float's size. What has no sign bit compares as they do if signed, the rest in the other order if unsigned."""
+ATOMICS = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
+"""Types that are added to memory in one step."""
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -130,22 +120,6 @@ def store(body: Body, store: Store, scope: Scope) -> None:
         return
     if body.dims(store.value) != dims:
         value = f"tl.broadcast_to({value}, {body.tile.shape(dims)})"
-    if (store.mode, storage) in ATOMICS:
-        scope.lines.append(f'{ATOMICS[store.mode, storage]}({place}, {value}{condition}, sem="relaxed")')
-        return
-    if storage.itemsize not in SWAPPED:
-        raise LoweringError(
-            f"a GPU cannot combine ({store.mode}) with memory of type {storage}; the operator runs as a library call."
-        )
-    shape = body.tile.shape(dims) if dims else "[1]"
-    active = " & ".join(conditions) or "True"
-    places, asked = f"({at}) + tl.zeros({shape}, tl.int32)", f"tl.full({shape}, True, tl.int1) & {active}"
-    if store.mode in ("max", "min") and storage in BITS:
-        scope.lines.append(f"pt_atomic_{store.mode}({store.buffer}, {places}, {value}, {asked}, {BITS[storage]})")
-        return
-    exact = store.mode in ("max", "min") and not storage.is_floating_point
-    combine = f"pt_int_{store.mode}" if exact else COMBINE[store.mode]
-    scope.lines.append(
-        f"pt_accumulate({store.buffer}, {places}, {value}, {asked}, {combine}, {text.value_type(compute_dtype(storage))}, "
-        f"{SWAPPED[storage.itemsize]})"
-    )
+    if storage not in ATOMICS:
+        raise LoweringError(f"a GPU cannot add to memory of type {storage}; the operator runs as a library call.")
+    scope.lines.append(f'tl.atomic_add({place}, {value}{condition}, sem="relaxed")')

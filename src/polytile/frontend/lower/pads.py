@@ -1,4 +1,4 @@
-"""Pads that repeat what they surround, mirrored or its outermost elements, and the gradient of the latter.
+"""Pads that repeat what they surround, mirrored or its outermost elements.
 
 Row-major tensors on the CPU are padded whole, by one loop; others are taken apart while the graph is traced.
 """
@@ -77,22 +77,9 @@ def _replication_pad(x: Tensor, padding: list[int]) -> Tensor:
     return _padded(x, padding, mirrored=False)
 
 
-def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """Each place of the padding gives its gradient to the nearest element of `x`; `padding` holds (before, after) for the
-    last dimension first."""
-    rank = len(padding) // 2
-    places: list[Tensor | None] = [None] * (x.ndim - rank)
-    for d in range(rank):
-        k = rank - 1 - d
-        place = _places(x.shape[d - rank], padding[2 * k], padding[2 * k + 1], False, x.device)
-        places.append(place.view(-1, *[1] * k))
-    return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
-
-
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **{f"reflection_pad{rank}d.default": _reflection_pad for rank in (1, 2, 3)},
     **{f"replication_pad{rank}d.default": _replication_pad for rank in (1, 2, 3)},
-    **{f"replication_pad{rank}d_backward.default": _replication_pad_backward for rank in (1, 2, 3)},
 }
 
 

@@ -1,8 +1,5 @@
-"""Averages over windows, and the gradient: each element gets from the windows that hold it.
-
-Element i is held by the windows o with o·stride - padding ≤ i < o·stride - padding + kernel, so the gradient is itself a
-sum over windows, of i's own points o = (i + padding - k) / stride where that is a whole number.
-"""
+"""Averages over windows and over cells. The gradient over cells is a sum over cells too; that over windows is ATen's, which a
+loop that looks for the windows over each element did not beat."""
 
 from __future__ import annotations
 
@@ -54,42 +51,6 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
 
 lowers(aten.avg_pool2d.default)(_lower_average(2))
 lowers(aten.avg_pool3d.default)(_lower_average(3))
-
-
-def _lower_average_backward(rank: int) -> Callable[..., Tensor]:
-    def lowering(
-        builder: Builder, grad: Tensor, source: Tensor, kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int], padding: Sequence[Size | int], ceil_mode: bool, count_include_pad: bool,
-        divisor_override: Size | int | None,
-    ) -> Tensor:  # fmt: skip
-        _require_float(grad)
-        over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, grad.sizes)
-        stored_grad = builder.realize(grad)
-
-        def term(point: Point, step: Step) -> Node:
-            """What the element at `point` gets from the window whose element `step` it is."""
-            asked, origin = [], []
-            for d, (at, k) in enumerate(zip(point[-rank:], step, strict=True)):
-                start, s, n = sympy.expand(at + over.padding[d] - k), over.stride[d], grad.sizes[d - rank]
-                asked.append(compare("ge", start, ZERO))
-                if s > 1:
-                    rest = expr.op("remainder", torch.int64, expr.index_value(start), expr.const(s, torch.int64))
-                    asked.append(expr.op("eq", torch.bool, rest, expr.const(0, torch.int64)))
-                origin.append(start if s == 1 else FloorDiv(start, as_size(s)))
-                asked.append(compare("lt", origin[-1], n))
-            here = (*point[:-rank], *origin)
-            value = stored_grad.at(here)
-            count = _divisor(over, here, count_include_pad, divisor_override, value.dtype)
-            return chosen(all_of(asked), expr.op("div", value.dtype, value, count), outside=0)
-
-        total = summed(builder, over, source.sizes, term)
-        return computed(source.sizes, grad.dtype, grad.device, lambda p: convert(total.at(p), grad.dtype))
-
-    return lowering
-
-
-lowers(aten.avg_pool2d_backward.default)(_lower_average_backward(2))
-lowers(aten.avg_pool3d_backward.default)(_lower_average_backward(3))
 
 
 def _require_float(tensor: Tensor) -> None:

@@ -1,31 +1,24 @@
-"""The largest element of each window with its number in its plane, and the gradient, which goes to that element."""
+"""The largest element of each window with its number in its plane. The gradient is ATen's: loops that add to elements by their
+numbers, or gather from the windows over an element, took 3 to 30 times as long on a CPU and 8 times on an H200."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
 from collections.abc import Callable, Sequence
 
-import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.joins import all_of, compare
 from polytile.frontend.lower.pooling_average import cells, longest
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.scattering import duplicate
-from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
+from polytile.frontend.lower.value import Point, Tensor, computed, widen
 from polytile.frontend.lower.views import require_loop_dtype
-from polytile.frontend.lower.windows import UNROLL_LIMIT, Windows, chosen, flat_number, windows
-from polytile.ir import expr, sizes
+from polytile.frontend.lower.windows import Windows, chosen, flat_number, windows
+from polytile.ir import expr
 from polytile.ir.expr import Node
-from polytile.ir.program import Store
 from polytile.ir.reductions import smallest
-from polytile.ir.sizes import ZERO, Size, as_size
-from polytile.runtime.target import Target
+from polytile.ir.sizes import Size
 
 aten = torch.ops.aten
 
@@ -120,86 +113,3 @@ def _lower_adaptive(rank: int) -> Callable[..., tuple[Tensor, ...]]:
 
 lowers(aten.adaptive_max_pool2d.default)(_lower_adaptive(2))
 lowers(aten.adaptive_max_pool3d.default)(_lower_adaptive(3))
-
-
-# gradients ------------------------------------------------------------------------------------------------------------
-
-
-def _to_the_largest(builder: Builder, grad: Tensor, source: Tensor, indices: Tensor, rank: int) -> Tensor:
-    """Each gradient added to the element that was the largest of its window; windows overlap."""
-    require_loop_dtype(grad.dtype)
-    zeros = computed(source.sizes, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
-    target = duplicate(builder, zeros)
-    plane = target.strides[-rank:]
-    dense = sizes.contiguous_strides(source.sizes[-rank:])
-    if not all(sizes.equal(have, want * plane[-1]) for have, want in zip(plane, dense, strict=True)):
-        raise LoweringError("planes whose rows are not one after the other are left to the library.")
-    axes = builder.axes(grad.sizes)
-    point = tuple(a.symbol for a in axes)
-    at = target.index((*point[:-rank], *(ZERO,) * rank)) + plane[-1] * expr.indirect_symbol(0)
-    value = convert(grad.at(point), grad.dtype)
-    builder.loop(axes, (), (Store(target.buffer, at, value, "add", (indices.at(point),)),), "scatter")
-    return stored(target, grad.device)
-
-
-def _from_its_windows(builder: Builder, grad: Tensor, over: Windows, indices: Tensor) -> Tensor:
-    """The same, element by element: the gradients of those windows over an element whose largest it was. Along a dimension these
-    are at most ⌈kernel / stride⌉ windows. For GPUs, where it gives the same bits in every run, which additions in any order do
-    not; a pooling network of 4×17×33×35 took as long by either on an H200 (156 µs with its forward pass)."""
-    rank, extents = over.rank, over.extents
-    stored_grad, stored_indices = builder.realize(grad), builder.realize(indices)
-    most = [range(-(-k // s)) for k, s in zip(over.kernel, over.stride, strict=True)]
-
-    def term(point: Point, back: tuple[int, ...]) -> Node:
-        """What the element at `point` gets from the window so many windows before the last one over it."""
-        numbers = zip(point[-rank:], over.padding, over.stride, back, strict=True)
-        window = tuple(FloorDiv(at + p, as_size(s)) - b if s > 1 else sympy.expand(at + p - b) for at, p, s, b in numbers)
-        here = (*point[:-rank], *window)
-        asked = [compare("lt", at, n) for at, n in zip(window, grad.sizes[-rank:], strict=True)]
-        asked += [compare("ge", at, ZERO) for at, b in zip(window, back, strict=True) if b]
-        inside = all_of(asked)
-        number = expr.index_value(flat_number(point[-rank:], extents))
-        largest = expr.op("eq", torch.bool, chosen(inside, stored_indices.at(here), -1), number)
-        value = chosen(inside, stored_grad.at(here), 0)
-        return expr.op("where", value.dtype, largest, value, expr.const(0, value.dtype))
-
-    def total(point: Point) -> Node:
-        terms = [term(point, back) for back in itertools.product(*most)]
-        return convert(functools.reduce(lambda a, b: expr.op("add", a.dtype, a, b), terms), grad.dtype)
-
-    return computed(over.source.sizes, grad.dtype, grad.device, total)
-
-
-def _lower_backward(rank: int) -> Callable[..., Tensor]:
-    def lowering(builder: Builder, grad: Tensor, source: Tensor, *windows_and_indices: object) -> Tensor:
-        indices = windows_and_indices[-1]
-        assert isinstance(indices, Tensor)
-        return _to_the_largest(builder, grad, source, indices, rank)
-
-    return lowering
-
-
-def _lower_sliding_backward(rank: int) -> Callable[..., Tensor]:
-    scattered = _lower_backward(rank)
-
-    def lowering(
-        builder: Builder, grad: Tensor, source: Tensor, kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int], padding: Sequence[Size | int], dilation: Sequence[Size | int], ceil_mode: bool,
-        indices: Tensor,
-    ) -> Tensor:  # fmt: skip
-        over = windows(builder, source, rank, kernel_size, stride, padding, dilation, ceil_mode, grad.sizes)
-        terms = math.prod(-(-k // s) for k, s in zip(over.kernel, over.stride, strict=True))
-        if Target.of(grad.device).native or terms > UNROLL_LIMIT or any(d > 1 for d in over.dilation):
-            return scattered(builder, grad, source, indices)
-        require_loop_dtype(grad.dtype)
-        return _from_its_windows(builder, grad, over, indices)
-
-    return lowering
-
-
-for _rank, _sliding, _operators in (
-    (2, aten.max_pool2d_with_indices_backward, (aten.adaptive_max_pool2d_backward, aten.fractional_max_pool2d_backward)),
-    (3, aten.max_pool3d_with_indices_backward, (aten.adaptive_max_pool3d_backward, aten.fractional_max_pool3d_backward)),
-):
-    lowers(_sliding.default)(_lower_sliding_backward(_rank))
-    lowers(*(operator.default for operator in _operators))(_lower_backward(_rank))

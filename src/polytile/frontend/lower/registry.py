@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from torch._ops import OpOverload
 
 Lowering = Callable[..., Any]
 TABLE: dict[Any, Lowering] = {}
+LATER: dict[str, Lowering] = {}
+"""Lowerings of other packages' operators by name, which exist once the package is imported."""
 
 
 def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
@@ -23,6 +27,23 @@ def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
         return fn
 
     return register
+
+
+def lowers_later(name: str) -> Callable[[Lowering], Lowering]:
+    """The same for the operator of this name ("package::operator") of another package."""
+
+    def register(fn: Lowering) -> Lowering:
+        LATER[name] = fn
+        return fn
+
+    return register
+
+
+def adopt(targets: Iterable[Any]) -> None:
+    """Moves the lowerings of those of `targets` to TABLE that are operators of other packages."""
+    for target in targets:
+        if isinstance(target, OpOverload) and target not in TABLE and target.name() in LATER:
+            TABLE[target] = LATER[target.name()]
 
 
 @functools.cache

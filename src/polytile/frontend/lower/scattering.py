@@ -8,7 +8,6 @@ as in indexing.py.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -41,18 +40,9 @@ def duplicate(builder: Builder, source: Tensor) -> View:
     return copy.view
 
 
-def neutral(mode: str, dtype: torch.dtype) -> int | float:
-    """The value that accumulating with `mode` leaves as it is."""
-    if mode in ("add", "mul") or dtype == torch.bool:
-        return 0 if mode in ("add", "max") else 1
-    if dtype.is_floating_point:
-        return -math.inf if mode == "max" else math.inf
-    return torch.iinfo(dtype).min if mode == "max" else torch.iinfo(dtype).max
-
-
 def accumulator(source: Tensor, mode: str) -> Tensor:
     """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum of
-    many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it
+    many rounds once (`narrowed`), not at every step, and since that is what GPUs add to memory. Of truth values it
     counts those that hold."""
     if mode == "set" or source.dtype.itemsize >= 4:
         return source
@@ -78,8 +68,7 @@ def _scattered(
     modes: Sequence[str],
 ) -> Tensor:  # fmt: skip
     """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
-    point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets what the next mode starts
-    from."""
+    point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets zeros."""
     require_loop_dtype(source.dtype)
     require_index(index)
     d = wrap_dim(dim, source.rank)
@@ -90,7 +79,7 @@ def _scattered(
         place = place_at(source.rank, point)
         place.put(d, position(stand_in.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
         if mode == "clear":
-            return place.store(target, expr.const(neutral(modes[-1], source.dtype), compute_dtype(target.dtype)))
+            return place.store(target, expr.const(0, compute_dtype(target.dtype)))
         at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
         new = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
         return place.store(target, convert(convert(new, source.dtype), target.dtype), mode)
@@ -122,20 +111,16 @@ def scatter_reduce(
     builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor | int | float | Size, reduce: str, *,
     include_self: bool = True,
 ) -> Tensor:  # fmt: skip
-    if reduce == "mean" and source.dtype == torch.bool:
-        raise LoweringError("the mean of truth values is left to the library.")
-    mode = STORE_MODES[reduce]
-    total = _scattered(builder, source, dim, index, src, [mode] if include_self else ["clear", mode])
+    """Sums and means. Of other reductions ATen's kernels were faster than loops of comparisons and swaps: the largest of 129×300
+    by index took 27 µs there and 62 here on an H200."""
+    if reduce not in ("sum", "add", "mean") or (reduce == "mean" and source.dtype == torch.bool):
+        raise LoweringError(f"a scatter by {reduce!r} of {source.dtype} is left to the library.")
+    modes = ["add"] if include_self else ["clear", "add"]
+    total = _scattered(builder, source, dim, index, src, modes)
     if reduce != "mean":
         return total
     ones = computed(source.sizes, torch.int64, source.device, lambda point: expr.const(1, torch.int64))
-    return averaged(total, _scattered(builder, ones, dim, index, 1, ["add"] if include_self else ["clear", "add"]))
-
-
-STORE_MODES = {
-    "sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
-}  # fmt: skip
-"""torch's names of reductions → the mode of the store."""
+    return averaged(total, _scattered(builder, ones, dim, index, 1, modes))
 
 
 def averaged(total: Tensor, count: Tensor) -> Tensor:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.cost import FORM_LAYOUTS, GROUPED_FORMS, INT8_FORMS, PAIRED_FORMS, cost, terms, valid
+from polytile.matmul.cpp.cost import (
+    FORM_LAYOUTS,
+    GROUPED_FORMS,
+    INT8_FORMS,
+    PAIRED_FORMS,
+    UNGROUPED_FORMS,
+    cost,
+    terms,
+    valid,
+)
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs
 
-_FORMS = {
-    "tile_packed": tile.generate,
-    "tile_direct": tile.generate,
-    "splitk": tile.generate,
-    "small": tile.generate,
-    "stream": stream.generate,
-    "dot": dot.generate,
-}
+_WITHOUT_TILES = {"stream": stream.generate, "dot": dot.generate}
 
 
 def generate(
@@ -34,7 +36,7 @@ def generate(
     a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
     epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_prepacked reads B's panels
     (panels.py) from ptrs[panels_at]. The scales of a B with groups are at ptrs[scales_at], its zeros behind
-    them.
+    them; the ends of the groups of a grouped product are at ptrs[scales_at].
 
     An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
     VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
@@ -45,9 +47,9 @@ def generate(
     _check(spec, config, epilogue, lanes)
     if config.form == "tile_prepacked":
         return tile.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)
-    if spec.group:
-        return tile.generate(spec, config, name, epilogue, lanes, scales_at=scales_at)
-    return _FORMS[config.form](spec, config, name, epilogue, lanes)
+    if config.form in _WITHOUT_TILES:
+        return _WITHOUT_TILES[config.form](spec, config, name, epilogue, lanes, scales_at)
+    return tile.generate(spec, config, name, epilogue, lanes, scales_at=scales_at)
 
 
 def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int) -> None:
@@ -60,6 +62,8 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
     if spec.group and config.form not in GROUPED_FORMS:
         raise ValueError(f"scales of groups take the forms {', '.join(GROUPED_FORMS)}; this is {config.form!r}.")
+    if spec.grouped and config.form in UNGROUPED_FORMS:
+        raise ValueError(f"grouped products take all forms but {', '.join(UNGROUPED_FORMS)}; this is {config.form!r}.")
     if config.pairs and (spec.stored_b != "bfloat16" or config.form not in PAIRED_FORMS):
         raise ValueError(
             f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."

@@ -158,6 +158,9 @@ static inline const SB* b_of(const Problem& p, long item, long k, long n) {
 }
 """
 
+IN_GROUP = "  long item, row, column;                         // where the result of this part of a group begins\n"
+"""What a Problem has besides where it is a part of a grouped product."""
+
 EMIT_EPILOGUE = """\
 static inline O* in_place(const Problem&, long, long, long) { return nullptr; }
 static inline void emit(const Problem& p, long item, long m, long n, V v, long count) {
@@ -236,6 +239,77 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
 """
 
 
+GROUPED_ENTRY = """
+// A grouped product is gone through in parts, each a plain product: up to BLOCK rows of a group, by ranges of GRAIN columns.
+// Threads take equal shares of the parts' weights, one after the other.
+constexpr long GRAIN = 4 * L, BLOCK = 384, LIGHT = 8;
+
+struct Part {{ long group, row, rows, k, depth, weight; }};
+struct Parts {{
+  const int* ends; const long* s;
+  long group, end, row, left;
+  Parts(const int* ends, const long* s) : ends(ends), s(s), group(-1), end(0), row(0), left(0) {{}}
+  // The next rows of a group; none are left where this is false. Rows behind the last group are a group of sums of nothing.
+  bool next(Part& part) {{
+    const bool along_k = {along_k};
+    const long total = along_k ? s[3] : s[1];
+    while (left == 0) {{
+      if (++group > s[0] - along_k) return false;
+      const long first = end, last = group < s[0] ? ends[group] : total;
+      end = last < 0 ? 0 : least(last, total);
+      row = along_k ? 0 : first, left = along_k ? s[1] : end > first ? end - first : 0;
+      part.k = along_k ? first : 0, part.depth = along_k ? (end > first ? end - first : 0) : group < s[0] ? s[3] : 0;
+    }}
+    part.group = group, part.row = row, part.rows = least(BLOCK, left);
+    part.weight = (part.rows + LIGHT) * (part.depth + LIGHT);
+    row += part.rows, left -= part.rows;
+    return true;
+  }}
+}};
+
+struct Whole {{ void* const* ptrs; const long* sizes; const int* ends; long columns, weight; bool failed; }};
+
+static void share(Whole& whole, long thread, long threads) {{
+  const long* s = whole.sizes;
+  const long from = whole.weight * thread / threads, to = whole.weight * (thread + 1) / threads;
+  Parts parts(whole.ends, s);
+  Part part;
+  for (long before = 0; before < to && parts.next(part); before += part.weight * whole.columns) {{
+    const long lead = from > before ? from - before : 0, rest = to - before;
+    const long n0 = least(whole.columns, ceil_div(lead, part.weight)) * GRAIN;
+    const long n1 = least(least(whole.columns, ceil_div(rest, part.weight)) * GRAIN, s[2]);
+    if (n0 >= n1) continue;
+    const bool along_k = {along_k};
+    const long item = along_k || part.group == s[0] ? 0 : part.group;
+    Call c{{{{whole.ptrs, s, 1, (const S*)whole.ptrs[0] + part.row * s[5] + part.k * s[6],
+            (const SB*)whole.ptrs[1] + item * s[7] + part.k * s[8] + n0 * s[9],
+            1, part.rows, n1 - n0, part.depth, 0, s[5], s[6], 0, s[8], s[9], along_k ? part.group : 0, part.row, n0}}}};
+    if (!open(c)) {{ whole.failed = true; return; }}
+    work(c, 0, 1);
+    close(c);
+  }}
+}}
+
+static void region(void* data) {{ share(*(Whole*)data, omp_get_thread_num(), omp_get_num_threads()); }}
+}}  // namespace gemm
+}}  // namespace
+
+extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
+  using namespace gemm;
+  if (sizes[1] <= 0 || sizes[2] <= 0) return 0;
+  Whole whole{{ptrs, sizes, (const int*)ptrs[{ends_at}], ceil_div(sizes[2], GRAIN), 0, false}};
+  Parts parts(whole.ends, sizes);
+  Part part;
+  long count = 0;
+  for (; parts.next(part); ++count) whole.weight += part.weight * whole.columns;
+  threads = least(threads, count * whole.columns);
+  if (threads <= 1) share(whole, 0, 1);
+  else GOMP_parallel(region, &whole, unsigned(threads), 0);
+  return whole.failed ? NO_MEMORY : 0;
+}}
+"""
+
+
 def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, title: str) -> str:
     """Everything before the form's own functions: types, the caller's epilogue, loads, stores, the problem."""
     acc = C_TYPES[spec.accumulator]
@@ -263,12 +337,22 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
             "" if spec.has_epilogue else STORES[spec.accumulator, spec.out_dtype],
             LOAD_N,
             _masked(spec.accumulator, lanes),
-            PROBLEM,
-            EMIT_EPILOGUE if spec.has_epilogue else EMIT_STORE.replace("ptrs[2]", f"ptrs[{spec.leading_ptrs - 1}]"),
+            *_stored(spec),
             FINISH,
             TEAMS,
         )
     )
+
+
+def _stored(spec: GemmSpec) -> tuple[str, str]:
+    """The problem at run time, and what becomes of finished sums."""
+    emit = EMIT_EPILOGUE if spec.has_epilogue else EMIT_STORE.replace("ptrs[2]", f"ptrs[{spec.leading_ptrs - 1}]")
+    if not spec.grouped:
+        return PROBLEM, emit
+    emit = emit.replace("item, m, n, v, count)", "p.item + item, p.row + m, p.column + n, v, count)")
+    emit = emit.replace("item * p.sizes[10] + m *", "(p.item + item) * p.sizes[10] + (p.row + m) *")
+    emit = emit.replace("+ n * p.sizes[12]", "+ (p.column + n) * p.sizes[12]")
+    return PROBLEM.replace("};\nstatic", f"{IN_GROUP}}};\nstatic", 1), emit
 
 
 def _masked(accumulator: str, lanes: int) -> str:
@@ -277,6 +361,9 @@ def _masked(accumulator: str, lanes: int) -> str:
     return MASKED.format(code=code, mask=mask) if code else ""
 
 
-def entry(name: str) -> str:
-    """The exported function; the form has defined Call, most_threads, open (whether there is memory), work and close."""
+def entry(name: str, spec: GemmSpec, beside_at: int = 2) -> str:
+    """The exported function; the form has defined Call, most_threads, open (whether there is memory), work and close. The ends of
+    groups are at ptrs[beside_at]."""
+    if spec.grouped:
+        return GROUPED_ENTRY.format(name=name, ends_at=beside_at, along_k=str(spec.grouped == "k").lower())
     return ENTRY.format(name=name)

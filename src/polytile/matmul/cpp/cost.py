@@ -58,6 +58,9 @@ PAIRED_FORMS = INT8_FORMS
 GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
 """Forms whose tiles scale the sums of each group along k."""
 
+UNGROUPED_FORMS = ("tile_prepacked", "splitk")
+"""Forms without a grouped product."""
+
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").

@@ -88,7 +88,7 @@ static void work(const Call& c, long thread, long threads) {
 """
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, beside_at: int = 2) -> str:
     """The translation unit of the dot form, without the prelude. B must have b_stride_k == 1; other A than k-contiguous
     (or bfloat16 without `pairs`) is copied row by row."""
     integers, width = spec.dtype == "int8", k_per_lane(spec, config) * lanes
@@ -122,6 +122,6 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             "".join(unroll.dot(r, width, lanes, config.unroll) for width in widths for r in rows),
             tables,
             WORK,
-            entry(name),
+            entry(name, spec, beside_at),
         )
     )

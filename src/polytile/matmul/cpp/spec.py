@@ -23,6 +23,8 @@ SIZES = ("batch", "M", "N", "K", "a_stride_b", "a_stride_m", "a_stride_k", "b_st
 OUTPUT_SIZES = ("c_stride_b", "c_stride_m", "c_stride_n")
 NARROW = ("", "int8")
 """Types of a B that is converted to A's as it is read; "" for none."""
+GROUPED = ("", "m", "k")
+"""The axis along which the groups of a grouped product follow each other; "" for other products."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "int8": 1}
 ACCUMULATOR = {"float64": "float64", "int8": "int32"}
 """The dtype of the sums, where it is not float32."""
@@ -38,6 +40,8 @@ class GemmSpec:
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
     With `group` an int8 B has a float32 scale for each column and so many k, row by row, behind B among the pointers. With
     `zeros` what is subtracted from B before that lies alike behind them.
+    With `grouped`, "m" or "k", it is a grouped product (ir.program.Grouping) of as many groups as `batch` says; where each ends
+    is behind B among the pointers.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
     """
 
@@ -51,11 +55,12 @@ class GemmSpec:
     b_dtype: str = ""
     group: int = 0
     zeros: bool = False
+    grouped: str = ""
 
     def __post_init__(self) -> None:
         allowed = (
             ("dtype", OPERANDS), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", OUTPUTS),
-            ("c_layout", C_LAYOUTS), ("b_dtype", NARROW),
+            ("c_layout", C_LAYOUTS), ("b_dtype", NARROW), ("grouped", GROUPED),
         )  # fmt: skip
         for name, choices in allowed:
             if getattr(self, name) not in choices:
@@ -81,8 +86,8 @@ class GemmSpec:
 
     @property
     def beside_b(self) -> int:
-        """How many pointers there are to scales and zeros."""
-        return (self.group > 0) + self.zeros
+        """How many pointers there are to scales and zeros, or to the ends of groups."""
+        return (self.group > 0) + self.zeros + bool(self.grouped)
 
     @property
     def leading_ptrs(self) -> int:

@@ -51,7 +51,7 @@ static void work(const Call& c, long thread, long threads) {
 """
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, beside_at: int = 2) -> str:
     """The translation unit of the stream form, without the prelude. B has b_stride_n == 1; A may have any strides."""
     depths = {rows: stream_depth(rows, config.unroll) for rows in range(1, config.mr + 1)}
     kernels = {(rows, u) for rows, d in depths.items() for u in (d, 1)}
@@ -70,6 +70,6 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             "".join(unroll.update(rows, u) for rows, u in sorted(kernels)),
             tables,
             WORK,
-            entry(name),
+            entry(name, spec, beside_at),
         )
     )

@@ -22,7 +22,7 @@ from polytile.matmul.configs.families import Cpu
 from polytile.matmul.configs.records import RegisterTile
 from polytile.matmul.configs.registry import heuristic
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
-from polytile.matmul.cpp.cost import GROUPED_FORMS
+from polytile.matmul.cpp.cost import GROUPED_FORMS, UNGROUPED_FORMS
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 
@@ -40,6 +40,7 @@ def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmCo
     dtype = "float32" if spec.b_dtype else spec.dtype  # what operands of two types are multiplied as
     able = (row for row in rows if dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
     able = (row for row in able if not spec.group or row.form in GROUPED_FORMS)
+    able = (row for row in able if not spec.grouped or row.form not in UNGROUPED_FORMS)
     return tuple(_config(row) for row in able if prepacked or row.form != "tile_prepacked")
 
 

@@ -316,7 +316,7 @@ def generate(
             register_tile.tiles(_register_tile(spec, config)),
             COMPUTE.replace("{with_scales}", scales),
             WORK[config.form],
-            entry(name),
+            entry(name, spec, scales_at),
         )
     )
 

@@ -66,6 +66,7 @@ def able(kernel: GemmKernel) -> bool:
     is read along k alone."""
     spec, dtype = kernel.spec, kernel.in_dtype
     plain = not any(kernel.prologues) and kernel.second is None and kernel.scales is None and kernel.epilogue is None
+    plain = plain and not kernel.spec.grouped
     types = dtype in ELEMENTS and kernel.operand_dtypes == (dtype, dtype) and (dtype != torch.float32 or kernel.tf32)
     stored = kernel.product_dtype in (dtype, torch.float32) and spec.c_layout == "n"
     layouts = "any" not in kernel.layouts and (dtype != torch.float32 or kernel.layouts == ("k", "k"))

@@ -70,6 +70,15 @@ ROWS = (
     (16, 512, 3, 4), (16, 256, 5, 4),
 )  # fmt: skip
 """(n, k, stages, warps) of the variant `rows`."""
+GROUPED = (
+    Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 3, 4), Gemm(32, 64, 128, 3, 4), Gemm(32, 128, 64, 4, 4),
+    Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 4, 4), Gemm(64, 256, 64, 3, 8), Gemm(128, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8),
+    Gemm(128, 256, 64, 3, 8), Gemm(16, 32, 64, 4, 4), Gemm(32, 64, 32, 3, 4), Gemm(64, 64, 32, 3, 4), Gemm(64, 128, 32, 3, 8),
+    Gemm(128, 128, 32, 3, 8),
+)  # fmt: skip
+"""Blocks of grouped products: few rows for groups of few, whose B is read once each; the last of them for float32 as well."""
+MOST_PLACES = 8
+"""Programs of a multiprocessor that take blocks of grouped products in turn, at most."""
 LARGEST_SCRATCH = 64 << 20
 """Bytes that the parts of a split product may take."""
 THIN_UP_TO = 64
@@ -83,7 +92,7 @@ TENSOR_SUMS, PLAIN_SUMS = 128, 64
 class Kind:
     """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
     made of 8-bit integers, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether
-    float32 is rounded to TF32, whether a second product is added to its sums."""
+    float32 is rounded to TF32, whether a second product is added to its sums, the axis of the groups of a grouped product."""
 
     itemsize: int = 2
     int8: bool = False
@@ -91,6 +100,7 @@ class Kind:
     mixed: bool = False
     tf32: bool = False
     dual: bool = False
+    grouped: str = ""
 
     @classmethod
     def of(cls, kernel: GemmKernel) -> Kind:
@@ -107,6 +117,7 @@ class Kind:
             any(each != dtype for each in stored) or any(kernel.prologues),
             kernel.tf32,
             kernel.second is not None,
+            kernel.spec.grouped,
         )
 
     @property
@@ -150,7 +161,8 @@ class Space:
         persistent = [*whole, *self._in_parts]
         every = self._every() if exhaustive else []
         self._exhaustive = frozenset(every)
-        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows, *every]))
+        plain = [*tiles, *thin, *persistent, *splits, *stream, *rows, *every]
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys(self._grouped() if kind.grouped else plain))
         """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows; then the rest of the whole space."""
 
     def _every(self) -> list[Config]:
@@ -165,6 +177,21 @@ class Space:
     def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
         """The configs of a table that fit."""
         return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
+
+    def _grouped(self) -> list[Config]:
+        """Blocks of grouped products; along m also those in which the tensor cores get B from the left."""
+        if self.kind.grouped == "k":
+            return self._made(GROUPED, "grouped")
+        tables = [(GROUPED, {}), (SWAPPED, {"swapped": 1})] if self._swapped("grouped") else [(GROUPED, {})]
+        return [
+            tile_config(row, variant="grouped", places=self._places(row), **more)
+            for table, more in tables for row in table if self._fits(row)
+        ]  # fmt: skip
+
+    def _places(self, row: Gemm) -> int:
+        """Programs of a multiprocessor that find shared memory there, at most MOST_PLACES."""
+        own = row.shared_bytes(self.kind.itemsize, 2)
+        return min(MOST_PLACES, max(1, self.device.shared_per_block // own))
 
     def _swapped(self, variant: str, **more: int) -> list[Config]:
         able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
@@ -212,6 +239,8 @@ class Space:
         if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
             return True
         match config["variant"]:
+            case "grouped":
+                return self._grouped_covers(config, m, n)
             case "rows":
                 return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
             case "persistent":
@@ -223,6 +252,11 @@ class Space:
             case "stream":
                 return self._stream_pays(config, size["batch"], m, n, k)
         return self._split_pays(config, size["batch"], m, n, k)
+
+    def _grouped_covers(self, config: Config, m: int, n: int) -> bool:
+        """Blocks of up to twice the rows that groups have on average, as some have more, and of at least an eighth of them."""
+        block_m, block_n = int(config["m"]), int(config["n"])
+        return _covers(2 * m, max(n, SIZES[2]), block_m, block_n) and (m < 8 * block_m or block_m >= SIZES[2])
 
     def _spreads(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Small blocks of products that have few: all run at once."""

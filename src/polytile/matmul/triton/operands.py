@@ -68,10 +68,11 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
+    batched = spec.batched and not spec.grouped  # along k only the result is
     zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.operand_dtypes]
     return (
-        Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
-        Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
+        Operand("A", "m", "M", spec.a_layout, batched, zeros[0]),
+        Operand("B", "n", "N", spec.b_layout, batched or spec.grouped == "m", zeros[1]),
     )
 
 
@@ -91,10 +92,13 @@ def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
     return even or (block == 16 and depth in facts.divisible)
 
 
-def rows_line(operand: Operand, facts: Facts, wide: bool) -> list[str]:
-    """Lines that define `rows_A` or `rows_B`: the positions that the block covers, those beyond the end from the start."""
+def rows_line(operand: Operand, facts: Facts, wide: bool, of_group: bool = False) -> list[str]:
+    """Lines that define `rows_A` or `rows_B`: the positions that the block covers, those beyond the end from the start. With
+    `of_group` they are among the `count` rows from `first` on."""
     own = f"rows_{operand.name}"
     first = f"at_{operand.size.lower()} * {operand.block} + tl.arange(0, {operand.block})"
+    if of_group:
+        return [f"{own} = first + ({first}) % count", *([f"{own} = {own}.to(tl.int64)"] if wide else [])]
     size = str(facts.values.get(operand.size, operand.size))
     lines = [f"{own} = ({first}) % {size}"]
     if operand.layout == operand.rows and facts.divides(operand.size):

@@ -40,15 +40,16 @@ class Loaded:
 
     def before(self) -> Iterable[str]:
         if not self.single:
-            lines = [*rows_line(self.operand, self.unit.facts, self.unit.facts.wide), *pointer_lines(self.operand, self.start)]
+            unit, of_group = self.unit, self.unit.part_of_rows and self.operand.size == "M"
+            lines = [*rows_line(self.operand, unit.facts, unit.facts.wide, of_group), *pointer_lines(self.operand, self.start)]
             return [*lines, self._inside_line()] if self._few else lines
         base = f"A + {self.operand.along('b', 'item')}" if self.operand.batched else "A"
         return [f"ptr_A = {base} + {self.operand.along('k', 'ks')}"]
 
     def inside(self, name: str, number: str = "") -> Iterable[str]:
         unit, operand = self.unit, self.operand
-        even = even_k(unit.constants["BLOCK_K"], unit.facts, operand.depth)
-        left = f"{unit.number(operand.depth)} - k"
+        even = even_k(unit.constants["BLOCK_K"], unit.facts, operand.depth) and not unit.part_of_k
+        left = "end - k" if unit.part_of_k else f"{unit.number(operand.depth)} - k"
         if not self.single:
             inside = f"inside_{operand.name}" if self._few else ""
             return [f"{name} = {widened(unit.kernel, operand, load(operand, even, left, inside))}"]
@@ -67,7 +68,8 @@ class Loaded:
 
     def _inside_line(self) -> str:
         """What says which rows of A there are."""
-        block, size = self.operand.block, self.unit.number(self.operand.size)
+        block = self.operand.block
+        size = "count" if self.unit.part_of_rows else self.unit.number(self.operand.size)
         return f"inside_{self.operand.name} = at_m * {block} + tl.arange(0, {block}) < {size}"
 
 

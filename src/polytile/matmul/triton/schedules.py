@@ -5,6 +5,7 @@ docstrings show code, `at` is a block of rows by columns and `a[at, k]` its rows
     split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
     stream       as many programs as multiprocessors, each an equal share of all steps along k (stream.py)
     persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
+    grouped      groups of rows, or of k, whose sizes are known on the device only (grouped.py)
     rows         few rows of A, without tensor cores: a program goes along k for some columns of B
 """
 
@@ -19,6 +20,7 @@ from torch.utils._sympy.functions import Min
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.errors import LoweringError
 from polytile.matmul.triton import row_epilogue
+from polytile.matmul.triton.grouped import grouped
 from polytile.matmul.triton.operands import Operand, symbol, widened
 from polytile.matmul.triton.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
 from polytile.matmul.triton.prologue import feed
@@ -198,7 +200,9 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
 
 Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
 
-SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows}
+SCHEDULES: dict[str, Schedule] = {
+    "tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped,
+}  # fmt: skip
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:

@@ -35,6 +35,14 @@ FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
 
 
 @dataclass(frozen=True)
+class RowsOfGroup(Tile):
+    """A block of the rows of a grouped product's group: the last one overhangs whatever the sizes are."""
+
+    def even(self, dim: Dim) -> bool:
+        return dim.name != "BLOCK_M" and super().even(dim)
+
+
+@dataclass(frozen=True)
 class Chip:
     """What code depends on of a device: how many multiprocessors it has, and whether a launch may start before what runs ahead of
     it has ended."""
@@ -56,6 +64,10 @@ class Unit:
         self.described: list[tuple[Argument, Descriptor]] = []
         self.finish = epilogue_kernel(kernel)
         self.error = False
+        self.part_of_rows = False
+        """Whether blocks have the `count` rows of A from `first` up to `end`: those of a group."""
+        self.part_of_k = False
+        """Whether sums are over the k from `first` up to `end`, wherever these are."""
         self.quotients: set[sympy.Symbol] = set()
 
     def number(self, name: str) -> str:
@@ -88,6 +100,11 @@ class Unit:
         if self.kernel.spec.batched:
             line("item = tile // (tiles_m * tiles_n)" + (".to(tl.int64)" if self.facts.wide else ""))
             line("tile = tile % (tiles_m * tiles_n)")
+        self.walk(group)
+
+    def walk(self, group: int) -> None:
+        """`at_m` and `at_n` of block number `tile` of tiles_m × tiles_n, which are gone through as `place` says."""
+        line = self.out.line
         line(f"across = {group} * tiles_n")
         line(f"first_m = tile // across * {group}")
         line(f"deep = tl.minimum(tiles_m - first_m, {group})")
@@ -112,7 +129,8 @@ class Unit:
         item, down = Dim("P0", (b,), 1), Dim(block_m or "P1", (m,), height)
         across = Dim(block_n, (n,), self.constants[block_n], reduces, self.constants["BLOCK_N"])
         nest = row_epilogue.layout(loop) if reduces else Nest(loop, Form.POINTWISE, n, (b, m), ())
-        tile = Tile(nest, self.facts, (item, down), (across,)) if reduces else Tile(nest, self.facts, (item, down, across), ())
+        kind = RowsOfGroup if self.part_of_rows else Tile
+        tile = kind(nest, self.facts, (item, down), (across,)) if reduces else kind(nest, self.facts, (item, down, across), ())
         body = Body(self.finish, tile, self.facts)
         for node in tile.nest.nodes:
             if isinstance(node, Accumulator):
@@ -155,7 +173,8 @@ class Unit:
         self.out.line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
         self.out.line(f"{m.symbol} = " + (f"({rows}){body.tile.along(dim)}{cast}" if dim.block > 1 else rows))
         if not body.tile.even(dim):
-            self.out.line(f"{dim.mask} = {dim.variable} < {body.index(dim.size)}")
+            end = "end" if self.part_of_rows else body.index(dim.size)
+            self.out.line(f"{dim.mask} = {dim.variable} < {end}")
 
     def finished(self, body: Body, scope: Scope) -> None:
         """Writes the lines that an epilogue has collected."""
@@ -251,4 +270,5 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
     computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
     second = f" + P[m, k] by {kernel.second[0]}, Q[k, n] by {kernel.second[1]}" if kernel.second is not None else ""
-    return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
+    kind = f"product grouped along {spec.grouped}" if spec.grouped else "product"
+    return [f"# {spec.dtype} {kind} of {layout}{computed}{second}; {config}"]

@@ -52,7 +52,7 @@ def _plain(template: Template) -> bool:
     """A product of two floating-point matrices of one type in memory."""
     dtype = template.a.dtype
     same = dtype == template.b.dtype and dtype.is_floating_point and dtype.itemsize > 1
-    return same and template.prologues == (None, None) and template.second is None
+    return same and template.prologues == (None, None) and template.second is None and template.grouping is None
 
 
 def _alike(second: Template, before: Sequence[Operation | None]) -> Iterator[tuple[int, Template]]:

@@ -131,7 +131,7 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
         case Loop():
             symbols |= _loop_symbols(operation)
         case Template():
-            symbols |= _view_symbols(operation.a, operation.b, operation.out, *operation.scale_views)
+            symbols |= _view_symbols(operation.a, operation.b, operation.out, *operation.views_beside)
             symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Attention():
             symbols |= _view_symbols(*operation.views)

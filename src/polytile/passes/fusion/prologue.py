@@ -47,7 +47,7 @@ def fuse_prologues(program: Program) -> Program:
     readers = touching(program.operations)
     observed = program.observed_buffers()
     for j, template in enumerate(program.operations):
-        for side in (0, 1) if isinstance(template, Template) else ():
+        for side in (0, 1) if isinstance(template, Template) and template.grouping is None else ():
             current = operations[j]
             assert isinstance(current, Template)
             view = (current.a, current.b)[side]

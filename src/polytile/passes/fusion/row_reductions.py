@@ -43,6 +43,8 @@ def _with_rows(template: Template, consumer: Loop, program: Program, droppable: 
     """`template` with the reductions of `consumer` in its epilogue. Raises Unfit."""
     if not on_gpu(program.buffers[template.a.buffer].device) or template.a.dtype == torch.float64:
         raise Unfit("the product is the library's")
+    if template.grouping is not None:
+        raise Unfit("blocks of a grouped product's rows begin where groups do")
     if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")
     if not all(program.buffers[name].dtype.is_floating_point for name in consumer.writes()):

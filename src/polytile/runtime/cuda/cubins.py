@@ -138,7 +138,7 @@ def request(order: Order) -> Promise:
         except Exception as error:
             promise.set_exception(error)
 
-    workers.pool(order.module).submit(order.job, done)
+    workers.pool(order.module).submit((order.job, done))
     return promise
 
 

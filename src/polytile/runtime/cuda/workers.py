@@ -9,22 +9,19 @@ alone.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import queue
 import socket
 import stat
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polytile import options
 from polytile.errors import CompileFailed
 from polytile.runtime import background
-from polytile.runtime.cpu import side_by_side
+from polytile.runtime.child_process import ChildProcess, ask, import_path
+from polytile.runtime.pool import Pool
 
 TIMEOUT_SECONDS = 180.0
 """A job that takes longer is given up with its worker; the largest kernels take some 5 s."""
@@ -32,8 +29,10 @@ TIMEOUT_SECONDS = 180.0
 WORKER_BYTES = 1 << 30
 """Memory of one worker at most, about: Triton, LLVM and an assembler; what it was forked with is shared."""
 
-START_SECONDS = 120.0
-"""A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold."""
+START_SECONDS, STOP_SECONDS = 120.0, 10.0
+"""A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold; it is waited for where it is ended."""
+
+SCRIPT = Path(__file__).with_name("worker.py")
 
 READ_BY_COMPILERS = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_", "USE_IR_LOC")
 """How the names of variables begin that Triton, LLVM and the assemblers read. Those that are set are part of the key of what is
@@ -50,6 +49,8 @@ CLEARED = ("TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_DIR")
 
 Answer = dict[str, Any]
 Done = Callable[[Answer], None]
+Asked = tuple[Mapping[str, Any], Done]
+"""A job, and what is called with its answer."""
 
 
 class WorkerDied(CompileFailed):
@@ -75,20 +76,10 @@ class _Server:
     """The process that forks workers."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        paths = [str(Path(__file__).parents[3]), *sys.path]  # what this process can import, the server can
-        own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("worker.py")), module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**environment, **own},
-                start_new_session=True,
-            )
+        own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": ""}
+        self.process = ChildProcess(SCRIPT, module, environment={**environment, **own}, kept=False)
         background.yield_to_calls(self.process.pid, background.PROCESS_NICENESS)  # so are the workers that it forks
-        self.control = ours
+        self.control = self.process.connection
         self.ready = False
         self.lock = threading.Lock()
 
@@ -111,60 +102,41 @@ class _Server:
                 ) from error
         return ours
 
-    def stop(self) -> None:
-        self.control.close()
-        with contextlib.suppress(OSError):
-            self.process.kill()
-            self.process.wait()
 
-
-class Workers:
+class Workers(Pool[Asked]):
     """A pool for the jobs of one module, in this process's environment as it is now: `submit` returns at once, `done` is called
     in some thread with the answer, which is {"error": text} where there was none."""
 
     def __init__(self, module: str) -> None:
+        super().__init__("polytile-gpu-compile", WORKER_BYTES)
         self.module = module
         self.environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
-        self.jobs: queue.SimpleQueue[tuple[Mapping[str, Any], Done]] = queue.SimpleQueue()
-        self.lock = threading.Lock()
-        self.threads = 0
-        self.idle = threading.Semaphore(0)
         self.server: _Server | None = None
 
     def start(self) -> None:
         """Starts the server, so that what it imports is there when the first job comes."""
         with self.lock:
-            if self.server is None or self.server.process.poll() is not None:
+            if self.server is None or self.server.process.ended():
                 self.server = _Server(self.module, self.environment)
 
-    def submit(self, job: Mapping[str, Any], done: Done) -> None:
+    def submit(self, work: Asked) -> None:
         self.start()
-        wanted = options.get("compile_workers") or side_by_side(WORKER_BYTES)
-        with self.lock:
-            self.jobs.put((job, done))
-            if not self.idle.acquire(blocking=False) and self.threads < wanted:
-                self.threads += 1
-                threading.Thread(target=self._serve, name="polytile-gpu-compile", daemon=True).start()
+        super().submit(work)
 
     def stop(self) -> None:
         with self.lock:
             if self.server is not None:
-                self.server.stop()
+                self.server.process.end(STOP_SECONDS)
                 self.server = None
 
-    def _serve(self) -> None:
+    def serve(self, work: Iterator[Asked]) -> None:
         """One thread, one worker: hands it jobs and waits for its answers."""
         connection: socket.socket | None = None
-        while True:
-            try:
-                job, done = self.jobs.get_nowait()
-            except queue.Empty:
-                self.idle.release()
-                job, done = self.jobs.get()
+        for job, done in work:
             answer: Answer
             try:
                 connection = connection or self._connect()
-                answer = _ask(connection, job)
+                answer = ask(connection, job, TIMEOUT_SECONDS)
             except (OSError, ValueError, WorkerDied) as error:
                 answer = {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
                 if connection is not None:
@@ -177,20 +149,7 @@ class Workers:
         server = self.server
         if server is None:
             raise WorkerDied("the process that compiles GPU kernels was stopped.")
-        connection = server.worker()
-        connection.settimeout(TIMEOUT_SECONDS)
-        return connection
-
-
-def _ask(connection: socket.socket, job: Mapping[str, Any]) -> Answer:
-    connection.sendall((json.dumps(job) + "\n").encode())
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        part = connection.recv(1 << 20)
-        if not part:
-            raise OSError("it ended without an answer")
-        received += part
-    return dict(json.loads(received))
+        return server.worker()
 
 
 def _lost(error: Exception) -> str:

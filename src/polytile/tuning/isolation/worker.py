@@ -9,9 +9,6 @@ import json
 import os
 import select
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.problem import Outcome
+from polytile.runtime.child_process import ChildProcess
 from polytile.runtime.cpu import available_bytes
 from polytile.runtime.cuda import driver
 from polytile.tuning.isolation import child
@@ -29,8 +27,8 @@ from polytile.tuning.isolation.memory import Memory, Unavailable
 START_SECONDS = 60.0
 """How long a new worker may take until it answers, importing torch included."""
 
-STOP_SECONDS = 10.0
-"""How long a process that is being ended is waited for."""
+STOP_SECONDS, ENDING_SECONDS = 10.0, 5.0
+"""How long a process that is being ended is waited for, and one that has closed its socket."""
 
 IDLE_SECONDS = 5.0
 """How long a process that holds memory of a GPU waits for more to do."""
@@ -67,9 +65,7 @@ class Worker:
         self.kind, self.index = kind, index
         self.started = 0
         """How many processes there have been."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
-        self._stderr: Any = None
+        self._process: ChildProcess | None = None
         self._mapped: Any = None
         self._received = b""
         self._greeted = False
@@ -82,7 +78,7 @@ class Worker:
 
     def begin(self) -> None:
         """Starts the process, if none is running, and does not wait until it is there. Raises Unavailable."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and self._process.ended():
             self.stop()  # it died between two requests: nobody's fault
         if self._process is None:
             self._start()
@@ -132,17 +128,17 @@ class Worker:
     def stop(self) -> None:
         """Ends the process; the next request starts another."""
         if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU's driver is still cleaning up
-                self._process.wait(STOP_SECONDS)
-        for held in (self._connection, self._stderr):
-            if held is not None:
-                held.close()
-        self.abandon()
+            self._process.end(STOP_SECONDS)
+        self._forget()
 
     def abandon(self) -> None:
         """Forgets the process without ending it: after a fork it is the parent's."""
-        self._process = self._connection = self._stderr = self._mapped = None
+        if self._process is not None:
+            self._process.abandon()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = self._mapped = None
         self._received, self._greeted = b"", False
 
     def rest(self) -> None:
@@ -157,25 +153,12 @@ class Worker:
         return time.monotonic() - self._used >= IDLE_SECONDS
 
     def _start(self) -> None:
-        here, there = socket.socketpair()
         flags = () if self.kind is Kind.PYTHON else ("-I", "-S")
+        own = {"POLYTILE_ISOLATION": "never"}  # a module that it imports may call kernels itself
         try:
-            self._stderr = tempfile.TemporaryFile()
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, str(Path(child.__file__)), str(there.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=(there.fileno(),),
-                env={**os.environ, "POLYTILE_ISOLATION": "never"},  # a module that it imports may call kernels itself
-                start_new_session=True,  # Ctrl-C is for the user's process
-            )
+            self._process = ChildProcess(Path(child.__file__), environment={**os.environ, **own}, flags=flags)
         except OSError as error:
-            here.close()
             raise Unavailable(f"no process can be started ({error})") from None
-        finally:
-            there.close()
-        self._connection = here
         self.started += 1
         on_device = self.kind is Kind.DEVICE
         self._send(
@@ -221,11 +204,11 @@ class Worker:
 
     def _send(self, *requests: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Sends requests, all of them at once. A process that is gone says why in its answer."""
-        assert self._connection is not None
+        assert self._process is not None
         lines = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
         try:
-            sent = socket.send_fds(self._connection, [lines], list(descriptors))
-            self._connection.sendall(lines[sent:])
+            sent = socket.send_fds(self._process.connection, [lines], list(descriptors))
+            self._process.connection.sendall(lines[sent:])
         except (BrokenPipeError, ConnectionResetError):
             return
 
@@ -242,15 +225,16 @@ class Worker:
 
     def _receive(self, seconds: float, threads: int) -> None:
         """Takes in more of an answer."""
-        assert self._connection is not None
+        assert self._process is not None
+        connection = self._process.connection
         begun, used = time.monotonic(), self._processor_seconds()
         waited = 0.0
-        while not select.select([self._connection], [], [], seconds if waited < seconds else min(0.05, seconds))[0]:
+        while not select.select([connection], [], [], seconds if waited < seconds else min(0.05, seconds))[0]:
             waited, busy = time.monotonic() - begun, self._processor_seconds() - used
             if waited >= child.PATIENCE * seconds or (waited >= seconds and busy >= seconds * threads):
                 self.stop()
                 raise Failure(Outcome.TIMEOUT, f"was ended after {waited:.1f} s, of which it ran for {busy:.1f} s")
-        data = self._connection.recv(1 << 16)
+        data = connection.recv(1 << 16)
         if not data:
             raise self._ending()
         self._received += data
@@ -258,12 +242,7 @@ class Worker:
     def _ending(self) -> Failure:
         """Why the process is gone."""
         assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-        status = self._process.returncode
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 2000))
-        words = self._stderr.read().decode(errors="replace").strip()
+        status, words = self._process.last_words(ENDING_SECONDS)
         self.stop()
         return ended(status, words)
 

@@ -1,6 +1,6 @@
 // atomic: updates of elements that several threads may update, without order (relaxed).
 // needs: convert
-// gives: atomic_add atomic_mul atomic_max atomic_min atomic_apply
+// gives: atomic_add atomic_apply
 namespace pt {
 namespace {
 
@@ -23,18 +23,6 @@ template <class S, class T> inline void atomic_add(S* p, T v) {
   if constexpr (same<S, bool8>) __atomic_fetch_or((u8*)p, u8(v != 0), __ATOMIC_RELAXED);
   else if constexpr (same<S, value_of<S>> && !is_float<S>) __atomic_fetch_add(p, S(v), __ATOMIC_RELAXED);
   else atomic_apply(p, [v](value_of<S> x) { return value_of<S>(x + value_of<S>(v)); });
-}
-
-template <class S, class T> inline void atomic_mul(S* p, T v) {
-  atomic_apply(p, [v](value_of<S> x) { return value_of<S>(x * value_of<S>(v)); });
-}
-
-// The larger or smaller of *p and v; NaN if either is.
-template <class S, class T> inline void atomic_max(S* p, T v) {
-  atomic_apply(p, [v](value_of<S> x) { return x >= value_of<S>(v) || x != x ? x : value_of<S>(v); });
-}
-template <class S, class T> inline void atomic_min(S* p, T v) {
-  atomic_apply(p, [v](value_of<S> x) { return x <= value_of<S>(v) || x != x ? x : value_of<S>(v); });
 }
 
 }  // namespace

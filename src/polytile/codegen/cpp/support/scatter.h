@@ -1,5 +1,5 @@
 // scatter: stores of single lanes, in lane order: where lanes may share an element.
-// gives: each_lane put_plain add_plain mul_plain max_plain min_plain vadd
+// gives: each_lane put_plain add_plain vadd
 namespace pt {
 namespace {
 
@@ -10,16 +10,6 @@ template <int L, class Tail, class F> PT_FN void each_lane(Tail tail, V<i32, L> 
 }
 template <class S, class T> PT_FN void put_plain(S* p, T x) { store<S, T, 1>(p, V<T, 1>(x)); }
 template <class S, class T> PT_FN void add_plain(S* p, T x) { store<S, T, 1>(p, load<T, 1>(p) + V<T, 1>(x)); }
-template <class S, class T> PT_FN void mul_plain(S* p, T x) { store<S, T, 1>(p, load<T, 1>(p) * V<T, 1>(x)); }
-// The larger or smaller of the two; NaN if either is.
-template <class S, class T> PT_FN void max_plain(S* p, T x) {
-  const T old = load<T, 1>(p)[0];
-  store<S, T, 1>(p, V<T, 1>(old >= x || old != old ? old : x));
-}
-template <class S, class T> PT_FN void min_plain(S* p, T x) {
-  const T old = load<T, 1>(p)[0];
-  store<S, T, 1>(p, V<T, 1>(old <= x || old != old ? old : x));
-}
 // Contiguous elements, which lanes do not share.
 template <class S, int L, class Tail, class T> PT_FN void vadd(Tail tail, S* p, V<T, L> v, long n) {
   vstore<S, L>(tail, p, vload<T, L>(tail, p, n) + v, n);

@@ -1,0 +1,61 @@
+"""ATen's grouped product as a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.library.matmul import CALL, MatmulLibrary
+from polytile.ir import grouped
+from polytile.matmul.gemm_args import operands
+from polytile.matmul.gemm_kernel import ENDS
+from polytile.runtime.target import Target
+
+
+class GroupedLibrary(MatmulLibrary):
+    """`torch._grouped_mm` where a GPU's takes the type, else a product a group. Rows beyond the last group, which ATen leaves
+    uninitialised, become 0."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one call of the library does all groups, and never waits for their sizes."""
+        return self.target is not None and self.target.type == "cuda" and self.kernel.in_dtype == torch.bfloat16
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        """ATen's kernels for all groups at once take rows that are a multiple of 16 bytes apart."""
+        return not self.at_once or ("any" not in self.kernel.layouts and not self.kernel.misaligned(sizes))
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Of as many equal products."""
+        calls = 0.0 if self.at_once else (sizes["batch"] - 1) * self._call_seconds
+        return super().cost(self.kernel.average(sizes)) + calls
+
+    @property
+    def _call_seconds(self) -> float:
+        return CALL if self.target is None else Target.of(self.target).facts.launch_seconds
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=self.at_once)
+
+    def _call(self, *args: Any) -> None:
+        named, ints = operands(self.kernel, args)
+        a, b, ends = (named[name] for name in ("A", "B", ENDS))
+        if self.unfused is None:
+            self._grouped(a, b, ends, named["C"])
+            return
+        self.unfused(self._grouped(a, b, ends, None), *args[3 : len(self.kernel.tensors)], *ints)
+
+    def _grouped(self, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """The product (1, m, n), or (groups, m, n) where groups lie along k."""
+        axis = self.kernel.spec.grouped
+        if not self.at_once:
+            return grouped.multiply(a, b, ends, axis, out)
+        product = torch._grouped_mm(a[0], b if axis == "m" else b[0], offs=ends)
+        out = product.new_empty((1, *product.shape) if axis == "m" else product.shape) if out is None else out
+        if axis == "k":
+            return out.copy_(product)
+        covered = torch.arange(len(product), device=ends.device) < ends[-1]
+        return torch.where(covered[:, None], product, product.new_zeros(()), out=out[0])[None]

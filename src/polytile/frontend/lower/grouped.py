@@ -1,0 +1,102 @@
+"""Grouped products: products of groups of rows, or of groups along k, whose sizes are known on the device only.
+
+A product whose groups are columns is the transpose of one whose groups are rows. Experts of the same number of rows are a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.matmul import OPERAND_DTYPES, batched, generator_of, operand_of, product
+from polytile.frontend.lower.registry import lowers, lowers_later
+from polytile.frontend.lower.value import Tensor, computed, convert, stored
+from polytile.frontend.lower.views import has_static_zero
+from polytile.ir import sizes
+from polytile.ir.program import Grouping, Template, View, whole
+
+aten = torch.ops.aten
+
+FALLBACK = "transformers::grouped_mm_fallback"
+"""The operator by which transformers' experts multiply where `torch.nn.functional.grouped_mm` is not compiled: other types than
+bfloat16."""
+
+
+@lowers(aten._grouped_mm.default)
+def grouped_mm(
+    builder: Builder, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """The four forms: of three dimensions both, one of them, or none."""
+    if bias is not None or (out_dtype is not None and out_dtype != a.dtype):
+        raise LoweringError("grouped products with a bias, or in another type than their operands', are left to the library.")
+    if offs is None:
+        return product(builder, a, b, first=0)
+    _check(a, b)
+    left, right = operand_of(builder, a, 0), operand_of(builder, b, 1)
+    return emit(builder, left, right, _ends(builder, offs), builder.result())
+
+
+@lowers_later(FALLBACK)
+def fallback(builder: Builder, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """Rows of `a` in groups by matrices of `b`; rows beyond the last group are 0."""
+    return grouped_mm(builder, a, b, offs)
+
+
+@lowers_later(f"{FALLBACK}_backward")
+def fallback_backward(builder: Builder, a: Tensor, b: Tensor, offs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `a` and of `b`."""
+    _check(a, b)
+    _check(grad, b)
+    left, right, change = (operand_of(builder, tensor, k) for tensor, k in ((a, 0), (b, 1), (grad, 3)))
+    ends = _ends(builder, offs)
+    by_rows = emit(builder, change, _turned(right), ends, builder.result(0))
+    return by_rows, emit(builder, _turned(left), change, ends, builder.result(1))
+
+
+def _check(a: Tensor, b: Tensor) -> None:
+    """Raises LoweringError where no grouped product is generated."""
+    if a.dtype != b.dtype or a.dtype not in OPERAND_DTYPES.get(generator_of(a.device), ()):
+        raise LoweringError(f"grouped products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
+    if has_static_zero(a.sizes) or has_static_zero(b.sizes):
+        raise LoweringError("grouped products of nothing are left to the library.")
+
+
+def _ends(builder: Builder, offs: Tensor) -> View:
+    """Where the groups end, as a dense vector of int32."""
+    if offs.dtype not in (torch.int32, torch.int64):
+        raise LoweringError(f"groups that end at numbers of {offs.dtype} are left to the library.")
+    if offs.dtype == torch.int64:
+        wide = offs
+        offs = computed(wide.sizes, torch.int32, wide.device, lambda point: convert(wide.at(point), torch.int32))
+    return builder.stored(builder.contiguous(offs))
+
+
+def _turned(view: View) -> View:
+    """The transposed matrix or matrices."""
+    order = (*range(len(view.sizes) - 2), -1, -2)
+    return replace(view, sizes=tuple(view.sizes[d] for d in order), strides=tuple(view.strides[d] for d in order))
+
+
+def emit(builder: Builder, a: View, b: View, ends: View, result: torch.Tensor) -> Tensor:
+    """The grouped product of matrices, of which at most one is a batch, in the strides of the traced `result`."""
+    device = builder.buffers[a.buffer].device
+    strides = tuple(sizes.as_stride(n) for n in result.stride())
+    turned = len(a.sizes) == 3  # groups of columns: (bᵀ · aᵀ)ᵀ
+    left, right = (_turned(b), _turned(a)) if turned else (a, b)
+    by_rows = len(right.sizes) == 3
+    k, groups = (y if y.is_Integer else x for x, y in ((left.sizes[-1], right.sizes[-2]), (ends.sizes[0], right.sizes[0])))
+    groups = groups if by_rows else ends.sizes[0]
+    left = batched(replace(left, sizes=(left.sizes[0], k)))
+    right = batched(replace(right, sizes=(*((groups,) if by_rows else ()), k, right.sizes[-1])))
+    ends = replace(ends, sizes=(groups,))
+    rows, columns = left.sizes[1], right.sizes[2]
+    shape = (columns, rows) if turned else (rows, columns) if by_rows else (groups, rows, columns)
+    out = builder.new_buffer(shape, a.dtype, device, strides)
+    view = batched(_turned(whole(out)) if turned else whole(out))
+    grouping = Grouping(ends, "m" if by_rows else "k")
+    builder.emit(Template(builder.name("grouped_mm"), "mm", left, right, view, None, (builder.origin,), grouping=grouping))
+    return stored(whole(out), device)

@@ -1,0 +1,36 @@
+"""What a grouped product computes, by torch's operators, group after group: the definition that every kernel is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
+    """Where each group begins and ends on an axis of this length: see ir.program.Grouping."""
+    first = 0
+    for end in ends.tolist():
+        end = min(max(end, 0), length)
+        yield min(first, end), end
+        first = end
+
+
+def multiply(
+    a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, axis: str, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The grouped product of `a` (1, m, k) and `b` (groups, k, n), or (1, k, n) where groups lie along k, in their type: into
+    `out`, (1, m, n) or (groups, m, n), or a new tensor."""
+    m, k, n = a.shape[1], a.shape[2], b.shape[2]
+    if out is None:
+        out = a.new_empty((1, m, n) if axis == "m" else (len(ends), m, n))
+    last = 0
+    for group, (first, end) in enumerate(ranges(ends, m if axis == "m" else k)):
+        if axis == "m":
+            torch.mm(a[0, first:end], b[group], out=out[0, first:end])
+        else:
+            torch.mm(a[0, :, first:end], b[0, first:end], out=out[group])
+        last = end
+    if axis == "m":
+        out[0, last:].zero_()
+    return out

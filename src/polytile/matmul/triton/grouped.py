@@ -1,0 +1,112 @@
+"""Grouped products: the sizes of groups stand in memory, and programs find their blocks by reading them.
+
+    along m   as many programs as multiprocessors, or some times as many, take the blocks of all groups in turn. The group of a
+              block is found by counting the rows of blocks that groups have, GROUPS of them at a time. Rows behind the last
+              group are one group more, whose sums are of nothing.
+    along k   a program a block of a group's result, over the group's part of k.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Min
+
+from polytile.codegen.triton.kernel import TritonKernel
+from polytile.matmul.gemm_kernel import ENDS
+from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.product import blocks, ceil_div, product, program, unit_of
+from polytile.matmul.triton.unit import Chip, Unit
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+GROUPS = 128
+"""Groups whose ends are read at once."""
+
+
+def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """A grouped product.
+
+        c[m, n] = sum(a[m, k] * b[group of m, k, n])
+            →   for p in programs: for g, at in blocks p, p + programs, ... of all groups:
+                    for k in blocks: acc += a[at, k] @ b[g, k, at]
+        c[g, m, n] = sum(a[m, k] * b[k, n] for k in g)
+            →   for g, at in programs: for k in blocks of g: acc += a[at, k] @ b[k, at]
+
+    Legal at any sizes. A group's last block is the only one that overhangs. Moves as `tile` does, group by group.
+    CUTLASS: grouped GEMM with a device-side scheduler. Triton: its grouped GEMM tutorial, with one launch's sizes in memory.
+    """
+    unit = unit_of(kernel, config, facts, chip)
+    if kernel.spec.grouped == "k":
+        _parts_of_k(unit)
+        return TritonKernel((unit.launch(blocks(unit)),))
+    unit.constants |= {"GROUPS": GROUPS, "PROGRAMS": chip.sms * int(config["places"])}
+    _groups_of_rows(unit)
+    rows_of_blocks = FloorDiv(symbol("M"), sympy.Integer(unit.constants["BLOCK_M"])) + symbol("batch") + 1
+    most = rows_of_blocks * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
+    return TritonKernel((unit.launch(Min(most, sympy.Integer(unit.constants["PROGRAMS"]))),))
+
+
+def _parts_of_k(unit: Unit) -> None:
+    unit.place(program(unit), int(unit.config["group"]))
+    if not unit.kernel.spec.batched:
+        unit.out.line("item = 0")
+    _range(unit, "K")
+    unit.part_of_k = True
+    product(unit, "first", "end")
+    unit.epilogue("acc")
+
+
+def _range(unit: Unit, length: str) -> None:
+    """Lines that define `first` and `end`, where group `item` begins and ends on an axis of this length."""
+    line, whole = unit.out.line, unit.number(length)
+    line(f"first = tl.load({ENDS} + item - 1, mask=item > 0, other=0)")
+    line(f"end = tl.load({ENDS} + item, mask=item < {unit.number('batch')}, other={whole})")
+    line(f"first = tl.minimum(tl.maximum(first, 0), {whole})")
+    line(f"end = tl.maximum(tl.minimum(end, {whole}), first)")
+
+
+def _counted(unit: Unit) -> None:
+    """Lines that define `ours`, the rows of blocks that the groups from number `base` on have."""
+    line, m, groups = unit.out.line, unit.number("M"), unit.number("batch")
+    line("at = base + tl.arange(0, GROUPS)")
+    line(f"begins = tl.load({ENDS} + at - 1, mask=(at > 0) & (at <= {groups}), other=0)")
+    line(f"ends = tl.load({ENDS} + at, mask=at < {groups}, other={m})")
+    line(f"begins = tl.where(at > {groups}, {m}, tl.minimum(tl.maximum(begins, 0), {m}))")
+    line(f"ends = tl.maximum(tl.minimum(ends, {m}), begins)")
+    line("ours = tl.cdiv(ends - begins, BLOCK_M).to(tl.int32)")  # M may have 64 bits
+
+
+def _groups_of_rows(unit: Unit) -> None:
+    line, out, groups = unit.out.line, unit.out, unit.number("batch")
+    line(f"tiles_n = tl.cdiv({unit.number('N')}, BLOCK_N)")
+    line("total = 0")
+    with out.indented(f"for base in range(0, {groups} + 1, GROUPS):"):
+        _counted(unit)
+        line("total += tl.sum(ours, 0)")
+    with out.indented("for turn in range(tl.program_id(0), total * tiles_n, PROGRAMS):"):
+        line("number = turn // tiles_n")
+        line("item = 0")
+        line("before = 0")
+        line("passed = 0")
+        with out.indented(f"for base in range(0, {groups} + 1, GROUPS):"):
+            _counted(unit)
+            line("behind = tl.cumsum(ours, 0) + passed <= number")
+            line("item += tl.sum(behind.to(tl.int32), 0)")
+            line("before += tl.sum(tl.where(behind, ours, 0), 0)")
+            line("passed += tl.sum(ours, 0)")
+        _range(unit, "M")
+        line("count = end - first")
+        line("tiles_m = tl.cdiv(count, BLOCK_M)")
+        line("tile = turn - before * tiles_n")
+        unit.walk(int(unit.config["group"]))
+        line(f"depth = tl.where(item < {groups}, {unit.number('K')}, 0)")
+        line(f"item = tl.minimum(item, {groups} - 1)" + (".to(tl.int64)" if unit.facts.wide else ""))
+        unit.part_of_rows = True
+        product(unit, "0", "depth")
+        unit.epilogue("acc", "first + at_m * BLOCK_M + tl.arange(0, BLOCK_M)")
+

@@ -1,0 +1,159 @@
+"""A report on a package, or on what changed between two: its manifest as tables (docs/report.md)."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polytile.report.tables import Column, Table, count
+
+UNBOUNDED = 1 << 62
+"""From where on a bound of a size is none: torch's largest size, less what it takes off."""
+
+MEASURED = ("exact", "nearby", "measured")
+"""Links of the selector whose choices rest on measurements."""
+
+MEANINGS = (
+    ("form", "A generated kernel with its config. A package holds no other kernels."),
+    ("sizes", "The range of sizes that share a choice: M=33..45 are all from 33 to 45; %16 are those that 16 divides."),
+    ("grounds", "Why that form runs there: measured at these sizes (exact) or near them (nearby), or predicted (prior)."),
+    ("otherwise", "Sizes that no row names run a form that is right at all sizes."),
+)
+"""What the words mean, by the words."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package by the name of its file, and its manifest."""
+
+    name: str
+    manifest: Mapping[str, Any]
+
+    def choices(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """By kernel and range of sizes the form that runs and its grounds, sizes in order."""
+        rows = [(kernel["name"], *decision) for kernel in self.manifest["kernels"] for decision in kernel["decisions"]]
+        return {(kernel, sizes): (form, grounds) for kernel, sizes, form, grounds in sorted(rows, key=_numbered)}
+
+
+@dataclass(frozen=True)
+class PackageReport:
+    """One package; or `package` after `before`. `command` is what made it."""
+
+    package: Package
+    before: Package | None
+    command: str
+
+    @property
+    def title(self) -> str:
+        before = f"{self.before.name} → " if self.before is not None else ""
+        return f"Report on the package {before}{self.package.name}"
+
+
+def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
+    """Every table, with the name of its file."""
+    yield "summary", summary(report)
+    if report.before is not None:
+        yield "changes", changes(report.before, report.package)
+    yield "kernels", kernels(report.package)
+    yield "choices", choices(report.package)
+    yield "inputs", inputs(report.package)
+    yield "files", files(report.package)
+    yield "meanings", Table.from_rows("What the numbers mean", ["word", "meaning"], MEANINGS)
+
+
+def summary(report: PackageReport) -> Table:
+    """The package in a few lines; of two, both."""
+    both = [package for package in (report.before, report.package) if package is not None]
+    described = [dict(_facts(package)) for package in both]
+    names = dict.fromkeys(name for each in described for name in each)
+    columns = ["before", "after"] if len(both) > 1 else ["found"]
+    rows = [(name, *(each.get(name, "–") for each in described)) for name in names]
+    return Table.from_rows(report.title, ["subject", *columns], [*rows, ("made by", *[report.command] * len(both))])
+
+
+def _facts(package: Package) -> Iterator[tuple[str, str]]:
+    manifest = package.manifest
+    links = collections.Counter(_link(why) for _, why in package.choices().values())
+    total = sum(file["bytes"] for file in manifest["files"].values())
+    yield "versions", f"polytile {manifest['polytile']}, torch {manifest['torch']}, {manifest['compiler']}"
+    yield "runs on", f"{manifest['device']}, {manifest['machine']} with {' '.join(manifest['features'])}"
+    yield "sizes that vary", ", ".join(_bounds(name, *bounds) for name, bounds in manifest["sizes"].items()) or "none"
+    yield "kernels", count(len(manifest["kernels"]))
+    yield "choices", f"{count(links.total())}: " + ", ".join(f"{count(number)} {link}" for link, number in links.most_common())
+    yield "files", f"{len(manifest['files'])}, {total / 1e6:.2f} MB" + (", weights apart" if manifest["weights_apart"] else "")
+
+
+def kernels(package: Package) -> Table:
+    """Each kernel: its operators, its forms, and how many of its choices rest on measurements."""
+    rows = []
+    for kernel in package.manifest["kernels"]:
+        links = [_link(grounds) for _, _, grounds in kernel["decisions"]]
+        measured = sum(link in MEASURED for link in links)
+        rows.append((kernel["name"], " ".join(kernel["operators"]), "; ".join(kernel["forms"]), len(links), measured))
+    numbers = [Column("ranges of sizes", count), Column("measured", count)]
+    return Table.from_rows("Kernels", ["kernel", "operators", "forms", *numbers], rows)
+
+
+def choices(package: Package) -> Table:
+    """Each kernel at each range of sizes: what runs, and why."""
+    rows = [(kernel, sizes, form, grounds) for (kernel, sizes), (form, grounds) in package.choices().items()]
+    return Table.from_rows("Choices", ["kernel", "sizes", "form", "grounds"], rows)
+
+
+def inputs(package: Package) -> Table:
+    """What calls take."""
+    rows = [
+        (given["name"], given.get("dtype", f"the constant {given.get('constant')}"), " × ".join(given.get("shape", ())))
+        for given in package.manifest["inputs"]
+    ]
+    return Table.from_rows("Inputs", ["input", "type", "shape"], rows)
+
+
+def files(package: Package) -> Table:
+    """The package's files."""
+    rows = [(name, file["bytes"], file["sha256"][:16]) for name, file in package.manifest["files"].items()]
+    return Table.from_rows("Files", ["file", Column("bytes", count), "SHA-256 begins with"], rows)
+
+
+def changes(before: Package, after: Package) -> Table:
+    """The ranges of sizes at which another form runs, or the same on other grounds, and those that only one package has."""
+    old, new = before.choices(), after.choices()
+    rows: list[Sequence[Any]] = []
+    for key in dict.fromkeys((*old, *new)):
+        one, other = old.get(key), new.get(key)
+        if one != other:
+            verdict = "gone" if other is None else "new" if one is None else "form" if one[0] != other[0] else "grounds"
+            rows.append((*key, verdict, *(one or (None, None)), *(other or (None, None))))
+    order = ("form", "new", "gone", "grounds")
+    rows.sort(key=lambda row: order.index(row[2]))
+    columns = ["kernel", "sizes", "what changed", "form before", "grounds before", "form after", "grounds after"]
+    return Table.from_rows("What changed", columns, rows)
+
+
+def strips(package: Package) -> list[Any]:
+    """Of each kernel with choices its name, its forms, those that run most often first, and of each range of sizes, in order: its
+    text, the place of its form, and whether it was measured."""
+    chosen = package.choices()
+    made = []
+    for name in dict.fromkeys(kernel for kernel, _ in chosen):
+        own = [(sizes, form, grounds) for (kernel, sizes), (form, grounds) in chosen.items() if kernel == name]
+        forms = [form for form, _ in collections.Counter(form for _, form, _ in own).most_common()]
+        made.append([name, forms, [[sizes, forms.index(form), _link(why) in MEASURED] for sizes, form, why in own]])
+    return made
+
+
+def _link(grounds: str) -> str:
+    """The link of the selector that decided: the word before the colon."""
+    return grounds.partition(":")[0]
+
+
+def _bounds(name: str, low: int, high: int | None) -> str:
+    return f"{name} ≥ {low}" if high is None or high >= UNBOUNDED else f"{name} = {low}..{high}"
+
+
+def _numbered(row: Sequence[str]) -> tuple[Sequence[Any], ...]:
+    """A key that sorts texts with their numbers by value: M=9 before M=12..16."""
+    return tuple([int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)] for text in row)

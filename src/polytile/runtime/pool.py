@@ -1,0 +1,47 @@
+"""Daemon threads that compile, or wait for those that do: as many as the option `compile_workers` says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from polytile import options
+from polytile.runtime.cpu import side_by_side
+
+Work = TypeVar("Work")
+
+
+class Pool(Generic[Work]):
+    """Threads named `name` that take work in order. Without the option there is one for each core, if there is memory enough for
+    as many times `bytes_each`."""
+
+    def __init__(self, name: str, bytes_each: int) -> None:
+        self.name, self.bytes_each = name, bytes_each
+        self.lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._threads = 0
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, work: Work) -> None:
+        """Has a thread do it; returns at once."""
+        wanted = options.get("compile_workers") or side_by_side(self.bytes_each)
+        with self.lock:
+            self._waiting.put(work)
+            if not self._idle.acquire(blocking=False) and self._threads < wanted:
+                self._threads += 1
+                threading.Thread(target=lambda: self.serve(self._taken()), name=self.name, daemon=True).start()
+
+    def serve(self, work: Iterator[Work]) -> None:
+        """What one thread does, with all that it is ever given."""
+        raise NotImplementedError
+
+    def _taken(self) -> Iterator[Work]:
+        while True:
+            try:
+                work = self._waiting.get_nowait()
+            except queue.Empty:
+                self._idle.release()
+                work = self._waiting.get()
+            yield work

@@ -1,0 +1,63 @@
+"""A GPU for Triton that is none: nothing is compiled, and what a launch does is a Python function of its arguments.
+
+For the host's side of launches: which kernel is launched with which arguments, and how long that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+Effect = Callable[..., Any]
+
+
+class FakeKernel:
+    """As triton.compiler.CompiledKernel. Launches call `effect` with the grid, the options, and the arguments."""
+
+    def __init__(self, effect: Effect, options: dict[str, Any]) -> None:
+        self.effect, self.options = effect, options
+        self.function, self.packed_metadata, self._run = object(), (), self.run
+
+    def launch_metadata(self, grid: Any, stream: int, *args: Any) -> Any:
+        return None if triton.knobs.runtime.launch_enter_hook is None else {"grid": grid}
+
+    def run(self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launched: Any, enter: Any, leave: Any,
+            *args: Any) -> None:  # fmt: skip
+        if enter is not None:
+            enter(launched)
+        self.effect((x, y, z), self.options, *args)
+
+
+class FakeDriver:
+    """`effects`: what kernels do, by their names."""
+
+    def __init__(self) -> None:
+        self.effects: dict[str, Effect] = {}
+
+    def compile(self, source: Any, target: GPUTarget, options: dict[str, Any], _env_vars: Any = None) -> FakeKernel:
+        return FakeKernel(lambda *args: self.effects[source.fn.__name__](*args), options)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def install() -> FakeDriver:
+    """Makes it Triton's driver and compiler in this process."""
+    fake = FakeDriver()
+    driver.set_active(fake)
+    triton.compiler.compile = fake.compile
+    return fake
