@@ -83,6 +83,36 @@ def test_the_report_names_it_and_the_logarithm_is_as_in_eager() -> None:
     assert "polytile.varlen_attention" in str(polytile.explain(with_lse, *given))
 
 
+def test_nested_tensors_by_their_values_and_offsets() -> None:
+    """PyTorch breaks the graph at scaled_dot_product_attention of nested tensors on a CPU; this is how to write it."""
+    rows = [each for each in ROWS if each]
+    given = [torch.nested.nested_tensor(list(torch.randn(sum(rows), 2, 16).split(rows)), layout=torch.jagged) for _ in range(3)]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        starts = q.offsets()
+        out = varlen.varlen_attn(q.values(), k.values(), v.values(), starts, starts, max(rows), max(rows))
+        return torch.nested.nested_tensor_from_jagged(out, starts)
+
+    with torch.no_grad():
+        out = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True)(*given)
+    right = expected([each.values() for each in given], rows, rows, (-1, -1))
+    torch.testing.assert_close(out.values().double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_flash_attention_of_packed_sequences_by_its_own_operator() -> None:
+    """As nested tensors have it on a GPU."""
+    q, k, v = inputs(ROWS, KEYS, torch.bfloat16)
+
+    def attend(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Any:
+        given = cu_q, cu_k, max(ROWS), max(KEYS), 0.0, True, False
+        return torch.ops.aten._flash_attention_forward(q, k, v, *given, scale=0.3)[0] + 1
+
+    with torch.no_grad():
+        out = torch.compile(attend, backend="polytile")(q, k, v, starts(ROWS), starts(KEYS))
+    right = expected((q * 1.2, k, v), ROWS, KEYS, (-1, 0)) + 1
+    torch.testing.assert_close(out.double(), right, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.skipif("block_table" not in varlen.varlen_attn.__kwdefaults__, reason="needs torch 2.12")
 def test_pages_of_a_cache() -> None:
     rows, keys, page = (1, 3, 2, 1), (9, 3, 0, 1), 4

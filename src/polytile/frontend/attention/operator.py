@@ -23,7 +23,7 @@ _library.define(
 )
 
 
-def _new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Memory for the result: row-major if the heads of q lie one after another, else with the heads of a row side by side."""
     (batch, heads, rows, _), length = q.shape, v.shape[3]
     if statically_known_true(q.stride(1) >= q.stride(2)):
@@ -36,7 +36,7 @@ def _fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
     scale: float | None, causal: str, fill: float, empty_is_0: bool,
 ) -> torch.Tensor:  # fmt: skip
-    return _new_result(q, v)
+    return new_result(q, v)
 
 
 def _run(
@@ -50,7 +50,7 @@ def _run(
         out = scaled_dot_product_attention(q, k, v, bias, 0.0, bool(causal), scale=scale, enable_gqa=grouped)
     else:
         out, _ = attend(q, k, v, bias, scale=scale, causal=causal, fill=fill, empty_is_0=empty_is_0)
-    result = _new_result(q, v)
+    result = new_result(q, v)
     return out if out.stride() == result.stride() and out.dtype == q.dtype else result.copy_(out)
 
 
@@ -71,7 +71,7 @@ def _fake_products(q: torch.Tensor, k: torch.Tensor, scale: float, dtype: torch.
 def _fake_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool
 ) -> torch.Tensor:
-    return _new_result(q, v)
+    return new_result(q, v)
 
 
 def _products(q: torch.Tensor, k: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _attention_of(
     group = q.shape[1] // max(1, v.shape[1])
     v = v.repeat_interleave(group, 1) if group != 1 else v
     shares = torch._safe_softmax(scores, -1) if empty_is_0 else torch.softmax(scores, -1)
-    return _new_result(q, v).copy_(shares.to(v.dtype) @ v)
+    return new_result(q, v).copy_(shares.to(v.dtype) @ v)
 
 
 _library.impl("products", _products, "CompositeExplicitAutograd")

@@ -20,6 +20,7 @@ import torch.fx
 from polytile.frontend.attention.masks import simplified
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
 from polytile.frontend.attention.operator import PRODUCTS as PRODUCTS_OF
+from polytile.frontend.attention.pages import PAGED, read_in_place
 from polytile.frontend.attention.regions import Region, mark_computed, region_of
 from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
 from polytile.frontend.attention.views import (
@@ -72,11 +73,13 @@ def recognise(module: torch.fx.GraphModule) -> None:
             changed = _without_mask_of_positions(graph, node) or changed
         if node.target in (ATTENTION, ATTENTION_OF):
             changed = _without_repetitions(graph, node) or changed
+        if node.target == ATTENTION:
+            changed = read_in_place(graph, node) or changed
     if changed:
         _erase_unused(graph)
         graph.lint()
         module.recompile()
-    if any(node.target in (ATTENTION, ATTENTION_OF) for node in graph.nodes):
+    if any(node.target in (ATTENTION, ATTENTION_OF, PAGED) for node in graph.nodes):
         mark_computed(graph)
 
 

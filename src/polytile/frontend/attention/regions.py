@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
+from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.views import (
     CASTS,
@@ -150,7 +151,7 @@ def mark_computed(graph: torch.fx.Graph) -> None:
 
 def _is_for_scores(node: torch.fx.Node) -> bool:
     fake, users = node.meta.get("val"), uses(node)
-    if not isinstance(fake, torch.Tensor) or not users or node.target in (ATTENTION, ATTENTION_OF):
+    if not isinstance(fake, torch.Tensor) or not users or node.target in (ATTENTION, ATTENTION_OF, PAGED):
         return False
     if node.target not in VIEWS and not _is_by_elements(node):
         return False
@@ -161,5 +162,6 @@ def _is_for_scores(node: torch.fx.Node) -> bool:
 
 
 def _takes_scores(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    return user.target in (ATTENTION, ATTENTION_OF) and user.args[3] is node and node not in (*user.args[:3], *user.args[4:])
+    of_scores = user.target in (ATTENTION, ATTENTION_OF, PAGED) and user.args[3] is node
+    return of_scores and node not in (*user.args[:3], *user.args[4:])
 

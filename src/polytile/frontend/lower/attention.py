@@ -11,15 +11,17 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
+from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.positions import position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, ops, sizes
 from polytile.ir.attention import EMPTY
 from polytile.ir.expr import Node
-from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Store, View, whole
+from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Sequences, Store, View, whole
 from polytile.ir.sizes import Size
 from polytile.runtime.target import Target
 
@@ -28,7 +30,8 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, VARLEN, VARLEN_BACKWARD, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
@@ -45,9 +48,10 @@ exponential costs 12. Wrong where the bias is so large that it comes from far.""
 
 def emit(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str,
-    fill: float = EMPTY, empty_is_0: bool = True, with_lse: bool = False, output: int | None = None,
+    fill: float = EMPTY, empty_is_0: bool = True, with_lse: bool = False, output: int | None = None, table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The attention of stored operands, and its log-sum-exp if wanted. `output`: the number of the node's result that it is."""
+    """The attention of stored operands, and its log-sum-exp if wanted. `output`: the number of the node's result that it is.
+    `table`: where k and v are pages (pages, heads, page, d), those of each sequence."""
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         raise LoweringError(f"attention of {q.dtype}, {k.dtype} and {v.dtype} is left to the library.")
     if scale is not None and not isinstance(scale, float | int):
@@ -55,12 +59,14 @@ def emit(
     operands = [builder.stored(tensor) for tensor in (q, k, v)]
     if any(has_static_zero(view.sizes) for view in operands):
         raise LoweringError("attention of nothing is left to the library.")
-    q_view, k_view, v_view = agreed(*operands)
+    q_view, k_view, v_view = agreed(*operands) if table is None else _with_pages(*operands)
     batch, heads, rows, _ = q_view.sizes
-    points = (batch, heads, rows, k_view.sizes[2])
+    placed = _pages(builder, batch, rows, k_view, table) if table is not None else None
+    keys = k_view.sizes[2] if placed is None else placed.keys
+    points = (batch, heads, rows, keys)
     mask, scores = None, None
     if bias is not None and not with_lse and is_expression(builder, bias):
-        scores = scores_with(builder, bias, points, causal, fill, k_view.sizes[2] - rows)
+        scores = scores_with(builder, bias, points, causal, fill, keys - rows)
         causal, fill = "", EMPTY
     elif bias is not None:
         mask = expanded(builder.stored(bias), points)
@@ -70,7 +76,7 @@ def emit(
     builder.emit(
         Attention(
             builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
-            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores,
+            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores, sequences=placed,
         )
     )
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
@@ -112,6 +118,21 @@ def scores_loop(builder: Builder, axes: tuple[Axis, ...], score: Node) -> Loop:
     return Loop(SCORES, axes, (), (Store(SCORES, place, score),), (builder.origin,))
 
 
+def _pages(builder: Builder, batch: Size, rows: Size, k: View, table: Tensor) -> Sequences:
+    """Where the pages are, as a table that has been checked: it may come from anywhere."""
+    require_index(table)
+    count, _, page, _ = k.sizes
+
+    def at(point: Point) -> Node:
+        place = position(table.at(point), count, ranges_of(point, table.sizes))
+        return place if isinstance(place, Node) else expr.index_value(place)
+
+    checked = builder.realize(computed(table.sizes, torch.int64, table.device, at), sizes.contiguous_strides(table.sizes))
+    view = builder.stored(checked)
+    view = replace(view, sizes=(batch, view.sizes[1]))
+    return Sequences(batch, rows, sizes.expand(view.sizes[1] * page), table=view)
+
+
 def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
     """The operands with one expression for each size that they share. The program's guards hold them equal, whatever they are
     written as: a number where one of them is."""
@@ -124,6 +145,14 @@ def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
         replace(k, sizes=(batch, heads, keys, length)),
         replace(v, sizes=(batch, heads, keys, v.sizes[3])),
     )
+
+
+def _with_pages(q: View, k: View, v: View) -> tuple[View, View, View]:
+    """The same of pages: q and they have batches of their own."""
+    count, batch = _common(k.sizes[0], v.sizes[0]), q.sizes[0]
+    k, v = (replace(each, sizes=(batch, *each.sizes[1:])) for each in (k, v))
+    q, k, v = agreed(q, k, v)
+    return q, replace(k, sizes=(count, *k.sizes[1:])), replace(v, sizes=(count, *v.sizes[1:]))
 
 
 def expanded(view: View, wanted: tuple[Size, ...]) -> View:
@@ -143,6 +172,14 @@ def attention(
     empty_is_0: bool,
 ) -> Tensor:  # fmt: skip
     return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0)[0]
+
+
+@lowers(PAGED)
+def paged(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, table: Tensor, scale: float | None, causal: str,
+    fill: float, empty_is_0: bool,
+) -> Tensor:  # fmt: skip
+    return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0, table=table)[0]
 
 
 @lowers(PRODUCTS)

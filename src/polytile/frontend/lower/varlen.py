@@ -132,3 +132,21 @@ def varlen_backward(
         )
     )  # fmt: skip
     return tuple(stored(whole(buffer), q.device) for buffer in made)
+
+
+@lowers(torch.ops.aten._flash_attention_forward.default)
+def packed_flash(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: Any, max_k: Any,
+    dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
+    window_size_left: Any = None, window_size_right: Any = None, seqused_k: Tensor | None = None, **more: Any,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What scaled_dot_product_attention of nested tensors becomes on a GPU."""
+    if cum_seq_q is None or cum_seq_k is None or any(given is not None for given in more.values()):
+        raise LoweringError("FlashAttention's own operator is left to the library, but for packed sequences.")
+    if dropout_p != 0 or used_results(builder) - {0, 1}:
+        raise LoweringError("attention whose saved state is used, as by its gradient, is left to the library.")
+    before, after = (-1 if given is None else given for given in (window_size_left, window_size_right))
+    out, lse = varlen(
+        builder, q, k, v, cum_seq_q, cum_seq_k, seqused_k, None, max_q, max_k, scale, before, 0 if is_causal else after
+    )
+    return out, lse, None, None, None
