@@ -1,11 +1,12 @@
 """Attention of packed and paged sequences: generated kernels beside the library's, each called by itself: times, errors against
 float64.
 
-    python -m benchmarks.gpu.attention_layouts --out DIR [--seconds 240]
+    python -m benchmarks.gpu.attention_layouts [--out DIR] [--seconds 240]
+    python -m benchmarks.gpu.attention_layouts --show          only prints the tables of the committed file
 
 Each cell runs every candidate that says it is valid there, compares what it writes with the definition in float64, and times
 all in turns. `whole` is varlen_attn through the backend, forward and backward, beside
-eager. Results go to DIR/attention_layouts.json after each cell.
+eager. Results go to DIR/gpu_attention_layouts.json after each cell.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import record
 from benchmarks.gpu.attention_backward import repeated
 from benchmarks.gpu.attention_kernels import CUDA, in_turns
 from benchmarks.timing import compare
@@ -29,6 +31,7 @@ from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.attention import candidates
+from polytile.report import Table, show
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
 
@@ -148,19 +151,32 @@ def program() -> dict[str, Any]:
     return {**found, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
+def report(result: dict[str, Any]) -> None:
+    """Prints the tables."""
+    whole = result["whole"]["us"].items()
+    body = [(name, f"{us['eager']:.0f}", f"{us['polytile']:.0f}", f"{us['eager'] / us['polytile']:.2f}") for name, us in whole]
+    show(Table.from_rows("varlen_attn, forward and backward: wall µs", ("tokens", "eager", "polytile", "eager / polytile"), body))
+    rows = []
+    for row in result["rows"]:
+        library, ours = row["us"].get("flash"), {name: us for name, us in row["us"].items() if name != "flash"}
+        best = min(ours, key=ours.__getitem__)
+        ratio = [f"{library:.1f}", f"{library / ours[best]:.2f}"] if library else ["–", "–"]
+        rows.append((row["cell"], best, f"{ours[best]:.1f}", *ratio, f"{row['errors'][best]:.1e}"))
+    columns = ("sequences", "fastest generated kernel", "µs", "FlashAttention's µs", "over ours", "error")
+    show(Table.from_rows("kernels of packed and paged sequences, errors against float64", columns, rows))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
     options = parser.parse_args()
+    if options.show:
+        report(json.loads((options.out / "gpu_attention_layouts.json").read_text())["results"])
+        return
     end = time.monotonic() + options.seconds
-    result: dict[str, Any] = {"device": device.facts(0).name, "torch": torch.__version__, "rows": []}
-    options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        result["whole"] = program()
-    except Exception as error:
-        result["whole"] = {"failed": str(error)[:2000]}
-    print(json.dumps(result["whole"]), flush=True)
+    result: dict[str, Any] = {"device": device.facts(0).name, "whole": program(), "rows": []}
     for cell in cells():
         if time.monotonic() > end:
             print("time is up", flush=True)
@@ -168,7 +184,8 @@ def main() -> None:
         result["rows"].append(measured(cell, 0.6))
         print(line(result["rows"][-1]), flush=True)
         torch.cuda.empty_cache()
-        (options.out / "attention_layouts.json").write_text(json.dumps(result, indent=1) + "\n")
+        record.write("gpu_attention_layouts", result, options.out)
+    report(result)
 
 
 if __name__ == "__main__":

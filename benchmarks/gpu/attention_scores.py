@@ -108,7 +108,8 @@ def functions(case: Case, captured: tuple[Tensor, ...]) -> tuple[Function | None
 def attend(case: Case, q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> Tensor:
     """The case as a program that polytile compiles: flex_attention with its mask_mod alone."""
     score, mask = functions(case, captured)
-    block = create_block_mask(mask, None, None, q.shape[2], k.shape[2], device="cuda") if mask else None
+    # `is not None`: torch 2.11 ends the graph where a function that it traces is asked for its truth
+    block = create_block_mask(mask, None, None, q.shape[2], k.shape[2], device="cuda") if mask is not None else None
     return flex_attention(q, k, v, score_mod=score, block_mask=block, enable_gqa=HEADS != GROUPS)
 
 

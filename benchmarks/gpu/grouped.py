@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -248,6 +249,15 @@ def report(result: dict[str, Any]) -> None:
     show(Table.from_rows("grouped products, kernel µs", columns, rows))
     if ratios:
         print(f"torch._grouped_mm / polytile: geomean {geomean(ratios):.3f}, least {min(ratios):.3f} of {len(ratios)}")
+    body = []
+    for cell in result["model"]:
+        us, wall, shape = cell["us"], cell["wall_us"], "×".join(map(str, cell["shape"]))
+        times = [f"{each[name] / 1e3:.2f}" for each in (us, wall) for name in ("eager", "peer", "polytile")]
+        body.append((shape, *times, f"{us['peer'] / us['polytile']:.2f}", f"{wall['peer'] / wall['polytile']:.2f}"))
+    if body:
+        timed = (f"{kind}, {name}" for kind in ("kernels", "wall") for name in ("eager", "peer", "polytile"))
+        title = "two layers of Mixtral-8x7B in bfloat16, inference: ms a call"
+        show(Table.from_rows(title, ("shape", *timed, "peer / polytile, kernels", "wall"), body))
 
 
 def main() -> None:
@@ -255,7 +265,11 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
+    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
     given = parser.parse_args()
+    if given.show:
+        report(json.loads((Path(given.out) / "gpu_grouped.json").read_text())["results"])
+        return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.grouped needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 64
