@@ -152,6 +152,7 @@ def test_a_unit_that_kills_its_workers_is_given_up_and_the_others_are_measured(s
     assert len(status.failed) == 1, told
     assert "3 workers ended or hung" in told
     assert status.done == 2
+    assert any(choice["seconds"] for choice in results.verify(folder / "table.json")["choices"])
     assert any(record.measurement.problem.family == "loop" for record in records(folder / "store.sqlite3"))
 
 

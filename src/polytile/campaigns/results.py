@@ -69,6 +69,9 @@ def choices(traced: Traced) -> list[Choice]:
             decision = _decision(kernel, sizes)
             if decision is not None:
                 found.append(_choice(kernel, decision, libraries, traced.weights[name]))
+    for kernel in _called(traced):
+        libraries = {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
+        found += [_choice(kernel, decision, libraries, 1.0) for decision in kernel.decisions]
     return sorted(found, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
 
 
@@ -95,8 +98,13 @@ def settle(traced: Traced) -> list[Pinned]:
     with torch.no_grad():
         for function, args in traced.calls.values():
             backend.compile(function)(*args)
-    kernels = [*traced.kernels, *(kernel for kernel in alive() if traced.calls and kernel not in traced.kernels)]
+    kernels = [*traced.kernels, *_called(traced)]
     return list({pinned.key: pinned for kernel in kernels for pinned in pinned_by(kernel)}.values())
+
+
+def _called(traced: Traced) -> list[MultiKernel]:
+    """The kernels that the calls of a campaign have run, which models do not need."""
+    return [kernel for kernel in alive() if kernel not in traced.kernels and kernel.decisions] if traced.calls else []
 
 
 def _settle(kernel: MultiKernel, sizes: Mapping[str, int]) -> None:
