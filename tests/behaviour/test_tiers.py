@@ -117,6 +117,38 @@ def test_the_calling_thread_neither_compiles_nor_loads_nor_decides_nor_packs(
     assert all(threads for name, threads in seen.items() if name != "choose_entry"), seen
 
 
+def test_kernels_inside_the_library_s_candidates_are_there_when_a_program_takes_over(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    from polytile.compiler import tiers
+    from polytile.dispatch import MultiKernel
+
+    chosen: list[str] = []
+    real = MultiKernel.choose_entry
+
+    def choose(kernel: MultiKernel, args: tuple[Any, ...]) -> Any:
+        chosen.append(kernel.spec.name)
+        return real(kernel, args)
+
+    monkeypatch.setattr(MultiKernel, "choose_entry", choose)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x @ w) * x[:, :40]
+
+    run = compiled(function)
+    run(*sized(30))
+    background.wait(PATIENCE, tiers._Build)  # nothing has been measured by then
+    (program,) = programs.compiled_programs()
+    inner = {kernel for owner, _ in program.calls if (kernel := getattr(owner.named("aten"), "unfused", None)) is not None}
+    assert inner, "the epilogue of the library's product"
+    for kernel in inner:
+        for rows in (2, 70, 3000):
+            sizes = dict.fromkeys(kernel.spec.size_names, rows)
+            assert kernel.spec.make_args is not None
+            kernel(*kernel.spec.make_args(sizes))
+    assert not chosen
+
+
 def test_forward_and_backward_take_over_together() -> None:
     def step(run: Callable[..., Any], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, w = sized(rows)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from polytile.candidates.entries import Entry
 from polytile.candidates.handles import Handle
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.candidates.inner_kernel import InnerKernel
 
 READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
@@ -82,6 +86,11 @@ class Candidate(ABC):
         """How another process gets the kernel (tuning/isolation); runs nothing of it. Default: None, and the first run is in this
         process."""
         return None
+
+    def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
+        """Kernels with candidates of their own that a call with these integers runs, with the integers of their calls; strides
+        of memory that it makes itself are dense. Default: none."""
+        return ()
 
     # its forms: each has the name, config and source hash of the candidate itself ------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
-from polytile.matmul.prologue import materialise_operands
+from polytile.matmul.prologue import materialise_operands, split_arguments
 from polytile.problem import Config, digest
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class MaterialisedOperands(Candidate):
         one of them."""
         own = {name: sizes[f"{letter}{name}"] for name in kernel.spec.size_names if f"{letter}{name}" in sizes}
         return best_cost(kernel, own) if len(own) == len(kernel.spec.size_names) else 0.0
+
+    def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
+        _, rest, prologues = split_arguments(self.kernel, (*[None] * len(self.kernel.tensors), *ints))
+        yield from ((kernel, own) for kernel, own in zip(self.first, prologues, strict=True) if kernel is not None)
+        yield self.product, rest[len(rest) - len(self.kernel.plain.size_names) :]
 
     def prepare(self) -> None:
         """The first candidate of the product compiles beside the others."""

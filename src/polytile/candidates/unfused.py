@@ -10,7 +10,7 @@ The sums come first, as the rest may overwrite what they read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -87,6 +87,9 @@ class Unfused(Candidate):
     def _parts(self, ints: Sequence[int]) -> list[tuple[InnerKernel, list[int]]]:
         """Each part with its own integers."""
         return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.run, self._sizes, strict=True)]
+
+    def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
+        return self._parts(ints)
 
     def prepare(self) -> None:
         """The first candidate of each part compiles beside the others."""

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,13 +295,19 @@ def _prepare(calls: Calls, given: Values) -> None:
 def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     """Has calls with these values of the graph's size symbols find a kernel, and others something that serves them."""
     needed: list[tuple[MultiKernel, Candidate]] = []
+
+    def decide(multikernel: MultiKernel, ints: tuple[int, ...], varying: Collection[str]) -> None:
+        multikernel.decide_unmeasured(ints)
+        if (form := multikernel.prepare_everywhere(ints, varying)) is not None:
+            needed.append((multikernel, form))
+        for inner, own in multikernel.inner_calls(ints):
+            decide(inner, own, inner.keys.bucketed)
+
     for values in given:
         for one in calls:
             for multikernel, ints in calls_at([one], values):
-                multikernel.decide_unmeasured(ints)
-                varying = [name for name, e in zip(multikernel.spec.size_names, one[1].sizes, strict=True) if e.free_symbols]
-                if (form := multikernel.prepare_everywhere(ints, varying)) is not None:
-                    needed.append((multikernel, form))
+                names = zip(multikernel.spec.size_names, one[1].sizes, strict=True)
+                decide(multikernel, ints, [name for name, size in names if size.free_symbols])
     for multikernel, form in needed:
         # A call that nothing else serves compiles what it can.
         with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):

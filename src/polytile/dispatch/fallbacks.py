@@ -88,6 +88,11 @@ class Fallbacks:
             self._publish()
 
     @property
+    def loaded(self) -> tuple[str, ...]:
+        """The names of the candidates that serve somewhere."""
+        return tuple(self._loaded)
+
+    @property
     def serve_everywhere(self) -> bool:
         """Whether some leaf is right in all calls."""
         return any(not self._leaves[number][2] for number in self._order(()))

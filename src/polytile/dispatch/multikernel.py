@@ -290,6 +290,16 @@ class MultiKernel:
                 _prepared(best.specialise(facts))
             return None if best is None else best.specialise(facts)
 
+    def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
+        """The kernels that calls with these integers may run inside others: those of the candidate that was decided for them, and
+        of what serves where nothing is decided; with their own integers."""
+        decision = self.decision_of(self.dispatcher.key_of(*ints))
+        chosen = () if decision is None else (decision.candidate,)
+        for name in dict.fromkeys((*chosen, *(() if self.fallbacks is None else self.fallbacks.loaded))):
+            for inner, own in self._by_name[name].inner_calls(ints):
+                if isinstance(inner, MultiKernel):
+                    yield inner, tuple(own)
+
     def take_lease(self, args: tuple[Any, ...]) -> Lease | None:
         """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
         with self.lock, settings.restored({**self.options, "stall": "tune"}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,11 @@ class MatmulLibrary(Candidate):
         """Starts compiling the first candidate of the epilogue's kernel; the product needs nothing."""
         if self.unfused is not None:
             prepare_first(self.unfused)
+
+    def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
+        if self.unfused is not None and self.second_kernel:
+            first = len(self.kernel.leading)
+            yield self.unfused, ints[first : first + len(self.kernel.symbols)]
 
     def entry(self) -> NativeEntry | PythonEntry:
         return PythonEntry(self._call, recordable=True)
