@@ -1,9 +1,10 @@
 """`polytile.autotune` beside `triton.autotune`: seconds that calls at random sizes wait, the kernels' times, a call's host time.
 
-    python -m benchmarks.gpu.autotune [--sizes 30] > autotune.json
+    python -m benchmarks.gpu.autotune [--sizes 30]      measures, writes OUT/gpu_autotune.json
+    python -m benchmarks.gpu.autotune --show            only prints the table of the committed file
 
 Two kernels, a product and a softmax, with the same configs. Each tuner has a process and empty caches of its own; polytile's runs
-once more in a second process, which finds what the first has measured. Prints JSON.
+once more in a second process, which finds what the first has measured.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ import triton
 import triton.language as tl
 
 import polytile
+from benchmarks import record
+from polytile.report import Table, show
 
 Launch = Callable[[], Any]
 
@@ -183,7 +187,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, default=30)
     parser.add_argument("--tuner", choices=("triton", "polytile"), help="One tuner, in this process.")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
+    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
     given = parser.parse_args()
+    if given.show:
+        show_table(json.loads((given.out / "gpu_autotune.json").read_text())["results"])
+        return
     if given.tuner:
         print(json.dumps(tuned(given.tuner, given.sizes)))
         return
@@ -200,7 +209,19 @@ def main() -> None:
     for name in CASES:
         report[f"{name}: polytile over triton"] = beside(report["triton"][name], report["polytile"][name])
         report[f"{name}: again over triton"] = beside(report["triton"][name], report["polytile again"][name])
-    print(json.dumps(report, indent=1))
+    record.write("gpu_autotune", report, given.out)
+    show_table(report)
+
+
+def show_table(report: dict[str, Any]) -> None:
+    """Prints what a launch takes on the host, what waiting and kernels take relative to triton.autotune's."""
+    rows = []
+    for name in CASES:
+        theirs, ours, beside_it = report["triton"][name], report["polytile"][name], report[f"{name}: polytile over triton"]
+        host = (f"{us:.1f}" for us in (theirs["bare_host_us"], theirs["host_us"], ours["host_us"]))
+        rows.append((name, *host, *(f"{beside_it[key]:.2f}" for key in ("geomean", "worst", "waited"))))
+    columns = ("kernel", "bare launch, host µs", "triton.autotune's", "polytile's", "kernel time over triton's", "worst", "waited")
+    show(Table.from_rows(f"polytile.autotune beside triton.autotune, {report['device']}", columns, rows))
 
 
 if __name__ == "__main__":
