@@ -220,7 +220,7 @@ def show_table(report: dict[str, Any]) -> None:
         theirs, ours, beside_it = report["triton"][name], report["polytile"][name], report[f"{name}: polytile over triton"]
         host = (f"{us:.1f}" for us in (theirs["bare_host_us"], theirs["host_us"], ours["host_us"]))
         rows.append((name, *host, *(f"{beside_it[key]:.2f}" for key in ("geomean", "worst", "waited"))))
-    columns = ("kernel", "bare launch, host µs", "triton.autotune's", "polytile's", "kernel time over triton's", "worst", "waited")
+    columns = ("kernel", "bare launch, host µs", "triton.autotune's", "polytile's", "kernel time over its", "worst", "waited")
     show(Table.from_rows(f"polytile.autotune beside triton.autotune, {report['device']}", columns, rows))
 
 

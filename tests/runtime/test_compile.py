@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,17 @@ def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatc
     with options.override(cxx=program), pytest.raises(SourceRejected, match="was stopped after"):
         compile_cpp("k", tiny(1)).result()
     assert list((home / "tmp").iterdir()) == []
+
+
+def test_a_compiler_that_the_end_of_the_process_stops_says_nothing_about_the_source(home: Path, tmp_path: Path) -> None:
+    with options.override(cxx=stand_in(tmp_path / "g++", f"sleep {10 * PATIENCE:.0f}")):
+        future, until = compile_cpp("k", tiny(1)), time.monotonic() + PATIENCE
+        while not compiler._state.running and time.monotonic() < until:
+            time.sleep(0.01)
+        compiler._stop_compilers()
+        with pytest.raises(CompilerMissing, match="when the process ended"):
+            future.result(PATIENCE)
+    compiler.reset()
 
 
 def test_a_forked_child_can_compile(home: Path) -> None:

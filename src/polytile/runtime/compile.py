@@ -227,11 +227,6 @@ def _stop_compilers() -> None:
         _stop(process)
 
 
-def is_ending() -> bool:
-    """Whether the process ends, so that compilers were stopped: what fails to compile now is no fault of the source."""
-    return _state.ended
-
-
 _groups = {"own": True}
 """Whether each compiler has a process group to itself, so that Ctrl-C does not reach it."""
 
@@ -439,6 +434,8 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         raise
     finally:
         state.running.discard(process)
+    if process.returncode != 0 and state.ended:  # this process has stopped it: nothing is known about the source
+        raise CompilerMissing(f"kernel {order.name!r} was being compiled when the process ended.")
     if process.returncode != 0:
         raise SourceRejected(order.name, command, messages, source, f"ended with status {process.returncode}")
 

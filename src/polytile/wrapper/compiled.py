@@ -104,8 +104,7 @@ class _Swapped:
         except (CompilerMissing, CacheError) as error:
             log.info("Program %s stays with Python's wrapper: %s", self.name, error)
         except CompileFailed as error:
-            level = logging.INFO if compiling.is_ending() else logging.WARNING
-            log.log(level, "Program %s stays with Python's wrapper: %s", self.name, error)
+            log.warning("Program %s stays with Python's wrapper: %s", self.name, error)
 
     def use_graphs(self, made: Call, device: int) -> None:
         """Has calls of the program in C use CUDA graphs, where there can be some."""
