@@ -106,6 +106,8 @@ def test_a_page_is_kept_up_to_date_until_it_is_stopped(store: Path, tmp_path: Pa
     output, slept = tmp_path / "live.html", []
 
     def sleep(seconds: float) -> None:
+        if seconds < 0.1:  # of another thread's
+            return
         slept.append(seconds)
         assert ("e92d9fa160f0997e" in output.read_text()) and '"every":3.0' in output.read_text()
         assert ("f" * 16 in output.read_text()) == (len(slept) == 2)

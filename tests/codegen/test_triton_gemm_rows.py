@@ -20,13 +20,13 @@ from polytile.ir.program import Program, Template, View
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.operands import EVEN_K
-from polytile.matmul.triton.schedules import SCHEDULES, generate
+from polytile.matmul.triton.schedules import generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from polytile.schedule.facts import Facts
 from tests.codegen.test_triton_gemm_prologue import lowered
-from tests.codegen.triton_gemm import interpreted, small
+from tests.codegen.triton_gemm import PLAIN, interpreted, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -104,14 +104,14 @@ def check(function: Callable[..., Tensors], config: Config, args: Tensors, symbo
         torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", PLAIN)
 @pytest.mark.parametrize("function", LONG)
 def test_every_schedule_reduces_rows_of_several_blocks(function: Callable[..., Tensors], variant: str) -> None:
     for m, n in ((4, 70), (1, 33)) if variant == "rows" else ((37, 70), (16, 64)):
         check(function, small(variant), arguments(m, n, 40), symbolic=m > 1)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", PLAIN)
 @pytest.mark.parametrize("function", SHORT)
 def test_points_of_a_row_that_one_block_holds_may_use_what_it_comes_to(function: Callable[..., Tensors], variant: str) -> None:
     check(function, small(variant, n=32), arguments(4 if variant == "rows" else 21, 31, 40), symbolic=False)
@@ -141,7 +141,7 @@ def test_where_points_wait_for_the_row_only_blocks_that_hold_it_take_part() -> N
     program, template = lowered(normed, args, symbolic=False)
     kernel = flat(program, template, args)[0]
     found = gemm_candidates(kernel, "normed", torch.device("cpu"))
-    assert {c.config["variant"] for c in found} == set(SCHEDULES)
+    assert {c.config["variant"] for c in found} == set(PLAIN)
     assert all(int(c.config["n"]) >= 100 or c.config["variant"] == "split" for c in found)
 
 

@@ -19,14 +19,14 @@ from polytile.ir import interpret
 from polytile.ir.program import Loop, Template
 from polytile.matmul import gemm_kernel
 from polytile.matmul.triton.operands import EVEN_K
-from polytile.matmul.triton.schedules import SCHEDULES, generate
+from polytile.matmul.triton.schedules import generate
 from polytile.matmul.triton.unit import Chip
 from polytile.passes.pipeline import optimize
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from polytile.schedule.facts import Facts
 from tests.codegen.test_triton_gemm_prologue import flat, lowered
-from tests.codegen.triton_gemm import interpreted, small
+from tests.codegen.triton_gemm import PLAIN, interpreted, small
 from tests.frontend.lowering import lower
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -37,7 +37,7 @@ on_cpu = pytest.mark.skipif(
 )
 BLOCKS = ((1, 128), (1, 1), (128, 1))
 """Rows of A and columns of B that share a scale: the three that PyTorch takes."""
-VARIANTS = [variant for variant in SCHEDULES if variant != "rows"]
+VARIANTS = [variant for variant in PLAIN if variant != "rows"]
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ OTHER: dict[str, Any] = {
     "plan_missing": "error", "metrics": "/tmp/m.csv", "random": "philox", "wrapper": "marked", "sources": "library",
     "collect": "/tmp/c.sqlite3", "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "library",
     "builder": "process", "front_door": "check", "cuda_graphs": "auto", "cutlass": "/tmp/cutlass",
-    "nvcc": "/tmp/nvcc",
+    "nvcc": "/tmp/nvcc", "record_sizes": "/tmp/sizes.json",
 }  # fmt: skip
 """A value other than the one in tests, of options that are neither numbers nor switches."""
 

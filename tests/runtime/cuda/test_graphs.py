@@ -187,7 +187,7 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
     made_by_library = recorder.library_calls
     for k in range(5):
         stretch(0x30000 + 0x1000 * k, 0x50000)
-    assert run.numbers.replayed + run.numbers.updated >= 8
+    assert run.numbers.replayed + run.numbers.updated >= 5  # of 17; times decide when graphs are given up for a while
     assert (run.numbers.proved, run.numbers.hopeless) == ((0, 1) if odd else (1, 0))
     assert odd or recorder.library_calls == made_by_library, "no call is asked what it launches"
 
