@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from polytile import locks
@@ -50,6 +51,10 @@ def yield_to_calls(task: int, niceness: int) -> None:
     system does not allow it, or has no such thing."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, task, niceness)
+    # Linux may share the cores among sessions first, each of which has a niceness of its own: see "autogroup" in sched(7).
+    with contextlib.suppress(OSError, AttributeError):
+        if os.getsid(task) != os.getsid(0):
+            Path(f"/proc/{task}/autogroup").write_text(str(niceness))
 
 
 class Job(Protocol):
