@@ -18,6 +18,7 @@ from pathlib import Path
 from polytile.campaigns.board import Board
 from polytile.campaigns.worker import HUNG
 from polytile.errors import CampaignError
+from polytile.runtime.child_process import import_path
 
 MOST_DEATHS = 5
 """Workers in a row that may end before they have finished a unit."""
@@ -78,8 +79,7 @@ class Local(Place):
 
     def _start(self, number: int) -> None:
         name = f"local{number}-{uuid.uuid4().hex[:8]}"
-        paths = [str(Path(__file__).parents[2]), *sys.path[1:]]
-        own = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        own = {"PYTHONPATH": import_path()}
         if self.kind == "cuda":
             own["CUDA_VISIBLE_DEVICES"] = self.devices[number]
         words = [sys.executable, "-m", "polytile", "campaign", "work", str(self.board.root), "--name", name]

@@ -1,8 +1,8 @@
 """What compiling CUTLASS's templates takes, and where it is: CUTLASS's headers, CUDA's headers, a compiler.
 
-CUTLASS   the option `cutlass`, or the package nvidia-cutlass (its headers are files in it; nothing of it is imported)
-CUDA      nvidia's packages that PyTorch brings, then CUDA_HOME, then /usr/local/cuda
-compiler  NVRTC of the same places; the option `nvcc` names an nvcc in its place
+    CUTLASS   the option `cutlass`, or the package nvidia-cutlass (its headers are files in it; nothing of it is imported)
+    CUDA      nvidia's packages that PyTorch brings, then CUDA_HOME, then /usr/local/cuda
+    compiler  NVRTC of the same places; the option `nvcc` names an nvcc in its place
 """
 
 from __future__ import annotations
@@ -136,15 +136,12 @@ def _cuda(home: str, compiler: Path) -> tuple[Path, ...]:
     """The folders of CUDA's headers and of its C++ library, of one place if that has both.
 
     From CUDA 13 on CUTLASS writes `cccl/cuda/std/...`, and that library itself `cuda/std/...`: both folders are needed."""
-    roots = [root / "include" for root in (*_roots(home), compiler.resolve().parent.parent)]
-    own = [root for root in roots if (root / "cuda_fp16.h").is_file()]
-    standard = [root for root in roots if (root / "cccl" / STANDARD).is_file() or (root / STANDARD).is_file()]
+    includes = [root / "include" for root in (*_roots(home), compiler.resolve().parent.parent)]
+    own = [folder for folder in includes if (folder / "cuda_fp16.h").is_file()]
+    standard = [folder for folder in includes if (folder / "cccl" / STANDARD).is_file() or (folder / STANDARD).is_file()]
     if not own or not standard:
         missing = "cuda_fp16.h (nvidia-cuda-runtime)" if not own else f"{STANDARD} (nvidia-cuda-cccl)"
-        raise CompilerMissing(
-            f"CUDA's headers were not found: there is no {missing}. Install the package, or set CUDA_HOME."
-        )
-    both = [root for root in own if root in standard]
-    first, library = (both[0], both[0]) if both else (own[0], standard[0])
-    folders = (first, library, library / "cccl")
-    return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+        raise CompilerMissing(f"CUDA's headers were not found: there is no {missing}. Install the package, or set CUDA_HOME.")
+    both = [folder for folder in own if folder in standard]
+    first, library = (both or own)[0], (both or standard)[0]
+    return tuple(dict.fromkeys(folder for folder in (first, library, library / "cccl") if folder.is_dir()))
