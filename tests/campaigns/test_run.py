@@ -80,5 +80,36 @@ def test_a_record_of_some_candidates_decides_for_its_sizes_alone(tmp_path: Path)
     assert fast.name in {each.candidate for each in pinned}
 
 
+def test_a_plan_pins_the_kernels_that_a_chosen_candidate_runs(tmp_path: Path) -> None:
+    """The library's product leaves its epilogue to a kernel of its own, which a process that follows the plan needs decided."""
+
+    def activated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a @ b) * 2
+
+    place = str(tmp_path / "store.sqlite3")
+    with trace.tracing(place, "thorough"):
+        model = Model("f", [{"s0": 24, "s1": 32, "s2": 40}])
+        args = torch.randn(5, 30), torch.randn(30, 17)
+        traced = trace.trace(Spec(models=(model,)), lambda *about: (activated, [args]), nothing_told)
+        ((kernel, wanted),) = traced.kernels.items()
+        (sizes,) = wanted.values()
+        problem = kernel.spec.problem(tuple(sizes[name] for name in kernel.spec.size_names), ())
+        with options.override(store=place):
+            for candidate in kernel.candidates:
+                seconds = 1e-6 if candidate.name == "aten" else 2e-3
+                store.current().append(
+                    Measurement(
+                        problem, candidate.name, candidate.config, identity(candidate)[-1], Outcome.OK, (seconds,) * 3,
+                        environment=environment(kernel.spec.target),
+                    )
+                )  # fmt: skip
+        pinned = results.settle(traced)
+        lines = results.choices(traced)
+    assert "aten" in {each.candidate for each in pinned}
+    (inner,) = traced.inner
+    assert inner.spec.name in {line.kernel for line in lines}
+    assert {each.digest for each in pinned} == {kernel.spec.kernel, inner.spec.kernel}
+
+
 def nothing_told(text: str) -> None:
     """Takes what a command would show."""

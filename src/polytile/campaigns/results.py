@@ -64,15 +64,19 @@ def choices(traced: Traced) -> list[Choice]:
     """What `settle` has decided, at all sizes of the campaign."""
     found = []
     for kernel, wanted in traced.kernels.items():
-        libraries = {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
+        libraries = _libraries(kernel)
         for name, sizes in wanted.items():
             decision = _decision(kernel, sizes)
             if decision is not None:
                 found.append(_choice(kernel, decision, libraries, traced.weights[name]))
-    for kernel in _called(traced):
-        libraries = {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
+    for kernel in [*traced.inner, *_called(traced)]:
+        libraries = _libraries(kernel)
         found += [_choice(kernel, decision, libraries, 1.0) for decision in kernel.decisions]
     return sorted(found, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
+
+
+def _libraries(kernel: MultiKernel) -> set[str]:
+    return {candidate.name for candidate in kernel.candidates if candidate.origin == "library"}
 
 
 def _choice(kernel: MultiKernel, decision: Decision, libraries: set[str], calls: float) -> Choice:
@@ -91,25 +95,27 @@ def _choice(kernel: MultiKernel, decision: Decision, libraries: set[str], calls:
 def settle(traced: Traced) -> list[Pinned]:
     """Has every kernel decide at the campaign's sizes, by the store in force, without measuring; what a plan pins."""
     store.current().refresh()
-    for kernel, wanted in traced.kernels.items():
+    for kernel in (*traced.kernels, *traced.inner):
         kernel.forget()
+    for kernel, wanted in traced.kernels.items():
         for sizes in wanted.values():
-            _settle(kernel, sizes)
+            _settle(kernel, sizes, traced)
     with torch.no_grad():
         for function, args in traced.calls.values():
             backend.compile(function)(*args)
-    kernels = [*traced.kernels, *_called(traced)]
+    kernels = [*traced.kernels, *traced.inner, *_called(traced)]
     return list({pinned.key: pinned for kernel in kernels for pinned in pinned_by(kernel)}.values())
 
 
 def _called(traced: Traced) -> list[MultiKernel]:
     """The kernels that the calls of a campaign have run, which models do not need."""
-    return [kernel for kernel in alive() if kernel not in traced.kernels and kernel.decisions] if traced.calls else []
+    known = {*traced.kernels, *traced.inner}
+    return [kernel for kernel in alive() if kernel not in known and kernel.decisions] if traced.calls else []
 
 
-def _settle(kernel: MultiKernel, sizes: Mapping[str, int]) -> None:
-    """Decides at these sizes. A regime takes a record that covers all that would be measured. Where a busy machine had no time
-    for that, these sizes have a decision of their own, by what there is."""
+def _settle(kernel: MultiKernel, sizes: Mapping[str, int], traced: Traced) -> None:
+    """Decides at these sizes, also in the kernels that the chosen candidate runs. A regime takes a record that covers all that
+    would be measured. Where a busy machine had no time for that, these sizes have a decision of their own, by what there is."""
     with contextlib.suppress(NoCandidate):
         kernel.warm([sizes])
         decision = _decision(kernel, sizes)
@@ -117,6 +123,10 @@ def _settle(kernel: MultiKernel, sizes: Mapping[str, int]) -> None:
             ints = [sizes[name] for name in kernel.spec.size_names]
             kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(ints)), sizes)
             kernel.warm([sizes])
+    for inner, ints in kernel.inner_calls([sizes[name] for name in kernel.spec.size_names]):
+        if inner not in traced.kernels:
+            traced.inner[inner] = None
+        _settle(inner, inner.spec.sizes(ints), traced)
 
 
 def _decision(kernel: MultiKernel, sizes: Mapping[str, int]) -> Decision | None:

@@ -28,12 +28,14 @@ Tell = Callable[[str], None]
 @dataclass
 class Traced:
     """What a campaign is about: the units; of each kernel that a model needs the sizes that are wanted; the calls of functions
-    that are called as they are."""
+    that are called as they are. `inner` are kernels that the chosen candidates of these kernels run, an epilogue behind the
+    library's product for one: they are no units, and their choices are part of the result."""
 
     units: dict[str, Unit] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     kernels: dict[MultiKernel, dict[str, dict[str, int]]] = field(default_factory=dict)
     calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=dict)
+    inner: dict[MultiKernel, None] = field(default_factory=dict)
 
     def add(self, unit: Unit) -> None:
         self.units[unit.id] = unit
