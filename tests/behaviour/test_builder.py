@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,22 @@ def test_a_forked_child_has_a_process_of_its_own(other_program: Callable[[str], 
         os._exit(int(builder._builder.process is not None))
     assert os.waitpid(child, 0)[1] == 0
     assert builder._builder.process is not None and not builder._builder.process.ended()
+
+
+def test_starting_the_process_waits_for_no_answer(other_program: Callable[[str], None]) -> None:
+    """A second graph is traced while the first one's program is made: the thread that traces did wait for it, for seconds."""
+    other_program("time.sleep(60)")
+
+    def ask() -> None:
+        with pytest.raises(builder.BuilderFailed):
+            builder.ask("program", {})
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    until(lambda: builder._builder.lock.locked(), "somebody waits for an answer")
+    here = threading.Thread(target=builder.begin, daemon=True)
+    here.start()
+    here.join(PATIENCE / 10)
+    assert not here.is_alive() and asking.is_alive()
+    builder.stop()
+    asking.join(PATIENCE)

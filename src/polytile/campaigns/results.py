@@ -116,14 +116,14 @@ def _called(traced: Traced) -> list[MultiKernel]:
 def _settle(kernel: MultiKernel, sizes: Mapping[str, int], traced: Traced) -> None:
     """Decides at these sizes, also in the kernels that the chosen candidate runs. A regime takes a record that covers all that
     would be measured. Where a busy machine had no time for that, these sizes have a decision of their own, by what there is."""
+    own = tuple(sizes[name] for name in kernel.spec.size_names)
     with contextlib.suppress(NoCandidate):
         kernel.warm([sizes])
         decision = _decision(kernel, sizes)
         if decision is not None and decision.link not in MEASURED:
-            ints = [sizes[name] for name in kernel.spec.size_names]
-            kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(ints)), sizes)
+            kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(own)), sizes)
             kernel.warm([sizes])
-    for inner, ints in kernel.inner_calls([sizes[name] for name in kernel.spec.size_names]):
+    for inner, ints in kernel.inner_calls(own):
         if inner not in traced.kernels:
             traced.inner[inner] = None
         _settle(inner, inner.spec.sizes(ints), traced)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from polytile import locks
 from polytile.candidates.candidate import Candidate
@@ -19,6 +20,9 @@ from polytile.runtime.cache import current, remembered
 from polytile.version import source_digest
 
 ENTRY = "polytile_kernel"
+
+MOST_COSTS = 64
+"""How many sizes a candidate remembers its cost at."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ class CompiledCandidate(Candidate):
         self._valid, self._cost, self._terms = valid, cost, terms
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
+        self._costs: dict[tuple[tuple[str, int], ...], float] = {}
+        self._at_hand: Path | None = None
+        """The cache directory in which its objects were found."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.kernel_name}: {self.name})"
@@ -94,8 +101,13 @@ class CompiledCandidate(Candidate):
 
     def at_hand(self) -> bool:
         """Whether the cache directory has its objects, so that nothing is to be generated or compiled."""
-        written = Written.known(self._full_recipe)
-        return written is not None and all(compiler.has_key(key) for key in written.keys)
+        place = current().root
+        if self._at_hand != place:
+            written = Written.known(self._full_recipe)
+            if written is None or not all(compiler.has_key(key) for key in written.keys):
+                return False
+            self._at_hand = place
+        return True
 
     def _write(self) -> Sequence[str]:
         texts = [text() for _, text in self.units]
@@ -114,7 +126,14 @@ class CompiledCandidate(Candidate):
         return self._valid(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return self._cost(sizes)
+        """Each link of the selector asks, at the same sizes, and so do the library's candidates beside it."""
+        at = tuple(sizes.items())
+        found = self._costs.get(at)
+        if found is None:
+            if len(self._costs) >= MOST_COSTS:
+                self._costs.clear()
+            found = self._costs[at] = self._cost(sizes)
+        return found
 
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
         return self._terms(sizes)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._logging import trace_structured
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
 from polytile import debug
 from polytile import options as settings
@@ -124,6 +125,12 @@ class Backend:
 
     __name__ = "polytile"
 
+    def expect(self, values: Iterable[Any]) -> None:
+        """Prepares for a first graph, which Dynamo is about to capture for a call with these values."""
+        with settings.override(**dict(self.options)):
+            if tiers.waits_for() == "never" and not self.hints:
+                handed.expect_first(values)
+
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Names of hints must fit the first graph. Later ones are parts after a graph break, or the same graph with
         sizes 0 and 1, which are never dynamic: they may have fewer."""
@@ -141,6 +148,8 @@ def _compile(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
     with settings.override(**given), _collector_at_rest(), background.background.held():
+        if tiers.waits_for() == "never" and not hints:
+            handed.expect_first(example_inputs)
         try:
             return _compiled(graph, example_inputs, hints, ahead, strict)
         except Exception as error:
@@ -192,6 +201,11 @@ def _trace(name: str, operators: Sequence[OperatorReport], program: Callable[[],
     for what, text in (("operators", report), *([("program", program)] if program is not None else [])):
         described = {"name": f"polytile_{name}_{what}", "encoding": "string"}
         trace_structured("artifact", metadata_fn=functools.partial(dict, described), payload_fn=text)
+
+
+def _leaves(graph: torch.fx.GraphModule) -> list[Any]:
+    """The inputs of a graph, as they were traced."""
+    return [leaf for node in graph.graph.find_nodes(op="placeholder") for leaf in tree_leaves(node.meta.get("val"))]
 
 
 def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
@@ -347,7 +361,7 @@ class _Compiler:
                 return self._from_disk(graph, loaded, traced, sized)
         tiered = waits_for == "never" and not self.hints
         if tiered:
-            handed.expect(graph)
+            handed.expect(_leaves(graph))
         guards = guards_of(graph)
         with counters.stage("lowering"):
             if self.kind == "inference":

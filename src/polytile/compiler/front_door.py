@@ -22,7 +22,7 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,8 @@ class FrontDoor:
             result = self.races.run(key, args, kwargs)
             if result is not DECLINED:
                 return result
+        if self.entry is None and not self.refusals:
+            self.backend.expect((*args, *kwargs.values(), *self._parameters()))
         before = counters["graphs_compiled"]
         result = self.compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]
@@ -167,6 +169,9 @@ class FrontDoor:
         if self._may_race:
             own = function if self._module is None else types.MethodType(function, self._module)
             self.races = Races(self.entry, own)
+
+    def _parameters(self) -> Iterable[Any]:
+        return self._module.parameters() if self._module is not None else ()
 
     def called_function(self) -> types.FunctionType | None:
         """The function whose frame Dynamo evaluates."""

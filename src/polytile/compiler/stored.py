@@ -49,6 +49,9 @@ from polytile.wrapper import KernelCall, Wrapped, backend, load_of, tensors
 
 log = logging.getLogger("polytile")
 
+PROGRAMS = "programs"
+"""The folder of the cache that programs are in."""
+
 FORMAT = 1
 
 
@@ -124,7 +127,7 @@ class Slot:
         except Exception as why:
             _tell(f"A {kind} graph", why)
             return Slot(current())
-        return Slot(current(), f"programs/{kind}-{key}.json")
+        return Slot(current(), f"{PROGRAMS}/{kind}-{key}.json")
 
     def refused(self, why: str) -> Slot:
         """No place, for a reason that the log is told."""

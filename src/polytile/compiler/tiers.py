@@ -25,7 +25,7 @@ from polytile import options as settings
 from polytile.counters import counters
 from polytile.frontend.eager import with_own_code
 from polytile.frontend.failures import CALLERS
-from polytile.runtime import background
+from polytile.runtime import background, spare_core
 
 log = logging.getLogger("polytile")
 
@@ -116,6 +116,12 @@ class TieredGraph:
                     self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
                 self.calls += 1
                 counters.add("tier0_calls")
+                if alive.runs(_Build):
+                    with spare_core.left():
+                        return serve(args)
+            return serve(args)
+
+        def serve(args: list[Any]) -> list[Any]:
             try:
                 return self._serving(args)
             finally:

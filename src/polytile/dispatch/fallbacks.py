@@ -64,6 +64,8 @@ class Fallbacks:
         self._first: tuple[int, ...] = ()
         self._varying: set[str] = set()
         """Sizes that differ between calls; of none it is known as long as there is one call."""
+        self._looked: set[tuple[KeyFields, int, int]] = set()
+        """The cells that were looked around, how many cells far, and how many sizes were known to vary then."""
         self._orders: launcher.Orders = {}
         for library in [c for c in owner.candidates if c.origin == "library" and c.ready()][:1]:
             self._loaded[library.name] = [(library, library.entry())]
@@ -107,15 +109,25 @@ class Fallbacks:
         keys, self._first = self._owner.keys, self._first or tuple(ints)
         differ = zip(keys.size_names, ints, self._first, strict=True)
         self._varying |= {*varying, *(name for name, size, first in differ if size != first)} & keys.bucketed
+        looked = regime.cell_of(keys.fields(ints), keys.size_codes), cells, len(self._varying)
+        if looked in self._looked:
+            return
+        self._looked.add(looked)
         for fields, cell in cells_around(keys, ints, cells, self._varying or keys.bucketed):
             if fields not in self._cells:
                 self._cells[fields] = cell
                 self._orders[pack_words(fields)] = bytes(self._order(fields))
+        if len(self._cells) > MOST_CELLS:
+            self._forget_cells()
+
+    def _forget_cells(self) -> None:
+        """Keeps the last cells alone."""
         for fields in [*self._cells][:-MOST_CELLS]:
             del self._cells[fields]
             if fields not in self._excluded:  # a regime and its cell may have the same fields
                 del self._orders[pack_words(fields)]
         self._seconds = {at: seconds for at, seconds in self._seconds.items() if at[0] in self._cells or not at[0]}
+        self._looked.clear()
 
     def exclude(self, fields: KeyFields, names: Collection[str]) -> None:
         """Has none of these candidates serve in the regime `fields` while nothing is decided there."""

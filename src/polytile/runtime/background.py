@@ -183,6 +183,10 @@ class Background:
         with self._lock:
             return self._left()
 
+    def runs(self, kind: type) -> bool:
+        """Whether the thread is at a job of this kind."""
+        return isinstance(self._running, kind)
+
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread
 

@@ -99,9 +99,14 @@ def wanted() -> bool:
 
 
 def begin() -> None:
-    """Has the process start, if it does not run. It takes seconds to import what it needs."""
-    with contextlib.suppress(BuilderFailed), _builder.lock:  # reported to whoever asks
-        _builder.running()
+    """Has the process start, if it does not run. It takes seconds to import what it needs. Waits for nobody: while another thread
+    waits for an answer, the process runs."""
+    if _builder.lock.acquire(blocking=False):
+        try:
+            with contextlib.suppress(BuilderFailed):  # reported to whoever asks
+                _builder.running()
+        finally:
+            _builder.lock.release()
 
 
 def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:

@@ -85,26 +85,28 @@ def _holds(request: Request, winner: Candidate, voters: Sequence[Neighbour]) -> 
 
 def neighbours(request: Request) -> list[Neighbour]:
     """The measured problems close by that say which of the request's candidates is best there."""
-    return list(_measured(request, RADIUS, shortlist(request)))
+    return list(_measured(request, RADIUS, lambda: shortlist(request)))
 
 
 def champions(request: Request) -> frozenset[str]:
     """Names of the winners of the nearest problems measured, within CHAMPION_RADIUS: worth measuring here too, whatever the prior
     thinks of them, and mostly compiled already."""
-    nearest = sorted(_measured(request, CHAMPION_RADIUS, ()), key=lambda neighbour: neighbour.octaves)
+    nearest = sorted(_measured(request, CHAMPION_RADIUS, tuple), key=lambda neighbour: neighbour.octaves)
     return frozenset(neighbour.winner.name for neighbour in nearest[:CHAMPIONS])
 
 
-def _measured(request: Request, radius: float, wanted: Sequence[Candidate]) -> Iterator[Neighbour]:
-    """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured. The source of one
-    whose name is not on record is not generated."""
+def _measured(request: Request, radius: float, wanted: Callable[[], Sequence[Candidate]]) -> Iterator[Neighbour]:
+    """The problems within `radius` octaves in each size at which all that are `wanted`, at least, were measured: they are asked
+    for where there is such a problem. The source of one whose name is not on record is not generated."""
     own = dict(request.problem.sizes)
     octaves = functools.partial(distance, own, bucketed=request.spec.keys.bucketed)
     inside = in_regime(request)
+    needed: Sequence[Candidate] | None = None
     for sizes, summaries in request.store.nearby(request.problem, request.environment, lambda sizes: octaves(sizes) <= radius):
         known = combine(summaries)
         names = {name for name, _, _ in known}
-        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in wanted):
+        needed = wanted() if needed is None else needed
+        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in needed):
             continue
         scores = request.scores(known)
         best = request.pick(request.usable(scores), sizes)

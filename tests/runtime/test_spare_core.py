@@ -1,0 +1,76 @@
+"""Calls leave a core to whoever makes the program that they wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polytile.compiler import tiers
+from polytile.runtime import background, spare_core
+
+SEEN: list[int] = []
+
+
+@torch.library.custom_op("polytile_tests::threads_seen", mutates_args=())
+def threads_seen(x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(torch.get_num_threads())
+    return x.clone()
+
+
+@threads_seen.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Four threads on what counts as four cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    monkeypatch.setattr(spare_core, "usable_cores", lambda: 4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_thread_less_within_the_block(four_threads: None) -> None:
+    elsewhere: list[int] = []
+    with pytest.raises(ValueError), spare_core.left():
+        here = torch.get_num_threads()
+        other = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        raise ValueError
+    assert (here, torch.get_num_threads(), elsewhere) == (3, 4, [4])
+
+
+def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None:
+    torch.set_num_threads(2)
+    with spare_core.left():
+        assert torch.get_num_threads() == 2
+
+
+def test_calls_leave_it_while_their_program_is_made(four_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    SEEN.clear()
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: threads_seen(x) * 2, backend="polytile", dynamic=True, options={"stall": "never"})
+    begun, go_on = threading.Event(), threading.Event()
+    build = tiers.TieredGraph.build
+
+    def later(graph: tiers.TieredGraph) -> None:
+        begun.set()
+        go_on.wait(60)
+        build(graph)
+
+    monkeypatch.setattr(tiers.TieredGraph, "build", later)
+    x = torch.randn(3, 5)
+    run(x)
+    assert begun.wait(60)
+    run(x)
+    go_on.set()
+    background.wait()
+    torch.testing.assert_close(run(x), x * 2)
+    assert SEEN == [4, 3, 4] or SEEN == [3, 3, 4]  # the first call may meet the work that it has begun
+    torch._dynamo.reset()
