@@ -73,8 +73,8 @@ def expect(values: Iterable[Any]) -> None:
 
 
 def expect_first(values: Iterable[Any]) -> None:
-    """The same before anything is traced. That takes one core seconds, in which the process imports what it needs on another. Only
-    where no program is on disk: where some are, this one may be among them."""
+    """The same before anything is traced. Tracing takes seconds of one core, in which the process imports what it needs on another.
+    Only where no program is on disk: where some are, this one may be among them."""
     if not current().holds(PROGRAMS):
         expect(values)
 
