@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from polytile.compiler import tiers
-from polytile.runtime import background, spare_core
+from polytile.runtime import Dispatcher, background, spare_core
+from tests.runtime.helpers import entry
 
 SEEN: list[int] = []
 
@@ -50,6 +52,16 @@ def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None
     torch.set_num_threads(2)
     with spare_core.left():
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("threads", "asked"), [(2, 2), (4, 3), (6, 5)])
+def test_generated_kernels_leave_it(four_threads: None, threads: int, asked: int) -> None:
+    told, other = torch.zeros(6, dtype=torch.int64), torch.zeros(2)
+    dispatch = Dispatcher("k", [1, 0], lambda key, arguments: entry("show", threads=threads))
+    for wanted, expected in ((contextlib.nullcontext(), threads), (spare_core.wanted(), asked), (contextlib.nullcontext(), threads)):
+        with wanted:
+            dispatch(told, other, 100, 7)
+        assert told[0] == expected
 
 
 def test_calls_leave_it_while_their_program_is_made(four_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def expect(values: Iterable[Any]) -> None:
 
 
 def expect_first(values: Iterable[Any]) -> None:
-    """The same before anything is traced. Tracing takes seconds of one core, in which the process imports what it needs on another.
+    """The same before anything is traced, which takes seconds of one core, while the process imports what it needs on another.
     Only where no program is on disk: where some are, this one may be among them."""
     if not current().holds(PROGRAMS):
         expect(values)

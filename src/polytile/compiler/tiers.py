@@ -26,6 +26,7 @@ from polytile.counters import counters
 from polytile.frontend.eager import with_own_code
 from polytile.frontend.failures import CALLERS
 from polytile.runtime import background, spare_core
+from polytile.runtime.background import Disturbance
 
 log = logging.getLogger("polytile")
 
@@ -116,13 +117,10 @@ class TieredGraph:
                     self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
                 self.calls += 1
                 counters.add("tier0_calls")
-                if alive.runs(_Build):
-                    with spare_core.left():
-                        return serve(args)
-            return serve(args)
-
-        def serve(args: list[Any]) -> list[Any]:
             try:
+                if spare_core.is_wanted():
+                    with spare_core.left():
+                        return self._serving(args)
                 return self._serving(args)
             finally:
                 alive.last_call = clock()
@@ -188,13 +186,14 @@ class _Build:
     """The job of making a graph's program: the graphs that are called most come first."""
 
     graph: TieredGraph
-    disturbs: bool = False
+    disturbs: Disturbance = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
         return 2.0, self.graph.calls
 
     def run(self) -> None:
-        self.graph.build()
+        with spare_core.wanted():
+            self.graph.build()
 
 
 def wait_until_built() -> None:

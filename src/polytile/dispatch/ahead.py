@@ -14,7 +14,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.dispatch import recorded
 from polytile.ir.serialise import Unstorable
-from polytile.runtime import background, builder
+from polytile.runtime import background, builder, spare_core
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
@@ -37,7 +37,8 @@ def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate])
     if work is None:
         return
     try:
-        builder.ask("kernels", {"work": work, "candidates": lacking})
+        with spare_core.wanted():
+            builder.ask("kernels", {"work": work, "candidates": lacking})
     except builder.BuilderFailed as why:
         log.info("Candidates of kernel %r are compiled in this process: %s", multikernel.spec.name, why)
 

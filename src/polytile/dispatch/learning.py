@@ -22,6 +22,7 @@ from polytile.counters import counters
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
+from polytile.runtime.background import Disturbance
 from polytile.runtime.launcher import deciding
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class _Job:
     pointers: tuple[int, ...]
     programs: frozenset[str]
 
-    disturbs = True
+    disturbs = Disturbance.MEASURES
     rank = 0.0
 
     def urgency(self) -> tuple[float, ...]:
@@ -140,7 +141,7 @@ class _Job:
 class Predict(_Job):
     """Puts what is known or predicted to be fastest into the table."""
 
-    disturbs = False
+    disturbs = Disturbance.COMPUTES
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
@@ -155,7 +156,7 @@ class Load(_Job):
 
     form: Candidate
 
-    disturbs = False
+    disturbs = Disturbance.NONE
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
@@ -183,7 +184,7 @@ class Measure(_Job):
 class Await(_Job):
     """Looks a little later whether what someone else measures has been decided. Everything else goes first."""
 
-    disturbs = False
+    disturbs = Disturbance.NONE
     rank = -1.0
 
     def work(self, owner: MultiKernel) -> None:
@@ -194,7 +195,7 @@ class Await(_Job):
 class Judge(_Job):
     """Looks at what a trial has found, and decides if it is settled."""
 
-    disturbs = False
+    disturbs = Disturbance.NONE
 
     def work(self, owner: MultiKernel) -> None:
         trial = self.learning.trials.get(self.key)

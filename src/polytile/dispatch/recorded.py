@@ -33,6 +33,7 @@ from polytile.dispatch.learning import UNMEASURED
 from polytile.errors import CacheError, PolytileError
 from polytile.problem import digest
 from polytile.runtime import background, device, programs, toolchain
+from polytile.runtime.background import Disturbance
 from polytile.runtime.cache import Cache, current
 from polytile.version import source_digest
 
@@ -155,7 +156,7 @@ class _Write:
     """Writes the decisions of a kernel, after what calls run by is decided."""
 
     owner: weakref.ref[MultiKernel]
-    disturbs: bool = False
+    disturbs: Disturbance = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
         return 0.5, 0.0
@@ -213,7 +214,7 @@ class _Resume:
     left: Mapping[KeyFields, Row]
     regimes: tuple[KeyFields, ...]
     programs: frozenset[str]
-    disturbs: bool = False
+    disturbs: Disturbance = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
         return 2.0, 0.0

@@ -15,6 +15,7 @@ import atexit
 import collections
 import contextlib
 import ctypes
+import enum
 import logging
 import os
 import sys
@@ -31,8 +32,9 @@ log = logging.getLogger("polytile")
 EXIT_SECONDS = 0.15
 """How long the end of the process waits for the job that runs to break off."""
 
-REST = 4.0
-"""A job that measures is followed by this many times its own time without one, while the program makes calls."""
+REST = 3.0
+"""A job that takes time from calls is followed by this many times as long without one, while the program makes calls. Where calls
+keep two cores busy and leave one of them meanwhile (spare_core.py), that costs them a tenth of their speed."""
 
 QUIET_SECONDS = 0.05
 """Where no call has come for so long, measuring disturbs nobody."""
@@ -57,6 +59,15 @@ def yield_to_calls(task: int, niceness: int) -> None:
             Path(f"/proc/{task}/autogroup").write_text(str(niceness))
 
 
+class Disturbance(enum.Enum):
+    """What of a job's time is taken from calls: none that matters; what this thread computes, and others for it on a core that
+    calls leave; all of it, as it runs kernels."""
+
+    NONE = enum.auto()
+    COMPUTES = enum.auto()
+    MEASURES = enum.auto()
+
+
 class Job(Protocol):
     """Something to do. What `run` raises is logged, and calls go on without."""
 
@@ -66,8 +77,8 @@ class Job(Protocol):
     def run(self) -> None: ...
 
     @property
-    def disturbs(self) -> bool:
-        """Whether it takes the time of the cores, or the GPU, that calls run on, and is to leave them some."""
+    def disturbs(self) -> Disturbance:
+        """What of its time it takes from calls."""
 
 
 class Source(Protocol):
@@ -94,6 +105,8 @@ class Background:
         self._rest_until = 0.0
         self._waiting = self._held = 0
         self._closed = False
+        self.helped = 0.0
+        """Seconds in which another process has worked for this thread on a core that calls leave (builder.py)."""
         self.last_call = 0.0
         """When the last call of a compiled program ended, on time.monotonic's clock; infinity while one runs. Programs set it."""
 
@@ -183,10 +196,6 @@ class Background:
         with self._lock:
             return self._left()
 
-    def runs(self, kind: type) -> bool:
-        """Whether the thread is at a job of this kind."""
-        return isinstance(self._running, kind)
-
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread
 
@@ -214,7 +223,7 @@ class Background:
     def _serve(self) -> None:
         yield_to_calls(threading.get_native_id(), THREAD_NICENESS)
         while (job := self._next()) is not None:
-            begun = time.monotonic()
+            begun, computed = time.monotonic(), self._computed()
             interval = sys.getswitchinterval()
             sys.setswitchinterval(min(interval, SWITCH_SECONDS))
             try:
@@ -225,34 +234,37 @@ class Background:
                 sys.setswitchinterval(interval)
                 with self._change:
                     self._running = None
-                    if job.disturbs:
-                        self._rest_until = time.monotonic() + REST * (time.monotonic() - begun)
+                    now = time.monotonic()
+                    taken = {
+                        Disturbance.NONE: 0.0,
+                        Disturbance.COMPUTES: self._computed() - computed,
+                        Disturbance.MEASURES: now - begun,
+                    }[job.disturbs]
+                    self._rest_until = max(self._rest_until, now + REST * taken)
                     self._change.notify_all()
             del job
+
+    def _computed(self) -> float:
+        return time.thread_time() + self.helped
 
     def _next(self) -> Job | None:
         """The job to do now, waited for; None once there will be no more. Jobs are ranked without the lock, which calls take that
         submit some."""
         while not self._closed:
             self.hear()
+            rest = 0.0 if self.is_quiet() else self._rest_until - time.monotonic()
             with self._change:
-                jobs = () if self._held else tuple(self._jobs)
+                left = bool(self._jobs)
+                jobs = [one for one in self._jobs if rest <= 0 or one.disturbs is Disturbance.NONE] if not self._held else ()
             job = max(jobs, key=lambda job: job.urgency(), default=None)
-            rest = self._rest(job)
             with self._change:
-                if job is not None and rest <= 0 and not self._held and any(job is one for one in self._jobs):
+                if job is not None and not self._held and any(job is one for one in self._jobs):
                     self._jobs = [one for one in self._jobs if one is not job]
                     self._running = job
                     return job
-            self._bell.acquire(timeout=max(0.0, rest) if job is not None else -1)
+            if job is None:
+                self._bell.acquire(timeout=min(rest, QUIET_SECONDS) if left and rest > 0 else -1)
         return None
-
-    def _rest(self, job: Job | None) -> float:
-        """Seconds until this job may begin."""
-        now = time.monotonic()
-        if job is None or not job.disturbs or self.is_quiet():
-            return 0.0
-        return min(self._rest_until - now, QUIET_SECONDS)
 
     def after_fork(self) -> None:
         """In a forked child: the thread is not there, and what it was doing begins anew with the next job."""

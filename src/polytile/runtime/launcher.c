@@ -83,6 +83,16 @@ static PyObject *report(Dispatcher *self, long code)
     return NULL;
 }
 
+/* From so many threads on, a generated kernel leaves one of its cores to others (spare_core.py); 0: it leaves none. */
+static long crowded;
+
+/* What a kernel is given as its threads. For one that has a plan in place of threads, it is the plan's address. */
+static inline long threads_for(const Slot *slot)
+{
+    enum { MOST_THREADS = 4096 };
+    return slot->threads - (crowded > 1 && slot->threads >= crowded && slot->threads <= MOST_THREADS);
+}
+
 /* Runs an entry: its native kernel, and its Python callable where it has no kernel or that declines the call. */
 static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
                      const long *integers)
@@ -90,7 +100,7 @@ static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py
     if (slot.kernel != NULL) {
         long code;
         Py_BEGIN_ALLOW_THREADS
-        code = slot.kernel(pointers, integers, slot.threads);
+        code = slot.kernel(pointers, integers, threads_for(&slot));
         Py_END_ALLOW_THREADS
         if (code == 0)
             Py_RETURN_NONE;
@@ -354,7 +364,7 @@ static PyObject *dispatch_call(Dispatcher *self, PyObject *const *arguments, siz
     Slot slot = *found;
     if (!is_decided(&slot)) {
         result = run_undecided(self, fields, arguments, count, pointers, integers);
-    } else if (slot.trial != NULL && (contender = turn_of(slot.trial)) >= 0) {
+    } else if (slot.trial != NULL && crowded == 0 && (contender = turn_of(slot.trial)) >= 0) {
         result = run_on_trial(self, fields, contender, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
         Py_INCREF(slot.entry);

@@ -148,7 +148,18 @@ static PyObject *decide_here(PyObject *module, PyObject *whether)
     return PyBool_FromLong(before);
 }
 
+/* leave_core(threads): kernels on so many threads leave one of their cores to others from now on; 0: they leave none. */
+static PyObject *leave_core(PyObject *module, PyObject *threads)
+{
+    long from = PyLong_AsLong(threads);
+    if (from == -1 && PyErr_Occurred())
+        return NULL;
+    crowded = from;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
+    {"leave_core", leave_core, METH_O, NULL},
     {"decide_here", decide_here, METH_O, NULL},
     {"configure_events", configure_events, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},

@@ -511,7 +511,7 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     Py_INCREF(slot.entry); /* another thread may clear the table while the kernel runs */
     void *record = is_watched() ? begin_record(self->label) : NULL;
     Py_BEGIN_ALLOW_THREADS
-    code = slot.kernel(pointers, integers, slot.threads);
+    code = slot.kernel(pointers, integers, threads_for(&slot));
     Py_END_ALLOW_THREADS
     end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */

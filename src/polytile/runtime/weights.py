@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from polytile import locks
 from polytile.counters import counters
 from polytile.runtime import background, native
+from polytile.runtime.background import Disturbance
 
 log = logging.getLogger("polytile")
 
@@ -237,7 +238,7 @@ class _Packing:
     storage: Storage
     record: Record
 
-    disturbs = False
+    disturbs = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
         return (3.0,)

@@ -22,6 +22,7 @@ from polytile.counters import counters
 from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
 from polytile.runtime import background, native
 from polytile.runtime import compile as compiler
+from polytile.runtime.background import Disturbance
 from polytile.runtime.cuda import driver, launch, products
 
 log = logging.getLogger("polytile")
@@ -150,7 +151,7 @@ class _Make:
     graphs: ProgramGraphs
     entries: Sequence[Any]
     """Held until then: launches that are recorded depend on them."""
-    disturbs: bool = False
+    disturbs: Disturbance = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
         return 1.0, 0.0
