@@ -58,7 +58,8 @@ def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None
 def test_generated_kernels_leave_it(four_threads: None, threads: int, asked: int) -> None:
     told, other = torch.zeros(6, dtype=torch.int64), torch.zeros(2)
     dispatch = Dispatcher("k", [1, 0], lambda key, arguments: entry("show", threads=threads))
-    for wanted, expected in ((contextlib.nullcontext(), threads), (spare_core.wanted(), asked), (contextlib.nullcontext(), threads)):
+    nobody = contextlib.nullcontext()
+    for wanted, expected in ((nobody, threads), (spare_core.wanted(), asked), (nobody, threads)):
         with wanted:
             dispatch(told, other, 100, 7)
         assert told[0] == expected

@@ -8,10 +8,10 @@ With the option on_failure="raise", for those who work on polytile, the error is
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 
 import torch.fx
-from torch._dynamo.exc import TorchDynamoException
 
 from polytile import locks, options
 from polytile.counters import counters
@@ -25,8 +25,8 @@ log = logging.getLogger("polytile")
 CALLERS = (HintError, NotInPlan, OptionError, PlanError)
 """Errors about what the caller has asked for."""
 
-RAISED = (*CALLERS, DeviceLost, TorchDynamoException)
-"""Errors that are no failures of polytile: they go to the caller, or to Dynamo, which traces anew."""
+RAISED = (*CALLERS, DeviceLost)
+"""Errors that are no failures of polytile: they go to the caller. So do Dynamo's own, by which it traces anew."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def reset() -> None:
 
 def is_raised(error: Exception) -> bool:
     """Whether an error is raised and not replaced by ATen calls."""
-    return isinstance(error, RAISED) or bool(options.get("on_failure") == "raise")
+    dynamo = sys.modules.get("torch._dynamo.exc")  # the process that makes programs does without it: half a second to import
+    return isinstance(error, (*RAISED, *([dynamo.TorchDynamoException] if dynamo else ()))) or options.get("on_failure") == "raise"
 
 
 def failure(kind: str, name: str, error: Exception, graph: torch.fx.GraphModule) -> Failure:
