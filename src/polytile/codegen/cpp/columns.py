@@ -303,10 +303,9 @@ class _Tile:
 
     def _loops(self, out: Writer, one: Pass) -> None:
         """The loops over the reduced axes around a pass. A scan runs in one go, its carries in the totals; else running
-        values are folded into the totals block by block. Threads that share a tile, and blocks, divide the innermost axis
-        whose length only the call knows."""
+        values are folded into the totals block by block, along the axis that the pass cuts (Pass.cut)."""
         reduced, k = self.nest.loop.reduced, one.number
-        cut = 0 if one.scans else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
+        cut = next(i for i, axis in enumerate(reduced) if axis is one.cut)
         size, name = domain.count([reduced[cut]]), reduced[cut].symbol
         begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
         heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in reduced]

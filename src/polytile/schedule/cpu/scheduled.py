@@ -51,8 +51,9 @@ class Threads(enum.Enum):
 @dataclass(frozen=True)
 class Pass:
     """One way through the reduced axes (or the points): the values that it `takes` from the cache and those that it `makes` for
-    later passes, its reductions and scans, and its stores at every point; `unroll` vectors are under way together, and after it
-    threads that share a row put together what it comes to, where there is a `barrier`."""
+    later passes, its reductions and scans, and its stores at every point. `cut` is the reduced axis that goes in ranges: one for
+    each thread that shares a row, or blocks whose running values are added up one by one. `unroll` vectors are under way
+    together. After the pass threads that share a row combine what they have, where there is a `barrier`."""
 
     number: int
     nodes: tuple[Node, ...]
@@ -61,6 +62,7 @@ class Pass:
     reduces: tuple[Reduce, ...]
     scans: tuple[Scan, ...]
     stores: tuple[Store, ...]
+    cut: Axis | None
     unroll: int
     barrier: bool
 
@@ -176,7 +178,7 @@ def go_through(loop: ScheduledLoop) -> ScheduledLoop:
     """What each pass takes, makes, reduces, scans and stores."""
     nest = loop.nest
     if nest.form is Form.POINTWISE:
-        only = Pass(0, nest.needed, (), (), (), (), tuple(nest.loop.stores), 1, False)
+        only = Pass(0, nest.needed, (), (), (), (), tuple(nest.loop.stores), None, 1, False)
         return replace(loop, passes=(only,))
     return replace(loop, passes=tuple(_pass(loop, k) for k in range(nest.passes)))
 
@@ -187,7 +189,15 @@ def _pass(loop: ScheduledLoop, k: int) -> Pass:
     makes = tuple(n for n, made in loop.cached.items() if made == k)
     barrier = loop.schedule.shared and bool(reduces or scans)
     nodes = tuple(nest.nodes_in(k, stop=takes))
-    return Pass(k, nodes, takes, makes, reduces, scans, tuple(nest.stores_in(k)), _unroll(nest, k), barrier)
+    return Pass(k, nodes, takes, makes, reduces, scans, tuple(nest.stores_in(k)), _cut(nest, scans), _unroll(nest, k), barrier)
+
+
+def _cut(nest: Nest, scans: tuple[Scan, ...]) -> Axis:
+    """The outermost axis of a row, and of a scan; down columns the innermost whose length only the call knows."""
+    if nest.form is Form.ROW:
+        return nest.inner[0] if nest.inner else nest.vec
+    reduced = nest.loop.reduced
+    return reduced[0] if scans else max(enumerate(reduced), key=lambda place: (not place[1].size.is_Integer, place[0]))[1]
 
 
 def _unroll(nest: Nest, k: int) -> int:

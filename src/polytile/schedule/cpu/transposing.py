@@ -25,6 +25,10 @@ from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.nest import Form, Nest
 
 LONGEST = 128  # elements of a row: so many vectors stay in the first-level cache
+BLOCK_ROWS = 64  # points of the other axis in a block of squares: some cache lines of each transposed row
+BAND = 4  # of these rows that are gone through together: rows a power of two apart share the few places of a first-level cache
+BLOCK_BYTES = 16 << 10  # of all tiles of a block: half of a first-level cache, or a third
+PIECE = 1024  # elements of the vector axis that a thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Transposed:
     @property
     def accesses(self) -> tuple[Load | Store, ...]:
         return (*self.loads, *self.stores)
+
+    def block_columns(self, lanes: int) -> int:
+        """Points of the vector axis in a block of points, for vectors of so many lanes: a power of two, two vectors at least."""
+        values = (access if isinstance(access, Load) else access.value for access in self.accesses)
+        most = BLOCK_BYTES // (BLOCK_ROWS * sum(bytes_of(value) for value in values))
+        return max(2 * lanes, 1 << (most.bit_length() - 1))
 
 
 def transposed(nest: Nest, lanes: Lanes) -> Transposed | None:
