@@ -24,6 +24,6 @@ def candidates(
     """From the sources of these names, in their order; the library's besides where no source has any that run at all sizes.
     `stored` keeps scores in memory, by kernels of all sources. `threads`: the numbers of threads that generated kernels of a CPU
     are tried with."""
-    asked = AttentionRequest(problem, target, Target.of(target).native, threads)
-    found = sources.gather(sources.in_order(names), lambda source: source.attentions(asked), own_sources.LIBRARY)
-    return (*found, *([stored] if stored is not None else []))
+    request = AttentionRequest(problem, target, Target.of(target).native, threads)
+    generated = sources.gather(sources.in_order(names), lambda source: source.attentions(request), own_sources.LIBRARY)
+    return (*generated, *([stored] if stored is not None else []))

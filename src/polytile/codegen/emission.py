@@ -11,10 +11,10 @@ from polytile.ir.program import Store
 
 
 def emission_order(
-    root: Node, known: Container[int], made: Container[int], children: Callable[[Node], Sequence[Node]]
+    root: Node, known: Container[int], elsewhere: Container[int], children: Callable[[Node], Sequence[Node]]
 ) -> Iterator[Node]:
     """The nodes to write so that `root` has a value, children first. Those whose id is in `known` have theirs, also those that
-    get there on the way: what is made elsewhere, whose ids are in `made`, may write what it needs itself."""
+    get there on the way: what is made elsewhere, whose ids are in `elsewhere`, may write what it needs itself."""
     stack, seen = [(root, False)], set()
     while stack:
         node, done = stack.pop()
@@ -25,7 +25,7 @@ def emission_order(
             continue
         seen.add(id(node))
         stack.append((node, True))
-        if id(node) not in made:
+        if id(node) not in elsewhere:
             stack.extend((child, False) for child in reversed(children(node)))
 
 
@@ -39,14 +39,15 @@ Scope = TypeVar("Scope", bound=Known)
 
 
 class Emitter(ABC, Generic[Scope]):
-    """Emits nodes into scopes, each once a scope. `made` says how to get those that a schedule makes elsewhere, by their ids.
+    """Emits nodes into scopes, each once a scope. `overrides` says how to get those that a
+    schedule makes elsewhere, by their ids.
 
     Values have the names that the printer gives them (ir.printer): the prefix and a number, in evaluation order, constants left
     out.
     """
 
     def __init__(self, nodes: Iterable[Node], prefix: str = "t") -> None:
-        self.made: dict[int, Callable[[Scope], str]] = {}
+        self.overrides: dict[int, Callable[[Scope], str]] = {}
         named = (node for node in nodes if not isinstance(node, Const))
         self._names = {id(node): f"{prefix}{place}" for place, node in enumerate(named)}
 
@@ -56,7 +57,7 @@ class Emitter(ABC, Generic[Scope]):
 
     def emit(self, node: Node, scope: Scope) -> str:
         """The text of `node`'s value in `scope`, adding lines for it and for what it needs."""
-        for below in emission_order(node, scope.names, self.made, self._needed):
+        for below in emission_order(node, scope.names, self.overrides, self._needed):
             scope.names[id(below)] = self._one(below, scope)
         return scope.names[id(node)]
 

@@ -110,9 +110,9 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
     summed = summed_exponentials(nest.nodes, nest.loop.roots)
     passes = [node for k in range(nest.passes) for node in nest.nodes_in(k)]
-    made = Counter(id(node) for node in passes)
+    pass_counts = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
-    accesses = [_access(kernel, n, max(1, made[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
+    accesses = [_access(kernel, n, max(1, pass_counts[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
     accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
     sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.is_segment_sum and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
@@ -133,7 +133,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         running=running,
         pairs=2.0 if any(r.kind == "online_softmax" for r in nest.reduces) else 0.0,
         sums=sum(sums),
-        resident=sum(n.dtype.itemsize / 4 for n in wide if made[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
+        resident=sum(n.dtype.itemsize / 4 for n in wide if pass_counts[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
         live=running + len(wide) + 1.0,
     )
 

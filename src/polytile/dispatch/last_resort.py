@@ -39,9 +39,9 @@ def entry(spec: KernelSpec, candidates: Sequence[Candidate], sizes: Mapping[str,
         try:
             if candidate.valid(sizes):
                 candidate.prepare()
-                made = candidate.entry()
+                function = candidate.entry()
                 tell(spec, "choose a candidate of", error, f"; {candidate.name!r} runs it at {sizes_text(sizes.items())}")
-                return made
+                return function
         except Exception as another:
             log.info("Candidate %r of kernel %r cannot stand in.", candidate.name, spec.name, exc_info=another)
     raise error

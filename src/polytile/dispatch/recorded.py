@@ -119,17 +119,17 @@ def known(multikernel: MultiKernel, work: Work) -> MultiKernel:
 
 def work_of(multikernel: MultiKernel) -> Any:
     """What a MultiKernel of a program was made from; None of others, such as those that users write."""
-    found = _recorded.get(multikernel)
-    return None if found is None else found.work
+    record = _recorded.get(multikernel)
+    return None if record is None else record.work
 
 
 @contextlib.contextmanager
 def meeting() -> Iterator[dict[MultiKernel, None]]:
     """Within the block, gets every MultiKernel of a program that is made or asked for, those inside others among them."""
-    found: dict[MultiKernel, None] = {}
-    token = _met.set(found)
+    multikernels: dict[MultiKernel, None] = {}
+    token = _met.set(multikernels)
     try:
-        yield found
+        yield multikernels
     finally:
         _met.reset(token)
 

@@ -227,9 +227,9 @@ class _Writer(lines.LineWriter):
         return self.call(tensors.reinterpret_plainly, base, self.numbers(layout.sizes), self.numbers(layout.strides), start)
 
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
-        found = self.effect(Call(line.find), self.values[line.weight], name=f"find_{line.name}")
-        self.values[line.name] = found
-        self.values[line.symbol.name] = self.call(is_there, found)
+        packed = self.effect(Call(line.find), self.values[line.weight], name=f"find_{line.name}")
+        self.values[line.name] = packed
+        self.values[line.symbol.name] = self.call(is_there, packed)
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         args = (*(self.values[name] for name in line.tensors), *self.numbers(line.sizes))
@@ -239,12 +239,12 @@ class _Writer(lines.LineWriter):
         args = [self.argument(value) for value in line.args]
         kwargs = {name: self.argument(value) for name, value in line.kwargs}
         if isinstance(line.target, torch._ops.OpOverload):
-            made = self._noted(self.graph.call_function(line.target, tuple(args), kwargs))
+            result = self._noted(self.graph.call_function(line.target, tuple(args), kwargs))
         else:
-            made = self.effect(Call(line.target), *args, name="library")
-            made.kwargs = kwargs
+            result = self.effect(Call(line.target), *args, name="library")
+            result.kwargs = kwargs
         if line.result is not None:
-            self.values[line.result] = made
+            self.values[line.result] = result
 
     def pick_output(self, line: lines.PickOutput) -> None:
         strides = self.numbers(line.buffer.strides)

@@ -36,10 +36,10 @@ SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
 def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
     """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
     more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
-    found = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
+    configs = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
     if problem.dense[1:] == (True, True):
-        found += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
-    return tuple(found)
+        configs += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
+    return tuple(configs)
 
 
 def multiplies_pairs() -> bool:

@@ -78,13 +78,13 @@ def _rows(variant: str, itemsize: int) -> dict[int, tuple[Row, ...]]:
 def _space(itemsize: int, shared: int) -> tuple[Config, ...]:
     ways: list[tuple[str, dict[str, Any]]] = [("flash", {}), ("flash", {"packed": 1})]
     ways += [("split", {"packed": 1, "waves": waves}) for waves in WAVES]
-    found: dict[Config, None] = {}
+    configs: dict[Config, None] = {}
     for variant, more in ways:
         for head, rows in _rows(variant, itemsize).items():
             for m, n, stages, warps in rows:
                 if shared_bytes((m, n, stages, warps), head, itemsize) <= shared:
-                    found[Config.of(variant=variant, m=m, n=n, stages=stages, warps=warps, **more)] = None
-    return tuple(found)
+                    configs[Config.of(variant=variant, m=m, n=n, stages=stages, warps=warps, **more)] = None
+    return tuple(configs)
 
 
 @cache

@@ -40,16 +40,16 @@ def always(text: str) -> Callable[[Scope], str]:
 class Body(Emitter[Scope]):
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
-    `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
-    where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by id.
-    `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted
-    to, `tail` and `n` are the tail tag and the number of live lanes.
+    `overrides` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template);
+    `destinations` where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by
+    id. `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted to, `tail` and `n`
+    are the tail tag and the number of live lanes.
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
         super().__init__(nest.nodes)
         self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
-        self.placed: dict[int, str] = {}
+        self.destinations: dict[int, str] = {}
         self.streamed: frozenset[int] = frozenset()
         self._checks = checks.numbers(nest.loop)
         self._bound = 0
@@ -72,8 +72,8 @@ class Body(Emitter[Scope]):
         return self.name(node)
 
     def _value(self, node: Node, scope: Scope) -> str:
-        if id(node) in self.made:
-            return self.made[id(node)](scope)
+        if id(node) in self.overrides:
+            return self.overrides[id(node)](scope)
         match node:
             case Index():
                 return self._index_value(node)

@@ -152,7 +152,7 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
 def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
     """What a pass does with one vector."""
     body, inner = unit.body, scope.inner()
-    body.made = {id(n): always(_from_row(unit, n)) for n in one.takes}
+    body.overrides = {id(n): always(_from_row(unit, n)) for n in one.takes}
     scans.prepare(unit.nest, body, column=False)
     for r in running(one.reduces):
         reductions.update(r, body, inner, masked=True)
@@ -160,7 +160,7 @@ def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
         name = body.emit(node, inner)
         inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
     body.stores(one.stores, inner)
-    body.made = {}
+    body.overrides = {}
     return inner.lines
 
 

@@ -58,9 +58,9 @@ def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
     body, vec = unit.body, unit.nest.vec.symbol
     column = f" + ({vec} - left) * {BLOCK_ROWS}"
     for load in tile.loads:
-        body.made[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
+        body.overrides[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
     for store in tile.stores:
-        body.placed[id(store)] = f"{_tile(unit, store)}{column} + u * L"
+        body.destinations[id(store)] = f"{_tile(unit, store)}{column} + u * L"
     _turn(unit, out, tile.loads, "load_tiles", column)
     scope = Scope()
     body.stores(unit.kernel.loop.stores, scope)

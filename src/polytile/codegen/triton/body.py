@@ -118,8 +118,8 @@ class Body(Emitter[Scope]):
         return self.name(node)
 
     def _value(self, node: Node, scope: Scope) -> str:
-        if id(node) in self.made:
-            return self.made[id(node)](scope)
+        if id(node) in self.overrides:
+            return self.overrides[id(node)](scope)
         match node:
             case Index():
                 return f"tl.cast({self.index(node.expr)}, {text.value_type(node.dtype)})"
@@ -155,7 +155,7 @@ class Body(Emitter[Scope]):
         keeps loads in the order of the text."""
         registers = 0.0
         for root in roots:
-            for node in emission_order(root, scope.names, self.made, self._needed):
+            for node in emission_order(root, scope.names, self.overrides, self._needed):
                 if not isinstance(node, Load) or id(node) in scope.fetched or not _early(node):
                     continue
                 each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / self.threads

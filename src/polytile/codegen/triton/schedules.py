@@ -110,7 +110,7 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
     scans.prepare_carried(body, carried)
     stored = stored_before(unit.kernel, nest, k)
     for node, store in stored.items():
-        body.made[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
+        body.overrides[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
     if stored and share is None:
         unit.out.line("tl.debug_barrier()")  # other threads of the program have stored it
 
@@ -121,7 +121,7 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
     again = reads_again(unit, k)
     with body.reading(again, last=bool(k) and not again):
         sweep(unit, k, reductions, share, points)
-    body.made = {}
+    body.overrides = {}
     if share is None:
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)

@@ -208,5 +208,5 @@ SCHEDULES: dict[str, Schedule] = {
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
     Raises LoweringError where a type or an operation has no Triton form."""
-    made = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
-    return row_epilogue.completed(Unit(kernel, config, facts, chip), made)
+    launches = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
+    return row_epilogue.completed(Unit(kernel, config, facts, chip), launches)

@@ -148,8 +148,8 @@ def spelled(kernel: LoopKernel) -> LoopKernel:
 
 def transpose(loop: ScheduledLoop) -> ScheduledLoop:
     """Which points are lanes, and what is transposed for that (transposing.py)."""
-    found = transposed(loop.nest, loop.schedule.lanes)
-    return loop if found is None else replace(loop, transposed=found, nest=found.nest)
+    layout = transposed(loop.nest, loop.schedule.lanes)
+    return loop if layout is None else replace(loop, transposed=layout, nest=layout.nest)
 
 
 def cache(loop: ScheduledLoop) -> ScheduledLoop:
@@ -184,9 +184,9 @@ def go_through(loop: ScheduledLoop) -> ScheduledLoop:
 
 
 def _pass(loop: ScheduledLoop, k: int) -> Pass:
-    nest, takes = loop.nest, tuple(n for n, made in loop.cached.items() if made < k)
+    nest, takes = loop.nest, tuple(n for n, first in loop.cached.items() if first < k)
     reduces, scans = tuple(nest.reduces_in(k)), tuple(nest.scans_in(k))
-    makes = tuple(n for n, made in loop.cached.items() if made == k)
+    makes = tuple(n for n, first in loop.cached.items() if first == k)
     barrier = loop.schedule.shared and bool(reduces or scans)
     nodes = tuple(nest.nodes_in(k, stop=takes))
     return Pass(k, nodes, takes, makes, reduces, scans, tuple(nest.stores_in(k)), _cut(nest, scans), _unroll(nest, k), barrier)

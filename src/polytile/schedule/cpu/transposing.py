@@ -116,7 +116,7 @@ def _rows_along(row: Nest, axis: Axis) -> Transposed | None:
     loads = tuple(n for n in read if _is_transposed(n, row.vec, axis, width))
     written = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     stores = tuple(s for s in written if _is_transposed(s, row.vec, axis, width))
-    cached = {n: made for n, made in cached_values(row).items() if bytes_of(n) <= width}
+    cached = {n: first for n, first in cached_values(row).items() if bytes_of(n) <= width}
     # Rows may be read in parts, the same ones of all rows, as the cells of an adaptive average are: a square of those cannot be
     # loaded whole, but every lane its own element.
     parts = any(n.mask is not None and not nest.is_vector(n.mask) and _lies_along(n, row.vec, axis) for n in read)
