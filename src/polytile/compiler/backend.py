@@ -291,7 +291,7 @@ class Sized:
     about: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, graph: torch.fx.GraphModule) -> sizes_seen.Graph:
+    def graph_of(self, graph: torch.fx.GraphModule) -> sizes_seen.Graph:
         """The same, of the graph that AOTAutograd made of it."""
         return sizes_seen.Graph(self.graph, self.about, dict(self.names), hinted.places_of(graph, self.symbols))
 
@@ -348,7 +348,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
-        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.of(graph)
+        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.graph_of(graph)
         traced = hinted.sizes_of(graph)
         # AOTAutograd's mode would make every new tensor a fake one.
         with unset_fake_temporarily(), settings.override(stall=waits_for):

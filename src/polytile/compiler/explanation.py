@@ -150,7 +150,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     names = {p.name for p in compiler.compiled_programs() if p not in before or p in ran}
     tiers.wait_until_built()  # a graph that this call has compiled
     ran_now = [program for program in compiler.compiled_programs() if program.name in names]
-    door = front_door.of(function)
+    door = front_door.door_of(function)
     return report(ran_now, followed_keys, len(background.pending()), "" if door is None else str(door))
 
 

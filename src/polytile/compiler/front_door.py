@@ -44,7 +44,7 @@ GENERATORS = 0x20 | 0x80 | 0x200
 """Flags of code objects of generators and coroutines."""
 
 
-def of(compiled: Any) -> FrontDoor | None:
+def door_of(compiled: Any) -> FrontDoor | None:
     """The front door of what `install` gave; None if it has none."""
     call = compiled.forward if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled
     return getattr(call, "polytile_front_door", None)
@@ -283,6 +283,3 @@ def _is_disabled(value: Any) -> bool:
 def _text(manager: Any) -> str:
     parts = None if manager is None else (manager.code_parts or manager.verbose_code_parts)
     return "nothing" if manager is None else f"the code with guards {parts}"
-
-
-__all__ = ["COMPILED", "FrontDoor", "as_function", "install", "of"]

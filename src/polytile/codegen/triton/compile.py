@@ -65,7 +65,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
         where = arch if amd else f"sm_{arch}"
         raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
     binary, name = compiled.asm["hsaco" if amd else "cubin"], compiled.metadata.name
-    registers, spills = _told(compiled.asm["amdgcn"]) if amd else resources(binary)
+    registers, spills = _amd_resources(compiled.asm["amdgcn"]) if amd else resources(binary)
     metadata = compiled.metadata
     scratch = (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0))
     described = tuple(_description(each) for each in getattr(metadata, "tensordesc_meta", None) or ())
@@ -78,7 +78,7 @@ def _description(descriptor: Mapping[str, Any]) -> tuple[int, ...]:
     return descriptor["swizzle"], descriptor["elem_size"], ELEMENTS.get(kind, kind), *descriptor["block_size"]
 
 
-def _told(assembly: str) -> tuple[int, int]:
+def _amd_resources(assembly: str) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
     counts = {name: int(value) for name, value in _COUNTS.findall(assembly)}
     return counts["vgpr_count"], counts["private_segment_fixed_size"]

@@ -150,13 +150,13 @@ class Space:
         cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
         self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
         self._persistent = {cut: self._descriptors(cut) for cut in cuts}
-        thin = [*self._swapped("tile"), *self._made(THIN, "tile")]
+        thin = [*self._swapped("tile"), *self._configs_of(THIN, "tile")]
         self._thin = frozenset(thin)
         self._in_parts = self._stored_in_parts()
-        by_parts = [[*self._swapped("split", splits=parts), *self._made(SPLIT, "split", splits=parts)] for parts in SPLITS]
+        by_parts = [[*self._swapped("split", splits=parts), *self._configs_of(SPLIT, "split", splits=parts)] for parts in SPLITS]
         splits = itertools.chain(*zip(*by_parts, strict=True))
         rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=stages, warps=warps) for n, k, stages, warps in ROWS]
-        stream = [*self._swapped("stream"), *self._made(STREAM, "stream")]
+        stream = [*self._swapped("stream"), *self._configs_of(STREAM, "stream")]
         tiles, whole = (itertools.chain(*by_table.values()) for by_table in (self._tiles, self._persistent))
         persistent = [*whole, *self._in_parts]
         every = self._every() if exhaustive else []
@@ -174,14 +174,14 @@ class Space:
             configs |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
         return list(configs)
 
-    def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
+    def _configs_of(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
         """The configs of a table that fit."""
         return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
 
     def _grouped(self) -> list[Config]:
         """Blocks of grouped products; along m also those in which the tensor cores get B from the left."""
         if self.kind.grouped == "k":
-            return self._made(GROUPED, "grouped")
+            return self._configs_of(GROUPED, "grouped")
         tables = [(GROUPED, {}), (SWAPPED, {"swapped": 1})] if self._swapped("grouped") else [(GROUPED, {})]
         return [
             tile_config(row, variant="grouped", places=self._places(row), **more)
@@ -195,7 +195,7 @@ class Space:
 
     def _swapped(self, variant: str, **more: int) -> list[Config]:
         able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
-        return self._made(SWAPPED, variant, swapped=1, **more) if able else []
+        return self._configs_of(SWAPPED, variant, swapped=1, **more) if able else []
 
     def _tried(
         self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
