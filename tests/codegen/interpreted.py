@@ -12,10 +12,10 @@ from polytile.codegen.triton.tile import tiled_axes
 from polytile.ir import sizes
 from polytile.ir.program import Axis
 from polytile.problem import Config
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH, Facts, reaches
-from polytile.schedule.legality import clustered, row_axes, spelled, splittable
+from polytile.schedule.gpu import vectors
+from polytile.schedule.gpu.legality import clustered, row_axes, spelled, splittable
 from polytile.schedule.nest import Form, Nest, nest_of
 
 Run = Callable[[Sequence[Any]], None]

@@ -19,7 +19,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import clustered, spelled
+from polytile.schedule.gpu.legality import clustered, spelled
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, R0, S0, S1, Case, assert_golden, kernel_of, load, loop, op, store
 from tests.codegen.interpreted import facts_of

@@ -20,7 +20,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import can_exchange, is_column_parallel, spelled
+from polytile.schedule.gpu.legality import can_exchange, is_column_parallel, spelled
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, op, store
 from tests.codegen.interpreted import facts_of

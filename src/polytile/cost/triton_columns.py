@@ -25,9 +25,10 @@ from polytile.codegen.triton.unit import registers
 from polytile.cost.roofline import in_turns, overlapping
 from polytile.cost.triton_estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.cost.triton_work import Work
+from polytile.schedule.answers import Combine, Share
+from polytile.schedule.gpu.schedule import GpuSchedule
+from polytile.schedule.gpu.vectors import VECTOR
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Combine, Schedule, Share
-from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -172,7 +173,7 @@ class Columns(Estimate):
 class ColumnParallel(Columns):
     """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
 
-    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         super().__init__(work, tile, counts, schedule, device)
         self.programs = self.working = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)

@@ -12,9 +12,10 @@ from polytile.codegen.triton.split import FINALISE_WARPS
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.cost import roofline
 from polytile.cost.triton_work import Access, Work, divisible
+from polytile.schedule.answers import Share
+from polytile.schedule.gpu.schedule import GpuSchedule
+from polytile.schedule.gpu.vectors import VECTOR
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Schedule, Share
-from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -40,7 +41,7 @@ MOST_REGISTERS = 255
 class Estimate:
     """The prediction for one config: `counts` are the points along each dimension. Kinds of loops say how long programs take."""
 
-    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         self.work, self.tile, self.counts, self.schedule, self.device = work, tile, counts, schedule, device
         self.threads, self.parts = device.warp * schedule.warps, schedule.blocks.parts or 0
         self.splits, self.stages = schedule.splits, schedule.stages

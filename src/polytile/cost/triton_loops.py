@@ -38,11 +38,12 @@ from polytile.cost.triton_columns import ClusterColumns, ColumnParallel, Columns
 from polytile.cost.triton_estimate import EXCHANGE, LEFT, MOST_REGISTERS, Estimate
 from polytile.cost.triton_work import Access, Work, nest_under, tile_at, work_at
 from polytile.problem import Config
+from polytile.schedule.answers import Combine, Share
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.named import schedule_of
+from polytile.schedule.gpu.catalogue import schedule_of
+from polytile.schedule.gpu.schedule import GpuSchedule
+from polytile.schedule.gpu.vectors import VECTOR
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Combine, Schedule, Share
-from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -71,7 +72,9 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     return predicted(kernel, schedule_of(config), size, device)
 
 
-def predicted(kernel: LoopKernel, schedule: Schedule, size: Mapping[str, int], device: DeviceFacts, begun: float = WARP) -> float:
+def predicted(
+    kernel: LoopKernel, schedule: GpuSchedule, size: Mapping[str, int], device: DeviceFacts, begun: float = WARP
+) -> float:
     """The same of a schedule; `begun`: seconds until the next warp of a pointwise program begins."""
     estimate = _estimate(kernel, schedule, size, device, begun)
     return device.launch_seconds if estimate is None else estimate.seconds
@@ -108,7 +111,7 @@ def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: D
 
 
 def _estimate(
-    kernel: LoopKernel, schedule: Schedule, size: Mapping[str, int], device: DeviceFacts, begun: float
+    kernel: LoopKernel, schedule: GpuSchedule, size: Mapping[str, int], device: DeviceFacts, begun: float
 ) -> Rows | Columns | None:
     """The prediction; None where there is nothing to do."""
     own, nest = nest_under(kernel, schedule)
@@ -140,7 +143,7 @@ class Rows(Estimate):
     """Of rows and of points."""
 
     def __init__(
-        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts, begun: float = WARP
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts, begun: float = WARP
     ) -> None:
         super().__init__(work, tile, counts, schedule, device)
         self.begun = begun

@@ -24,7 +24,7 @@ from polytile.ir import sizes
 from polytile.problem import Config
 from polytile.runtime.cuda.driver import PORTABLE
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.segments import Segments
+from polytile.schedule.gpu.segments import Segments
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts

@@ -14,12 +14,12 @@ from polytile.codegen.triton.tile import Tile, divides, tile_of
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
-from polytile.schedule.legality import spelled
+from polytile.schedule.gpu import vectors
+from polytile.schedule.gpu.legality import spelled
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Schedule
 
 FAR = 1 << 40
 """The stride of an index that is no linear function of its axis."""
@@ -76,10 +76,10 @@ class Work:
 
 _nests: dict[tuple[str, bool], tuple[LoopKernel, Nest]] = {}
 _works: dict[tuple[str, bool, bool, tuple[tuple[str, int], ...]], Work] = {}
-_tiles: dict[tuple[str, Schedule], Tile] = {}
+_tiles: dict[tuple[str, GpuSchedule], Tile] = {}
 
 
-def nest_under(kernel: LoopKernel, schedule: Schedule) -> tuple[LoopKernel, Nest]:
+def nest_under(kernel: LoopKernel, schedule: GpuSchedule) -> tuple[LoopKernel, Nest]:
     """The kernel as `schedule` spells it, and its layout."""
     key = (kernel.digest, schedule.one_sweep)
     if key not in _nests:
@@ -87,14 +87,14 @@ def nest_under(kernel: LoopKernel, schedule: Schedule) -> tuple[LoopKernel, Nest
     return _nests[key]
 
 
-def tile_at(digest: str, nest: Nest, schedule: Schedule) -> Tile:
+def tile_at(digest: str, nest: Nest, schedule: GpuSchedule) -> Tile:
     key = (digest, schedule)
     if key not in _tiles:
         _tiles[key] = tile_of(nest, schedule, Facts())
     return _tiles[key]
 
 
-def work_at(kernel: LoopKernel, schedule: Schedule, size: tuple[tuple[str, int], ...]) -> Work:
+def work_at(kernel: LoopKernel, schedule: GpuSchedule, size: tuple[tuple[str, int], ...]) -> Work:
     key = (kernel.digest, schedule.one_sweep, schedule.bounded, size)
     if key not in _works:
         own, nest = nest_under(kernel, schedule)

@@ -12,11 +12,11 @@ from polytile.codegen.cpp.tiled import tiled
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import printer
+from polytile.schedule.answers import Share
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes
 from polytile.schedule.cpu.scheduled import scheduled
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Share
 
 Emitter = Callable[[Unit, Writer], None]
 

@@ -1,4 +1,4 @@
-"""Whole Triton kernels for loops: a ScheduledLoop (schedule/scheduled.py) as text, under the facts of a regime."""
+"""Whole Triton kernels for loops: a ScheduledLoop (schedule/gpu/scheduled.py) as text, under the facts of a regime."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polytile.codegen.triton.split import split
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import printer
 from polytile.problem import Config
+from polytile.schedule.answers import Share
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import spelled
-from polytile.schedule.named import schedule_of
+from polytile.schedule.gpu.catalogue import schedule_of
+from polytile.schedule.gpu.legality import spelled
+from polytile.schedule.gpu.scheduled import ScheduledLoop, scheduled
+from polytile.schedule.gpu.segments import Segments
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Share
-from polytile.schedule.scheduled import ScheduledLoop, scheduled
-from polytile.schedule.segments import Segments
 
 Emitter = Callable[[ScheduledLoop, Facts, bool], TritonKernel]
 

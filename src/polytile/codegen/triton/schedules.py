@@ -4,7 +4,7 @@ pointwise    every point of the block at once
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
 looped       reduction or scan: block after block along the row, once for each pass
 
-What the schedules are, when each is legal and what it costs: schedule/named.py.
+What the schedules are, when each is legal and what it costs: schedule/gpu/catalogue.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from polytile.codegen.triton.stored import stored_before
 from polytile.codegen.triton.unit import Chunk, Unit
 from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
+from polytile.schedule.answers import Combine, Hold
+from polytile.schedule.gpu.scheduled import goes_back
 from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Combine, Hold
-from polytile.schedule.scheduled import goes_back
 
 
 def pointwise(unit: Unit) -> None:

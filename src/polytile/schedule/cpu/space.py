@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from polytile.ir import sizes
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.cpu.catalogue import POINTS, ROWS
 from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered
-from polytile.schedule.cpu.schedule import POINTS, ROWS, CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
 from polytile.schedule.cpu.streaming import streamable, worth_streaming
 from polytile.schedule.cpu.transposing import LONGEST, transposed
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
