@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.unfused import Unfused, parts
+from polytile.candidates.unfused_columns import Unfused, parts
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError

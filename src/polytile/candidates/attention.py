@@ -10,7 +10,7 @@ from polytile.attention.problem import AttentionProblem
 from polytile.candidates import own_sources, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.sources import AttentionRequest
-from polytile.candidates.stored_attention import StoredAttention
+from polytile.candidates.unfused_attention import UnfusedAttention
 from polytile.runtime.target import Target
 
 
@@ -18,7 +18,7 @@ def candidates(
     problem: AttentionProblem,
     target: torch.device,
     names: Sequence[str],
-    stored: StoredAttention | None,
+    stored: UnfusedAttention | None,
     threads: Sequence[int] = (1,),
 ) -> tuple[Candidate, ...]:
     """From the sources of these names, in their order; the library's besides where no source has any that run at all sizes.

@@ -16,14 +16,14 @@ import torch
 from polytile import options as settings
 from polytile.attention import call as attention_call
 from polytile.attention.problem import AttentionProblem, Bias, Causal
-from polytile.attention.stored import stored as stored_attention
+from polytile.attention.unfused import unfused_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import sources as registry_of_sources
-from polytile.candidates import unfused
+from polytile.candidates import unfused_columns
 from polytile.candidates.materialised_operands import MaterialisedOperands
-from polytile.candidates.stored_attention import Step, StoredAttention
+from polytile.candidates.unfused_attention import Step, UnfusedAttention
 from polytile.dispatch import recorded, specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
@@ -133,10 +133,10 @@ def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.dev
     from polytile.candidates.triton_loops import loop_candidates as gpu_loops
     from polytile.dispatch import gpu_specs
 
-    unfused_kernels = [LoopWork(part, origins, target).define() for part, _ in unfused.parts(kernel)]
+    unfused_kernels = [LoopWork(part, origins, target).define() for part, _ in unfused_columns.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
     if unfused_kernels:
-        candidates = (unfused.Unfused(kernel, unfused_kernels), *candidates)
+        candidates = (unfused_columns.Unfused(kernel, unfused_kernels), *candidates)
     return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
 
 
@@ -170,7 +170,7 @@ def _product(
     first: Sequence[MultiKernel | None] = (),
 ) -> MultiKernel:
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
-    fallback = _unfused(kernel, target)
+    fallback = _epilogue_alone(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     stored = None
     if any(kernel.prologues):
@@ -199,7 +199,7 @@ def _attention(
     problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], multikernels: Defined
 ) -> MultiKernel:
     threads = thread_counts(pytorch.threads())
-    candidates = attentions.candidates(problem, target, sources, _stored(problem, target, multikernels), threads)
+    candidates = attentions.candidates(problem, target, sources, _unfused_attention(problem, target, multikernels), threads)
     if Target.of(target).native:
         return define(specs.attention_spec(problem, origins), candidates)
     from polytile.dispatch import gpu_specs
@@ -207,19 +207,19 @@ def _attention(
     return define(gpu_specs.attention_spec(problem, origins, target), candidates)
 
 
-def _stored(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> StoredAttention | None:
+def _unfused_attention(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> UnfusedAttention | None:
     """The candidate with scores in memory, where there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
     own = problem.computes_scores or problem.layout is not None
     if problem.lse or problem.backward or own or of_library:
         return None
-    parts = stored_attention(problem, target)
+    parts = unfused_attention(problem, target)
     products = [define_template(product, parts.buffers, multikernels) for product in (parts.first, parts.last)]
     calls = (products[0], define_loop(parts.softmax, parts.buffers, multikernels), products[1])
-    return StoredAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
+    return UnfusedAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
 
 
-def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
+def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:

@@ -19,7 +19,7 @@ from polytile.codegen.triton import memory, scans
 from polytile.codegen.triton.body import ZERO, Scope
 from polytile.codegen.triton.divisions import Carried
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.stored import stored_before
+from polytile.codegen.triton.store_forwarding import stored_before
 from polytile.codegen.triton.unit import Chunk, Unit
 from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
