@@ -3,11 +3,11 @@
     t = launch + begun + finish + max(placed, dispatch + ||latency, units|₁.₅, memory, cache|₃)
                                      the p-norm: the longest term, and more where others come close and overlap little
 
-    memory    compulsory traffic, less what the L2 cache has kept since the call before, plus what later passes read again and the
-              cache does not hold for the programs at work; by the bandwidth that this many programs can draw
+    memory    compulsory traffic, less what the L2 cache has kept since the call before, plus what later passes read again and
+              the cache does not hold for the programs at work; by the bandwidth that this many programs can draw
     cache     all bytes that programs request, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
-    units     the busiest multiprocessor: instructions of its warps, four a cycle, or what its one unit for loads, stores, shuffles
-              and shared memory carries out, whichever is more
+    units     the busiest multiprocessor: instructions of its warps, four a cycle, or what its one unit for loads, stores,
+              shuffles and shared memory carries out, whichever is more
     latency   programs in turns on the places that registers and threads leave them. A program waits for memory once an
               iteration, for lanes and warps that reduce, and each warp for its own instructions. Loads ahead of use cost time of
               their own where the cache has the data. A program of a split row also waits for what the others have left, in a

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.schedule import schedule_of
 from polytile.problem import Config
 from polytile.runtime import cpu
 
@@ -49,10 +50,10 @@ def multiplies_pairs() -> bool:
 
 def valid(config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` is worth trying at these sizes. It is right at all of them."""
-    return config["variant"] == "flash" or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
+    return not schedule_of(config).shares_keys or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
 
 
 def label(config: Config) -> str:
     """A config as a candidate's name: "flash 48x256 bf16 t2", "split 128 t1"."""
-    blocks = f"{config['rows']}x{config['keys']}" if config["variant"] == "flash" else str(config["keys"])
+    blocks = str(config["keys"]) if schedule_of(config).shares_keys else f"{config['rows']}x{config['keys']}"
     return f"{config['variant']} {blocks}{' bf16' if config.get('pairs') else ''} t{config['threads']}"

@@ -8,7 +8,7 @@ heuristic would try it. Splits along K and products of few rows have rows of the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from polytile.matmul.configs import Heuristic, Request, heuristic, heuristic_of
 from polytile.matmul.configs.files import Tables
 from polytile.matmul.configs.heuristic import next_power
 from polytile.matmul.configs.records import Gemm, tile_config
+from polytile.matmul.triton.schedule import BY_NAME, ProductSchedule, schedule_of
 from polytile.matmul.triton.schedules import MOST_ROWS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
@@ -238,22 +239,23 @@ class Space:
             return False
         if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
             return True
-        match config["variant"]:
-            case "grouped":
-                return self._grouped_covers(config, m, n)
-            case "rows":
-                return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
-            case "persistent":
-                whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
-                return whole or (config in self._in_parts and self._several_rounds(config, size["batch"], m, n))
-            case "tile":
-                cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
-                return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, size["batch"], m, n, k)
-            case "stream":
-                return self._stream_pays(config, size["batch"], m, n, k)
-        return self._split_pays(config, size["batch"], m, n, k)
+        return _PAYS[schedule_of(config)](self, config, size["batch"], m, n, k)
 
-    def _grouped_covers(self, config: Config, m: int, n: int) -> bool:
+    def _rows_pay(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Up to as many rows as a program has registers for."""
+        return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
+
+    def _persistent_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Blocks as the heuristic cuts them; those that are stored in parts where programs have several."""
+        whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
+        return whole or (config in self._in_parts and self._several_rounds(config, batch, m, n))
+
+    def _tile_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Blocks as the heuristic cuts them; of few rows, or of few blocks, more."""
+        cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
+        return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, batch, m, n, k)
+
+    def _grouped_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Blocks of up to twice the rows that groups have on average, as some have more, and of at least an eighth of them."""
         block_m, block_n = int(config["m"]), int(config["n"])
         return _covers(2 * m, max(n, SIZES[2]), block_m, block_n) and (m < 8 * block_m or block_m >= SIZES[2])
@@ -286,6 +288,12 @@ class Space:
         enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
         return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
 
+
+_PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]] = {
+    BY_NAME["tile"]: Space._tile_pays, BY_NAME["persistent"]: Space._persistent_pays, BY_NAME["split"]: Space._split_pays,
+    BY_NAME["stream"]: Space._stream_pays, BY_NAME["rows"]: Space._rows_pay, BY_NAME["grouped"]: Space._grouped_pays,
+}  # fmt: skip
+"""Whether a schedule is worth trying at a batch of products m × n × k."""
 
 _spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
 

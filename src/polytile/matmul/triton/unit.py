@@ -19,6 +19,7 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.matmul.configs.records import AMD
 from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.operands import Operand, operands, second_operands, symbol
+from polytile.matmul.triton.schedule import schedule_of
 from polytile.matmul.triton.shorter import shorten
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
@@ -235,7 +236,7 @@ class Unit:
 
 def columns(config: Config) -> int:
     """How many columns a block has on which the epilogue is done."""
-    return dict(FINISH_BLOCK)["BLOCK_N"] if config["variant"] == "split" else int(config["n"])
+    return dict(FINISH_BLOCK)["BLOCK_N"] if schedule_of(config).finish_blocks else int(config["n"])
 
 
 def holds_rows(epilogue: Loop, config: Config) -> bool:
