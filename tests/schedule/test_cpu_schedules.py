@@ -10,7 +10,7 @@ from polytile.ir.program import Loop
 from polytile.schedule.answers import Combine, Hold, Share
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import NAMES, CpuSchedule, Lanes, Stores
-from polytile.schedule.cpu.scheduled import scheduled, spelled
+from polytile.schedule.cpu.scheduled import apply_rewrites, apply_schedule
 from polytile.schedule.cpu.space import legal, schedules
 from polytile.schedule.nest import Form, nest_of
 from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
@@ -47,7 +47,7 @@ def test_answers_without_code_are_refused() -> None:
 
 @pytest.mark.parametrize("make", LOOPS)
 def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
-    kernel = spelled(kernel_of(make()))
+    kernel = apply_rewrites(kernel_of(make()))
     nest = nest_of(kernel.loop)
     found = schedules(nest, 4)
     assert found[0][1] == 1 and not found[0][0].needs_threads
@@ -59,7 +59,7 @@ def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
 
 
 def printed(make: type, schedule: CpuSchedule) -> list[str]:
-    return scheduled(spelled(kernel_of(make())), schedule).text.splitlines()
+    return apply_schedule(apply_rewrites(kernel_of(make())), schedule).text.splitlines()
 
 
 def test_a_loop_under_a_schedule_prints_its_passes() -> None:

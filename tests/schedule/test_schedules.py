@@ -12,7 +12,7 @@ from polytile.schedule.answers import Combine, Hold, Share
 from polytile.schedule.gpu import catalogue
 from polytile.schedule.gpu.legality import fits, legal
 from polytile.schedule.gpu.schedule import Blocks, GpuSchedule
-from polytile.schedule.gpu.scheduled import scheduled
+from polytile.schedule.gpu.scheduled import apply_schedule
 from polytile.schedule.gpu.space import schedules
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, R0, S0, S1, kernel_of, load, loop, op, store
@@ -71,7 +71,7 @@ def test_the_names_under_which_measurements_are_stored() -> None:
 
 
 def launches(make: type, schedule: GpuSchedule) -> list[str]:
-    return [line.split(": ", 1)[1] for line in scheduled(kernel_of(make()), schedule).text.splitlines()[1:]]
+    return [line.split(": ", 1)[1] for line in apply_schedule(kernel_of(make()), schedule).text.splitlines()[1:]]
 
 
 def test_a_loop_under_a_schedule_prints_its_launches() -> None:

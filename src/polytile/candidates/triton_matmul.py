@@ -123,12 +123,12 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         return GemmCandidate(label(config), config, work, able, cost, terms)
 
-    generated = tuple(candidate(config) for config in own.configs if _does(kernel, config))
+    generated = tuple(candidate(config) for config in own.configs if _supports(kernel, config))
     _ = generated[0].specialise(Facts()).kernel
     return generated
 
 
-def _does(kernel: GemmKernel, config: Config) -> bool:
+def _supports(kernel: GemmKernel, config: Config) -> bool:
     """Whether a config can do all that the kernel asks for, and is meant for it. Dual products need whole blocks. Block-wise
     scales need dots whose steps along k are within one scale. An epilogue that needs a row's reduction at the row's points needs
     blocks of whole rows. A config that stores its block in parts has no row reductions, and flattens its loops if, and only if,

@@ -249,7 +249,7 @@ def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol
     if load is None:
         return None
     works, called, names, targets = Reader(document["parts"], CLASSES).value()
-    with recorded.meeting() as met:
+    with recorded.collecting_multikernels() as met:
         kernels = [work.define() for work in works]
     calls = [(kernels[index], _call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
     convolutions: dict[Any, Any] = {}

@@ -28,7 +28,7 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
 from polytile.schedule.cpu.scheduled import COLUMNS
-from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.transposing import Transposed, transposed_layout
 from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
@@ -129,7 +129,7 @@ class LoopPrior:
     @cached_property
     def _transposed(self) -> Transposed | None:
         """What is transposed on its way in or out; None where nothing is."""
-        return transposed(self.row_nest, self.schedule.lanes)
+        return transposed_layout(self.row_nest, self.schedule.lanes)
 
     @property
     def _rows(self) -> Transposed | None:
@@ -173,7 +173,7 @@ class LoopPrior:
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
         plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
-        tile = transposed(self.nest, Lanes.TILED) if plain else None
+        tile = transposed_layout(self.nest, Lanes.TILED) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
 from polytile.schedule.gpu import vectors
-from polytile.schedule.gpu.legality import spelled
+from polytile.schedule.gpu.legality import apply_rewrites
 from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
 
@@ -83,7 +83,7 @@ def nest_under(kernel: LoopKernel, schedule: GpuSchedule) -> tuple[LoopKernel, N
     """The kernel as `schedule` spells it, and its layout."""
     key = (kernel.digest, schedule.one_sweep)
     if key not in _nests:
-        _nests[key] = spelled(kernel, schedule.one_sweep)
+        _nests[key] = apply_rewrites(kernel, schedule.one_sweep)
     return _nests[key]
 
 

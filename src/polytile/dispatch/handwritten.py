@@ -56,14 +56,14 @@ class Asked:
 
     def __init__(self, function: Callable[[Sizes], Any], said: str, otherwise: Any, then: str) -> None:
         self.function, self.said, self.otherwise, self.then = function, said, otherwise, then
-        self._told = False
+        self._reported = False
 
     def __call__(self, sizes: Sizes) -> Any:
         try:
             return type(self.otherwise)(self.function(sizes))
         except Exception as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 at = sizes_text(sizes.items())
                 log.warning("%s raised %s: %s at %s; %s.", self.said, type(error).__name__, error, at, self.then)
             return self.otherwise
@@ -181,7 +181,7 @@ class Kernel:
         self._implementations: list[Implementation] = []
         self._costs: dict[str, Callable[[Sizes], float]] = {}
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         """What was said of implementations that fail, whatever the tensors are like."""
         self._lock = locks.lock()
         self._gradient: Gradient | None = None
@@ -371,7 +371,7 @@ class Kernel:
             target=torch.device(device.type) if device.type != "cuda" else device,
             reference=functools.partial(self.reference, **keywords) if keywords else self.reference,
             make_args=functools.partial(self._args_for, kinds) if self._hints else None,
-            told=self._told,
+            reported=self._reported,
         )
         if device.type != "cuda":
             return spec

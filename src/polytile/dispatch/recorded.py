@@ -124,7 +124,7 @@ def work_of(multikernel: MultiKernel) -> Any:
 
 
 @contextlib.contextmanager
-def meeting() -> Iterator[dict[MultiKernel, None]]:
+def collecting_multikernels() -> Iterator[dict[MultiKernel, None]]:
     """Within the block, gets every MultiKernel of a program that is made or asked for, those inside others among them."""
     multikernels: dict[MultiKernel, None] = {}
     token = _met.set(multikernels)

@@ -23,10 +23,10 @@ from polytile.ir.expr import Const, Node, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import fuse_axes
-from polytile.schedule.cpu.scatter import owner_axis, scattered
+from polytile.schedule.cpu.scatter import owner_axis, scattered_stores
 from polytile.schedule.cpu.schedule import CpuSchedule, Stores
-from polytile.schedule.cpu.streaming import streamable
-from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.streaming import streamable_stores
+from polytile.schedule.cpu.transposing import Transposed, transposed_layout
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import Form, Nest, nest_of
 from polytile.schedule.rewrite import plain_reductions
@@ -135,7 +135,7 @@ REWRITES: tuple[Callable[[Loop], Loop], ...] = (plain_reductions, fuse_axes)
 """What becomes of every loop: reductions of one result each, and neighbouring axes as one."""
 
 
-def spelled(kernel: LoopKernel) -> LoopKernel:
+def apply_rewrites(kernel: LoopKernel) -> LoopKernel:
     """The kernel in the reductions and axes that schedules are for."""
     loop = kernel.loop
     for rewrite in REWRITES:
@@ -148,7 +148,7 @@ def spelled(kernel: LoopKernel) -> LoopKernel:
 
 def transpose(loop: ScheduledLoop) -> ScheduledLoop:
     """Which points are lanes, and what is transposed for that (transposing.py)."""
-    layout = transposed(loop.nest, loop.schedule.lanes)
+    layout = transposed_layout(loop.nest, loop.schedule.lanes)
     return loop if layout is None else replace(loop, transposed=layout, nest=layout.nest)
 
 
@@ -160,12 +160,12 @@ def cache(loop: ScheduledLoop) -> ScheduledLoop:
 
 def stream(loop: ScheduledLoop) -> ScheduledLoop:
     """Which stores pass the caches by (streaming.py)."""
-    return replace(loop, streamed=streamable(loop.nest)) if loop.schedule.stores is Stores.STREAMED else loop
+    return replace(loop, streamed=streamable_stores(loop.nest)) if loop.schedule.stores is Stores.STREAMED else loop
 
 
 def divide(loop: ScheduledLoop) -> ScheduledLoop:
     """What threads divide, so that no two of them store to one element unless they do so atomically (scatter.py)."""
-    pointwise, meet = loop.nest.form is Form.POINTWISE, bool(scattered(loop.kernel.loop))
+    pointwise, meet = loop.nest.form is Form.POINTWISE, bool(scattered_stores(loop.kernel.loop))
     if loop.schedule.shared:
         return replace(loop, threads=Threads.SHARES)
     if not meet or loop.schedule.stores is Stores.ATOMIC:
@@ -212,8 +212,8 @@ STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache,
 """The way from a loop and its schedule to what is printed, in order."""
 
 
-def scheduled(kernel: LoopKernel, schedule: CpuSchedule) -> ScheduledLoop:
-    """A `spelled` kernel under a legal schedule."""
+def apply_schedule(kernel: LoopKernel, schedule: CpuSchedule) -> ScheduledLoop:
+    """A kernel after `apply_rewrites`, under a legal schedule."""
     loop = ScheduledLoop(kernel, schedule, nest_of(kernel.loop))
     for step in STEPS:
         loop = step(loop)

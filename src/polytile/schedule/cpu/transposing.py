@@ -19,7 +19,7 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Axis, Store, element_level
 from polytile.schedule.cpu.lanes import NARROWEST, bytes_of, lane_bytes
-from polytile.schedule.cpu.scatter import scattered
+from polytile.schedule.cpu.scatter import scattered_stores
 from polytile.schedule.cpu.schedule import Lanes
 from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.nest import Form, Nest
@@ -53,7 +53,7 @@ class Transposed:
         return max(2 * lanes, 1 << (most.bit_length() - 1))
 
 
-def transposed(nest: Nest, lanes: Lanes) -> Transposed | None:
+def transposed_layout(nest: Nest, lanes: Lanes) -> Transposed | None:
     """How a loop is gone through whose vectors have these lanes; None where it has no such layout, or nothing is transposed."""
     if nest.form is Form.POINTWISE:
         return {Lanes.TILED: _operands, Lanes.ACROSS: _short_points}.get(lanes, _nothing)(nest)
@@ -85,7 +85,7 @@ def _tile(nest: Nest, axis: Axis) -> Transposed | None:
     """The tile of the vector axis of `nest` and `axis`; None where it would not be a square of registers."""
     dependent = nest.vec.symbol in axis.size.free_symbols or axis.symbol in nest.vec.size.free_symbols
     width = lane_bytes(nest)
-    if dependent or scattered(nest.loop) or width < NARROWEST:
+    if dependent or scattered_stores(nest.loop) or width < NARROWEST:
         return None
     loads = tuple(n for n in nest.needed if isinstance(n, Load) and _is_transposed(n, axis, nest.vec, width))
     return Transposed(nest, axis, loads, tuple(s for s in nest.loop.stores if _is_transposed(s, axis, nest.vec, width)))
@@ -94,7 +94,7 @@ def _tile(nest: Nest, axis: Axis) -> Transposed | None:
 def _short_rows(row: Nest) -> Transposed | None:
     """Rows by lanes, where they have an axis that their elements lie along evenly. Of several axes the one along which the most
     is contiguous, transposed or not; then the innermost."""
-    if row.inner or row.form is not Form.ROW or scattered(row.loop):
+    if row.inner or row.form is not Form.ROW or scattered_stores(row.loop):
         return None
     layouts = [layout for axis in reversed(row.outer) if (layout := _rows_along(row, axis)) is not None]
     return max(layouts, key=lambda layout: len(layout.accesses) + _contiguous(layout.nest), default=None)

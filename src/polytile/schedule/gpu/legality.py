@@ -26,7 +26,7 @@ REDUCED_ALIKE = ("sum", "max", "min")
 """Reductions whose partial results are combined by the same reduction."""
 
 
-def spelled(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
+def apply_rewrites(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
     """The kernel in the reductions that are generated (rewrite.py), for as few passes over a row as possible where `one_sweep`
     (GpuSchedule.one_sweep), and its layout."""
     if one_sweep:
@@ -43,7 +43,7 @@ def legal(kernel: LoopKernel, schedule: GpuSchedule) -> bool:
         return False
     if schedule.columns is None and schedule.share is Share.PROGRAM:
         return True
-    _, nest = spelled(kernel, schedule.one_sweep)
+    _, nest = apply_rewrites(kernel, schedule.one_sweep)
     if schedule.columns is not None:
         return _reduces_columns(nest, schedule)
     return splittable(nest) if schedule.share is Share.GRID else clustered(nest)

@@ -1,6 +1,6 @@
 """A loop under a GPU's schedule: its launches as data, which the Triton printers write down.
 
-    LoopKernel, a GpuSchedule ── spelled ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
+    LoopKernel, a GpuSchedule ── apply_rewrites ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
 
 A launch says what its programs go over, which passes they make, what they leave in scratch memory for others, and who combines
 that. ScheduledLoop.text prints it; the option `debug` shows it from 4 on. The norm of columns as `split`, for one:
@@ -21,7 +21,7 @@ from polytile.ir import printer
 from polytile.ir.expr import Node
 from polytile.schedule.answers import Combine, Share
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.gpu.legality import spelled
+from polytile.schedule.gpu.legality import apply_rewrites
 from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
 
@@ -142,8 +142,8 @@ LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, GpuSchedule], Iterator[Schedu
 """The launches of a loop, by who shares a row and whether columns are added up."""
 
 
-def scheduled(kernel: LoopKernel, schedule: GpuSchedule) -> ScheduledLoop:
+def apply_schedule(kernel: LoopKernel, schedule: GpuSchedule) -> ScheduledLoop:
     """`kernel` under a legal schedule."""
-    own, nest = spelled(kernel, schedule.one_sweep)
+    own, nest = apply_rewrites(kernel, schedule.one_sweep)
     launches = LAUNCHES[schedule.share, schedule.columns is not None](nest, schedule)
     return ScheduledLoop(own, nest, schedule, tuple(launches))

@@ -24,7 +24,7 @@ from polytile.schedule.gpu.catalogue import (
     pointwise,
     split,
 )
-from polytile.schedule.gpu.legality import has_column_sums, legal, spelled
+from polytile.schedule.gpu.legality import apply_rewrites, has_column_sums, legal
 from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
 
@@ -201,7 +201,7 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
 
 def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[GpuSchedule]:
     if nest.form is Form.COLUMN:
-        yield from _clustered_columns(kernel, spelled(kernel, one_sweep=True)[1])
+        yield from _clustered_columns(kernel, apply_rewrites(kernel, one_sweep=True)[1])
         return
     for splits, (r, warps) in itertools.product(CLUSTERS, CLUSTER_ROWS):
         yield cluster(x=1, r=r, warps=warps, splits=splits)
