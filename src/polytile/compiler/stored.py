@@ -172,7 +172,7 @@ def _tell(what: str, why: Exception) -> None:
     if not isinstance(why, Unstorable) and is_raised(why):
         raise why
     log.log(
-        logging.INFO if isinstance(why, Unstorable) else logging.WARNING, "%s is lowered anew by each process: %s.", what, why
+        logging.INFO if isinstance(why, Unstorable) else logging.WARNING, "%s is lowered again by each process: %s.", what, why
     )
 
 

@@ -235,7 +235,7 @@ def _resume_all(multikernel: MultiKernel, rows: Mapping[KeyFields, Row]) -> None
             _resume(multikernel, fields, row)
         except (*NOT_HERE, PolytileError) as error:
             regime = multikernel.keys.regime(fields)
-            log.info("Kernel %r decides anew for %s: %s", multikernel.spec.name, regime, error)
+            log.info("Kernel %r decides again for %s: %s", multikernel.spec.name, regime, error)
 
 
 NOT_HERE = (LookupError, TypeError, ValueError)

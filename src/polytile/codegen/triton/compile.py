@@ -48,7 +48,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     from triton.compiler import ASTSource
 
     if triton.knobs.runtime.interpret:
-        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start anew.")
+        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start again.")
     position = {name: k for k, name in enumerate(launch.signature)}
     source = ASTSource(
         fn=load(launch.source)[KERNEL],
