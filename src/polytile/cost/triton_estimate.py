@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ class Constants:
     base_registers: int
 
 
-class Estimate:
+class Estimate(ABC):
     """The prediction for one config: `counts` are the points along each dimension. Kinds of loops have `constants`, and say how
     long programs compute, reduce and combine."""
 
@@ -84,14 +85,14 @@ class Estimate:
         self.launched_programs = min(self.busy_programs, schedule.blocks.programs or self.busy_programs)
 
     @property
+    @abstractmethod
     def seconds(self) -> float:
         """Predicted seconds of one call."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def registers(self) -> float:
         """32-bit registers a thread needs."""
-        raise NotImplementedError
 
     @property
     def exposed_launch(self) -> float:
@@ -124,9 +125,9 @@ class Estimate:
         return self.constants.dispatch * min(self.launched_programs, self.device.sms * self.programs_per_sm)
 
     @property
+    @abstractmethod
     def _waits(self) -> float:
         """How often a program waits for memory."""
-        raise NotImplementedError
 
     @property
     def _queue_seconds(self) -> float:
@@ -134,19 +135,19 @@ class Estimate:
         return 0.0
 
     @property
+    @abstractmethod
     def _turns(self) -> float:
         """Programs for each place on the device."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _instruction_seconds(self) -> float:
         """What is computed one instruction after another."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _reduction_seconds(self) -> float:
         """What the warps of a program spend on putting their values together, beside the instructions."""
-        raise NotImplementedError
 
     @property
     def _combine_seconds(self) -> float:
