@@ -85,11 +85,11 @@ TABLE: tuple[Option, ...] = (
         "Number of compilers that run at the same time. 0 means one for each core, fewer if memory is short.",
         least=0, keys=NOTHING),
     Option("tune", str, "auto",
-        "How much is measured. auto: a shortlist at sizes without measurements. thorough: a shortlist, for longer, and "
+        "How much is measured. auto: a shortlist at sizes of which nothing is known. thorough: a shortlist, for longer, and "
         "again if the record leaves the choice in doubt. all: every candidate in every regime, which fills a store for "
         "replays. off: nothing; the store and the prediction decide.", choices=("auto", "thorough", "all", "off")),
     Option("shortlist", int, 3,
-        "Largest number of candidates that are measured at sizes without measurements. On a GPU, where candidates "
+        "Largest number of candidates that are measured at sizes of which nothing is known. On a GPU, where candidates "
         "compile in parallel, twice as many.", least=1),
     Option("configs", str, "tables",
         "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the family's whole "

@@ -86,12 +86,12 @@ class _Maker:
                 decision = selector.choose(dataclasses.replace(request, candidates=tuple(able)))
                 if decision is None:
                     return None
-                candidate = request.named(decision.candidate)
-                assert isinstance(candidate, CompiledCandidate)
-                if _compiles(candidate):
+                found = request.named(decision.candidate)
+                assert isinstance(found, CompiledCandidate)
+                if _compiles(found):
                     self.decisions.append((str(decision.regime), decision.candidate, f"{decision.link}: {decision.provenance}"))
-                    return candidate
-                failed.add(candidate.name)
+                    return found
+                failed.add(found.name)
         return None
 
     def table(self, calls: Sequence[Met]) -> PackagedTable:
@@ -112,15 +112,15 @@ class _Maker:
 
     def _decided(self) -> dict[KeyFields, tuple[int, ...]]:
         """What was decided by measuring, or for these sizes alone. Regimes that are subdivided have no leaves."""
-        leaves: dict[KeyFields, tuple[int, ...]] = {}
+        found: dict[KeyFields, tuple[int, ...]] = {}
         for fields, decision in self.multikernel.regimes.items():
             candidate = self.choose(decision.ints) if decision.ints else None
             if candidate is None:
                 continue
-            leaves[fields] = (self._number(Leaf(candidate)),)
+            found[fields] = (self._number(Leaf(candidate)),)
             if self.keys.is_sub_bucket(fields):
-                leaves[self.keys.bucket(fields)] = ()
-        return leaves
+                found[self.keys.bucket(fields)] = ()
+        return found
 
     def _in_cell(self, cell: Cell, met: Met, candidates: Iterable[CompiledCandidate | None]) -> tuple[int, ...]:
         """The leaves that are right all over a cell, the best predicted first. What the selector takes there, which may know
@@ -132,7 +132,7 @@ class _Maker:
 
     def _anywhere(self, calls: Sequence[Met], candidates: Sequence[CompiledCandidate]) -> tuple[int, ...]:
         """The leaves that are right at all sizes, one at least for each call's fixed integers where there is one."""
-        leaves: dict[int, None] = {}
+        found: dict[int, None] = {}
         for met in {tuple(met.fixed.items()): met for met in calls}.values():
             corners = ({**dict.fromkeys(self.keys.size_names, 1), **met.fixed},)
             own = self._right(candidates, corners, (), met.fixed)
@@ -142,26 +142,26 @@ class _Maker:
                 able = [c for c in left if self._facts(c, corners, (), met.fixed) is not None]
                 able.sort(key=lambda candidate: candidate.cost(sizes))
                 own = self._right([c for c in able[:MOST_CANDIDATES] if _compiles(c)][:1], corners, (), met.fixed)
-            leaves |= dict.fromkeys(own)
-        return tuple(leaves)
+            found |= dict.fromkeys(own)
+        return tuple(found)
 
     def _right(
-        self, candidates: Iterable[Candidate], corners: Sequence[Mapping[str, int]], bounded: Collection[str], fixed: Fixed
+        self, candidates: Iterable[Candidate], corners: Sequence[Mapping[str, int]], told: Collection[str], fixed: Fixed
     ) -> tuple[int, ...]:
-        pairs = [(c, self._facts(c, corners, bounded, fixed)) for c in candidates if isinstance(c, CompiledCandidate)]
+        pairs = [(c, self._facts(c, corners, told, fixed)) for c in candidates if isinstance(c, CompiledCandidate)]
         return tuple(self._number(Leaf(c, facts)) for c, facts in pairs if facts is not None)
 
     def _facts(
-        self, candidate: Candidate, corners: Sequence[Mapping[str, int]], bounded: Collection[str], fixed: Fixed
+        self, candidate: Candidate, corners: Sequence[Mapping[str, int]], told: Collection[str], fixed: Fixed
     ) -> tuple[tuple[int, int], ...] | None:
         """The fixed integers on which it rests that a candidate is right at these corners, and between them; None where that is
-        not known. `bounded`: names of the sizes that the corners bound."""
+        not known. `told`: names of the sizes that the corners bound."""
         rests_on: set[str] = set()
         for corner in corners:
             sizes = ReadSizes(corner)
-            if not candidate.valid(sizes) or not sizes.read <= {*bounded, *fixed}:
+            if not candidate.valid(sizes) or not sizes.read <= {*told, *fixed}:
                 return None
-            rests_on |= sizes.read - {*bounded}
+            rests_on |= sizes.read - {*told}
         places = {name: place for place, name in enumerate(self.keys.size_names)}
         return tuple(sorted((places[name], fixed[name]) for name in rests_on))
 

@@ -70,7 +70,7 @@ class _Text:
             weight = f" {self.weights[node.name]}" if node.name in self.weights else ""
             unbacked = " unbacked" if node.meta.get("unbacked_bindings") else ""
             called = f"{self.target(node)}({self.value(node.args)}, {self.value(node.kwargs)})"
-            yield f"{node.name}{weight}{unbacked} = {called}: {self.value(node.meta.get('val'))}{self.notes(node)}"
+            yield f"{node.name}{weight}{unbacked} = {called}: {self.value(node.meta.get('val'))}{self.noted(node)}"
         yield from guards_of(self.graph)
 
     def target(self, node: torch.fx.Node) -> str:
@@ -89,7 +89,7 @@ class _Text:
             return f"{home}.{name}"
         raise Unstorable(f"the graph calls {target!r}, which is no operator of ATen")
 
-    def notes(self, node: torch.fx.Node) -> str:
+    def noted(self, node: torch.fx.Node) -> str:
         """What else lowering reads of a node."""
         stack = node.meta.get("source_fn_stack")
         drawn = f" {stack[-1][1] in (torch.bernoulli, 'bernoulli')}" if stack and "bernoulli" in str(node.target) else ""
