@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.patterns import REASON, recognise
 from polytile.frontend.attention.whole import keep_whole
-from polytile.frontend.decomposed import noting
 from polytile.frontend.lower.attention import OPERATORS
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.taken_apart import noting
 from polytile.ir.program import Loop, Program, Template
 from polytile.passes.pipeline import optimize
 from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling

@@ -34,7 +34,6 @@ from polytile.frontend import hints as hinted
 from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
-from polytile.frontend.decomposed import noting
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
@@ -44,6 +43,7 @@ from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
+from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
 from polytile.ir.printer import program_text
 from polytile.runtime import background, native, sizes_seen

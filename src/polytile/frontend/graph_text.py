@@ -17,8 +17,8 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from polytile.frontend.decomposed import KEY, Name, Result, Whole
 from polytile.frontend.lower import registry
+from polytile.frontend.taken_apart import KEY, Name, Result, Whole
 from polytile.ir.serialise import Unstorable
 
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool

@@ -11,9 +11,9 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from polytile.frontend.decomposed import KEY, Name, Result, Whole, names_in, shape_of
 from polytile.frontend.lower.value import Tensor
 from polytile.frontend.operators import is_reshape
+from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, shape_of
 from polytile.ir.program import Made, Operator, Ref, Trace, View
 
 _CALLABLE = ("aten", "prims")

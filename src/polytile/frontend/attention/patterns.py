@@ -41,7 +41,7 @@ from polytile.frontend.attention.views import (
     uses,
     value,
 )
-from polytile.frontend.decomposed import KEY, Name, Result
+from polytile.frontend.taken_apart import KEY, Name, Result
 from polytile.ir.attention import EMPTY
 
 aten = torch.ops.aten
