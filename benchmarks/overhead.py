@@ -81,7 +81,7 @@ class Parts(Calls):
         function = polytile.compile(add_one)
         for size in (11, 8, 8):
             function(torch.zeros(size))
-        door = front_door.of(function)
+        door = front_door.door_of(function)
         assert door is not None and door.entry is not None
         entry, own = door.entries()[0], door.called_function()
         assert own is not None

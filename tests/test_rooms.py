@@ -36,7 +36,8 @@ BUILT_ON: dict[str, set[str]] = {
     "packages": {"candidates", "compiler", "dispatch", "frontend", "ir", "runtime", "wrapper"},
     "campaigns": {"compiler", "dispatch", "ir", "learn", "runtime", "store", "tuning"},
     "cli": {
-        "autotuner", "campaigns", "candidates", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store", "tuning"
+        "autotuner", "campaigns", "candidates", "cost", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store",
+        "tuning",
     },
 }
 """What each room may import. The package's public functions (`__init__.py`) import what they hand on to."""

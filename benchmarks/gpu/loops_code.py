@@ -28,7 +28,7 @@ from polytile.cost import triton_loops as prior
 from polytile.cost import triton_work as work
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import named
-from polytile.schedule.named import schedule_of
+from polytile.schedule.gpu.catalogue import schedule_of
 
 NEAR = 1.6
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"

@@ -57,7 +57,7 @@ class Watched:
 
 
 def door_of(compiled: Any) -> front_door.FrontDoor:
-    found = front_door.of(compiled)
+    found = front_door.door_of(compiled)
     assert found is not None
     return found
 

@@ -67,7 +67,7 @@ def test_what_eager_does_faster_it_does_itself(function: Any) -> None:
     x = torch.randn(3, 5)
     assert not made.serves(x)
     torch.testing.assert_close(made.call(x), x + 1)
-    assert "calls of 1 size(s) are eager's own" in str(front_door.of(made.call))
+    assert "calls of 1 size(s) are eager's own" in str(front_door.door_of(made.call))
     made.call(torch.randn(3, 4))
     before = made.calls
     made.call(x.expand(1000, 3, 5)[:, 0])
@@ -82,7 +82,7 @@ def test_what_eager_does_faster_it_does_itself(function: Any) -> None:
 def test_what_compiled_code_does_faster_it_goes_on_doing() -> None:
     made = Compiled(plus_many, fused=lambda x: x + 50)
     assert made.serves(torch.randn(4, 4))
-    assert "eager's own" not in str(front_door.of(made.call))
+    assert "eager's own" not in str(front_door.door_of(made.call))
 
 
 def test_a_race_that_cannot_be_won_ends_early() -> None:
@@ -113,4 +113,4 @@ def test_there_is_no_race_while_kernels_are_still_chosen(monkeypatch: pytest.Mon
 def test_options_that_fix_what_runs(given: dict[str, Any]) -> None:
     call = polytile.compile(plus_one, options=given)
     call(torch.randn(3, 5))
-    assert front_door.of(call).races is None
+    assert front_door.door_of(call).races is None

@@ -135,7 +135,7 @@ def test_what_has_no_form_on_disk_is_lowered_anew_and_the_log_says_why(
     with torch.no_grad():
         for _ in range(2):
             assert anew(lambda x: torch.tensor([1.0, 2.5, 3.0]).sum() + x * 2 + torch.ones(20), table) == 0
-    assert "is lowered anew by each process: " in caplog.text
+    assert "is lowered again by each process: " in caplog.text
     assert not (empty_cache / "programs").exists()
 
 

@@ -12,10 +12,10 @@ from polytile.codegen.triton.tile import tiled_axes
 from polytile.ir import sizes
 from polytile.ir.program import Axis
 from polytile.problem import Config
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH, Facts, reaches
-from polytile.schedule.legality import clustered, row_axes, spelled, splittable
+from polytile.schedule.gpu import vectors
+from polytile.schedule.gpu.legality import apply_rewrites, clustered, row_axes, splittable
 from polytile.schedule.nest import Form, Nest, nest_of
 
 Run = Callable[[Sequence[Any]], None]
@@ -64,11 +64,11 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
         found += [{"variant": "persistent", "x": x, **whole}]
     if len(rows) > 1:
         found.append({"variant": "looped", "x": x, "r": r, "r1": part(rows[1:2], 2)})
-    if clustered(spelled(kernel, one_sweep=True)[1]):
+    if clustered(apply_rewrites(kernel, one_sweep=True)[1]):
         shares = [(2, max(16, 1 << (max(1, lengths[0] - 1) // 2).bit_length())), (4, 1 << max(4, (lengths[0] - 1).bit_length()))]
         block = {"x": 1} if nest.form is Form.ROW else {"x": max(2, x), "resident": 1}
         found += [{"variant": "cluster", **block, "r": own, "splits": n} for n, own in shares]
-    if splittable(spelled(kernel, one_sweep=True)[1]):
+    if splittable(apply_rewrites(kernel, one_sweep=True)[1]):
         found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         found.append({"variant": "split", "x": x, "r": r, "splits": 4, "stages": 3})
         if nest.form is Form.COLUMN:

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine, configs, cost, generate, valid
-from polytile.matmul.cpp.cost import FORM_LAYOUTS
+from polytile.cost.cpp_matmul import cost
+from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine, configs, generate, valid
+from polytile.matmul.cpp.forms import FORM_LAYOUTS
 
 FLAGS = (
     "-O2 -std=c++17 -fPIC -shared -march=native -fno-math-errno -fno-trapping-math -Wall -Wno-unused-function".split()

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_gemm import Guarded, compiled, matmul
 
 from polytile.matmul.cpp import GemmConfig, GemmSpec, configs, generate, valid
-from polytile.matmul.cpp.cost import FORM_LAYOUTS
+from polytile.matmul.cpp.forms import FORM_LAYOUTS
 
 SIZES = (1, 2, 3, 17, 63, 65, 200)
 SMALL_BLOCKS = {

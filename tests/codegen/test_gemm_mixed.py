@@ -14,7 +14,7 @@ from test_gemm import DTYPES, TOLERANCE, Guarded, assert_close, call, compiled, 
 from test_gemm_prepacked import product as prepacked
 
 from polytile.matmul.cpp import GemmConfig, GemmSpec, configs, generate, panels, valid
-from polytile.matmul.cpp.cost import FORM_LAYOUTS
+from polytile.matmul.cpp.forms import FORM_LAYOUTS
 
 CASES = (
     ("tile_packed", "n", "bfloat16"), ("tile_packed", "k", "float32"), ("tile_direct", "n", "float32"), ("dot", "k", "float32"),

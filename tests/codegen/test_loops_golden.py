@@ -10,7 +10,7 @@ import pytest
 from polytile.codegen.cpp import loops
 from polytile.ir import expr
 from polytile.ir.program import Loop
-from polytile.schedule.cpu import schedule as cpu
+from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.rewrite import plain_reductions
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, assert_golden, checked, kernel_of, load, loop, op, store

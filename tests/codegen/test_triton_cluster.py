@@ -19,7 +19,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import clustered, spelled
+from polytile.schedule.gpu.legality import apply_rewrites, clustered
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, R0, S0, S1, Case, assert_golden, kernel_of, load, loop, op, store
 from tests.codegen.interpreted import facts_of
@@ -142,7 +142,7 @@ def test_rows_with_infinities() -> None:
 
 def test_where_there_is_something_to_read_once() -> None:
     def able(make: Callable[[], Loop]) -> bool:
-        return clustered(spelled(kernel_of(make()), one_sweep=True)[1])
+        return clustered(apply_rewrites(kernel_of(make()), one_sweep=True)[1])
 
     assert all(map(able, (softmax, layer_norm, two_exchanges, cumsum, column_norm, column_softmax)))
     assert not able(column_sum)

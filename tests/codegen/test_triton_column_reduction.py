@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.unfused import Unfused, parts
+from polytile.candidates.unfused_columns import Unfused, parts
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError
@@ -20,7 +20,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import can_exchange, is_column_parallel, spelled
+from polytile.schedule.gpu.legality import apply_rewrites, can_exchange, is_column_parallel
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, op, store
 from tests.codegen.interpreted import facts_of
@@ -164,7 +164,7 @@ def test_what_programs_exchange_has_32_bits() -> None:
     def able(kind: str, dtype: torch.dtype) -> bool:
         x = load("x", P0 * S1 + R0, dtype)
         out = store("o", P0 * S1 + R0, op("sub", x, expr.reduce(kind, dtype, x)))
-        return can_exchange(spelled(kernel_of(loop([out], {P0: S0}, {R0: S1})), one_sweep=False)[1])
+        return can_exchange(apply_rewrites(kernel_of(loop([out], {P0: S0}, {R0: S1})), one_sweep=False)[1])
 
     assert able("sum", F32) and able("max", F32)
     assert not able("sum", torch.float64) and not able("any", torch.bool)
@@ -184,8 +184,8 @@ def test_column_parallel_programs(x: int, r: int, stages: int) -> None:
 
 
 def test_column_parallel_programs_are_for_loops_that_store_points_alone() -> None:
-    assert is_column_parallel(spelled(kernel_of(gradients()), one_sweep=False)[1])
-    assert not is_column_parallel(spelled(kernel_of(two_axes()), one_sweep=False)[1])
+    assert is_column_parallel(apply_rewrites(kernel_of(gradients()), one_sweep=False)[1])
+    assert not is_column_parallel(apply_rewrites(kernel_of(two_axes()), one_sweep=False)[1])
 
 
 @pytest.mark.parametrize("blocks", [{"x": 4, "r": 64}, {"x": 1, "r": 16, "parts": 4}])

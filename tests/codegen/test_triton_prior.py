@@ -11,8 +11,8 @@ from polytile.cost.triton_work import work_at
 from polytile.ir import expr
 from polytile.ir.program import Loop
 from polytile.runtime.cuda import device
-from polytile.schedule import named
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.gpu import catalogue
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, P1, R0, R1, R2, S0, S1, S2, kernel_of, load, loop, op, store
 from tests.codegen.test_loops_golden import column_sum, softmax
@@ -99,7 +99,7 @@ def test_programs_of_rows_without_a_block_are_not_free() -> None:
 def test_predictions_do_not_depend_on_the_order_of_sets() -> None:
     """At sizes of 1 several axes have stride 1; the first of the nest's is taken for the run, in every process."""
     kernel = kernel_of(column_sum())
-    work = work_at(kernel, named.looped(x=32, r=32, warps=4), (("n0", 1), ("n1", 4096)))
+    work = work_at(kernel, catalogue.looped(x=32, r=32, warps=4), (("n0", 1), ("n1", 4096)))
     assert all([axis for axis in work.extents if axis in one.strides] == list(one.strides) for one in work.accesses)
 
 

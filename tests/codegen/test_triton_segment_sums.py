@@ -21,8 +21,8 @@ from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel, canonicalize
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu.segments import Segments
 from polytile.schedule.nest import nest_of
-from polytile.schedule.segments import Segments
 from tests.codegen.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
 from tests.codegen.interpreted import facts_of
 

@@ -21,9 +21,9 @@ from polytile.ir import expr, philox
 from polytile.ir.philox import COUNTERS_PER_OPERATOR
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu import vectors
 from tests.codegen.helpers import BF16, F32, I8, I64, P0, P1, S0, S1, S2, Case, kernel_of, load, loop, op, store
 from tests.codegen.test_loops_golden import column_sum, layer_norm
 from tests.codegen.test_triton_golden import half_norm, transpose_add

@@ -67,7 +67,7 @@ def test_one_that_fails_is_told_and_one_that_takes_its_process_down_is_not_tried
     assert caplog.records == []
     for made in add_one._made.values():  # another process
         made.forget()
-    add_one._told.clear()
+    add_one._reported.clear()
     store.forget()
     assert tried(2000) == {"right", "raising"}
     assert "'crashing' of kernel 'add_one' crashes and is not used: crashed at N=100, on record" in caplog.text

@@ -27,7 +27,7 @@ def judged(first: str) -> Judgement:
 
 def test_whether_to_pad_is_wrong_only_if_the_other_answer_is_better() -> None:
     asked = example("bfloat16", "bfloat16")
-    (pad,) = BY_NAME["pad"].of([asked])
+    (pad,) = BY_NAME["pad"].examples_of([asked])
     assert case(pad, judged("aten")).regret == case(pad, judged("tile")).regret == 1.5
     assert case(pad, judged("aten padded")).regret == 1.0
     assert case(asked, judged("aten")).regret == 2.0
@@ -37,8 +37,8 @@ def test_whether_to_pad_is_wrong_only_if_the_other_answer_is_better() -> None:
 
 def test_each_decision_is_posed_by_its_own_examples() -> None:
     plain, mixed = example("bfloat16", "bfloat16"), example("bfloat16", "int8")
-    assert [name for name in BY_NAME if BY_NAME[name].of([plain])] == ["kernel", "pad", "configs"]
-    assert BY_NAME["mixed"].of([plain, mixed]) and not BY_NAME["attention"].of([plain, mixed])
+    assert [name for name in BY_NAME if BY_NAME[name].examples_of([plain])] == ["kernel", "pad", "configs"]
+    assert BY_NAME["mixed"].examples_of([plain, mixed]) and not BY_NAME["attention"].examples_of([plain, mixed])
 
 
 def test_without_a_judgement_the_predictions_ranking_stands_and_nobody_is_sure() -> None:

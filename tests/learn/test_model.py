@@ -47,7 +47,7 @@ def test_the_python_of_a_model_answers_as_the_model(trained: Trained, learned_fr
     answers = set()
     for example in learned_from[:40]:
         offers, rows = example.ranked
-        found = trained.of(example.problem, example.machine, example.offers)
+        found = trained.judge_on(example.problem, example.machine, example.offers)
         expected = found.ranking[0] if found is not None and found.sure else None
         given = {offer.name: (offer.predicted, row) for offer, row in zip(offers, rows, strict=True)}
         assert module["choose"](given) == expected
@@ -62,7 +62,7 @@ def test_the_python_of_a_model_answers_as_the_model(trained: Trained, learned_fr
 def test_outside_of_what_it_was_trained_on_a_model_is_silent(
     trained: Trained, example: Example, terms: dict[str, float], why: str
 ) -> None:
-    found = trained.of(example.problem, example.machine, changed(example, **terms))
+    found = trained.judge_on(example.problem, example.machine, changed(example, **terms))
     assert (found is None) == bool(why)
     offers = changed(example, **terms)
     said = trained.why_outside(example.problem, offers, features.features(example.problem, example.machine, offers)[0])
@@ -71,11 +71,11 @@ def test_outside_of_what_it_was_trained_on_a_model_is_silent(
 
 def test_a_kind_of_candidate_or_a_type_that_it_has_not_seen_keeps_it_silent(trained: Trained, example: Example) -> None:
     strange = [*example.offers, Offer("new", example.offers[0].config, "cutlass", example.offers[0].predicted)]
-    assert trained.of(example.problem, example.machine, strange) is None
+    assert trained.judge_on(example.problem, example.machine, strange) is None
     slow = [*example.offers, Offer("new", example.offers[0].config, "cutlass", 1.0)]
-    assert trained.of(example.problem, example.machine, slow) is not None, "what cannot win is no matter"
+    assert trained.judge_on(example.problem, example.machine, slow) is not None, "what cannot win is no matter"
     other = dataclasses.replace(example.problem, dtypes=("float16",) * 3)
-    assert trained.of(other, example.machine, example.offers) is None
+    assert trained.judge_on(other, example.machine, example.offers) is None
 
 
 def test_a_model_serves_its_architecture_and_devices_like_those_it_knows(
@@ -93,9 +93,9 @@ def test_a_model_serves_its_architecture_and_devices_like_those_it_knows(
 
 def test_what_cannot_be_predicted_is_not_ranked(trained: Trained, example: Example) -> None:
     hopeless = Offer("hopeless", example.offers[0].config, "triton", float("inf"))
-    found = trained.of(example.problem, example.machine, [*example.offers, hopeless])
+    found = trained.judge_on(example.problem, example.machine, [*example.offers, hopeless])
     assert found is not None and "hopeless" not in found.ranking
-    assert trained.of(example.problem, example.machine, [hopeless]) is None
+    assert trained.judge_on(example.problem, example.machine, [hopeless]) is None
 
 
 # Files.

@@ -7,12 +7,12 @@ import pytest
 from polytile.codegen.cpp import loops
 from polytile.codegen.cpp.loops import EMITTERS
 from polytile.ir.program import Loop
-from polytile.schedule.cpu import schedule as cpu
-from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
-from polytile.schedule.cpu.scheduled import scheduled, spelled
+from polytile.schedule.answers import Combine, Hold, Share
+from polytile.schedule.cpu import catalogue as cpu
+from polytile.schedule.cpu.schedule import NAMES, CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.scheduled import apply_rewrites, apply_schedule
 from polytile.schedule.cpu.space import legal, schedules
 from polytile.schedule.nest import Form, nest_of
-from polytile.schedule.schedule import Combine, Hold, Share
 from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
 from tests.codegen.test_loops_golden import embedding_backward, softmax
 from tests.schedule.test_schedules import columns, points, rows, running_products
@@ -34,7 +34,7 @@ LOOPS = (points, rows, columns, running_products, sums_by_an_axis, transposed)
 def test_every_schedule_has_a_name_of_its_own() -> None:
     for group in (cpu.POINTS, cpu.ROWS):
         assert len({schedule.name for schedule in group}) == len(group)
-    assert {schedule for group in (cpu.POINTS, cpu.ROWS) for schedule in group} == {CpuSchedule(*key) for key in cpu.NAMES}
+    assert {schedule for group in (cpu.POINTS, cpu.ROWS) for schedule in group} == {CpuSchedule(*key) for key in NAMES}
     assert dict(cpu.SPLIT.config(4).values) == {"variant": "split", "threads": 4}
 
 
@@ -47,7 +47,7 @@ def test_answers_without_code_are_refused() -> None:
 
 @pytest.mark.parametrize("make", LOOPS)
 def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
-    kernel = spelled(kernel_of(make()))
+    kernel = apply_rewrites(kernel_of(make()))
     nest = nest_of(kernel.loop)
     found = schedules(nest, 4)
     assert found[0][1] == 1 and not found[0][0].needs_threads
@@ -59,7 +59,7 @@ def test_what_is_tried_is_legal_and_has_code(make: type) -> None:
 
 
 def printed(make: type, schedule: CpuSchedule) -> list[str]:
-    return scheduled(spelled(kernel_of(make())), schedule).text.splitlines()
+    return apply_schedule(apply_rewrites(kernel_of(make())), schedule).text.splitlines()
 
 
 def test_a_loop_under_a_schedule_prints_its_passes() -> None:

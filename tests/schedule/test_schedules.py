@@ -8,12 +8,13 @@ from polytile.ir import expr
 from polytile.ir.program import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import device
-from polytile.schedule import named
-from polytile.schedule.legality import fits, legal
+from polytile.schedule.answers import Combine, Hold, Share
+from polytile.schedule.gpu import catalogue
+from polytile.schedule.gpu.legality import fits, legal
+from polytile.schedule.gpu.schedule import Blocks, GpuSchedule
+from polytile.schedule.gpu.scheduled import apply_schedule
+from polytile.schedule.gpu.space import schedules
 from polytile.schedule.nest import nest_of
-from polytile.schedule.schedule import Blocks, Combine, Hold, Schedule, Share
-from polytile.schedule.scheduled import scheduled
-from polytile.schedule.space import schedules
 from tests.codegen.helpers import F32, P0, R0, S0, S1, kernel_of, load, loop, op, store
 from tests.codegen.test_loops_golden import cumsum
 
@@ -44,12 +45,13 @@ def running_products() -> Loop:
 
 
 LOOPS = (points, rows, columns, rows_and_columns, running_products)
-POINTS, ROWS = named.pointwise(x=256, warps=1), (named.persistent(x=1, r=64, warps=2), named.looped(x=1, r=64, warps=2))
-SHARED = named.split(r=64, warps=2, splits=4), named.cluster(x=1, r=64, warps=2, splits=4)
+POINTS = catalogue.pointwise(x=256, warps=1)
+ROWS = catalogue.persistent(x=1, r=64, warps=2), catalogue.looped(x=1, r=64, warps=2)
+SHARED = catalogue.split(r=64, warps=2, splits=4), catalogue.cluster(x=1, r=64, warps=2, splits=4)
 SUMS = (
-    named.column_reduction(x=1, r=64, warps=2, programs=8),
-    named.blocked_column_reduction(x=1, r=64, parts=2, warps=2, programs=8),
-    named.cluster_column_reduction(x=1, r=64, warps=2, splits=2, programs=8), named.column_parallel(x=1, r=64, warps=2),
+    catalogue.column_reduction(x=1, r=64, warps=2, programs=8),
+    catalogue.blocked_column_reduction(x=1, r=64, parts=2, warps=2, programs=8),
+    catalogue.cluster_column_reduction(x=1, r=64, warps=2, splits=2, programs=8), catalogue.column_parallel(x=1, r=64, warps=2),
 )  # fmt: skip
 
 
@@ -57,32 +59,32 @@ SUMS = (
 def test_a_stored_config_names_the_schedule_that_it_came_from(make: type) -> None:
     kernel = kernel_of(make())
     found = list(schedules(kernel, nest_of(kernel.loop), device.named("H100")))
-    assert found and [named.schedule_of(one.config) for one in found] == found
+    assert found and [catalogue.schedule_of(one.config) for one in found] == found
 
 
 def test_the_names_under_which_measurements_are_stored() -> None:
-    finalised = named.split(x=32, r=64, warps=4, splits=64, finalise=8)
+    finalised = catalogue.split(x=32, r=64, warps=4, splits=64, finalise=8)
     assert finalised.config == Config.of(variant="split", x=32, r=64, warps=4, splits=64, finalise=8)
     assert finalised.combine is Combine.LAUNCH and SHARED[0].combine is Combine.LAST_PROGRAM
     assert [one.name for one in (POINTS, *ROWS, *SHARED)] == ["pointwise", "persistent", "looped", "split", "cluster"]
     assert [one.name for one in SUMS] == ["column_reduction", "column_reduction", "column_reduction", "column_parallel"]
 
 
-def launches(make: type, schedule: Schedule) -> list[str]:
-    return [line.split(": ", 1)[1] for line in scheduled(kernel_of(make()), schedule).text.splitlines()[1:]]
+def launches(make: type, schedule: GpuSchedule) -> list[str]:
+    return [line.split(": ", 1)[1] for line in apply_schedule(kernel_of(make()), schedule).text.splitlines()[1:]]
 
 
 def test_a_loop_under_a_schedule_prints_its_launches() -> None:
     assert launches(rows, ROWS[1]) == ["passes 0, 1 over blocks"]
     assert launches(rows, SHARED[0]) == ["pass 0 over shares of rows; leaves t1", "pass 1 over shares of rows, backwards"]
     assert launches(columns, SHARED[0]) == ["pass 0 over shares of rows; leaves t1; the last program stores the rows' values"]
-    assert launches(columns, named.split(x=32, r=64, warps=4, splits=64, finalise=8)) == [
+    assert launches(columns, catalogue.split(x=32, r=64, warps=4, splits=64, finalise=8)) == [
         "pass 0 over shares of rows; leaves t1", "combines what pass 0 left",
     ]  # fmt: skip
     assert launches(rows_and_columns, SUMS[0]) == [
         "passes 0, 1 over blocks of rows in turn; leaves t0", "combines what pass 1 left",
     ]  # fmt: skip
-    assert len(launches(rows_and_columns, named.column_reduction(x=1, r=64, warps=2, programs=1))) == 1
+    assert len(launches(rows_and_columns, catalogue.column_reduction(x=1, r=64, warps=2, programs=1))) == 1
     assert launches(rows_and_columns, SUMS[3]) == [
         "pass 0 over blocks of columns, backwards; leaves t1", "combines what pass 0 left", "pass 1 over blocks",
     ]  # fmt: skip
@@ -93,9 +95,9 @@ def test_a_scan_that_programs_share_has_a_launch_before_for_their_totals() -> No
 
 
 def test_one_program_of_a_column_reduction_shares_no_column() -> None:
-    one, several = (named.column_reduction(x=4, r=64, warps=2, programs=n) for n in (1, 132))
+    one, several = (catalogue.column_reduction(x=4, r=64, warps=2, programs=n) for n in (1, 132))
     assert (one.columns, several.columns) == (Share.PROGRAM, Share.GRID)
-    alone = named.cluster_column_reduction(x=1, r=64, warps=2, splits=4, programs=4)
+    alone = catalogue.cluster_column_reduction(x=1, r=64, warps=2, splits=4, programs=4)
     assert alone.columns is Share.CLUSTER
 
 
@@ -117,4 +119,4 @@ def test_rows_fit_where_registers_hold_them() -> None:
 
 def test_answers_without_code_are_refused() -> None:
     with pytest.raises(ValueError, match="no code is generated"):
-        Schedule(Hold.REGISTERS, Share.GRID, Combine.LAUNCH, Blocks(warps=4))
+        GpuSchedule(Hold.REGISTERS, Share.GRID, Combine.LAUNCH, Blocks(warps=4))

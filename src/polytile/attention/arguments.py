@@ -197,7 +197,7 @@ def _indices(
     """Where sequences lie, of which the first has the most rows and keys and the others share what is left."""
     if problem.layout is None:
         return {}
-    count, found = size["B"], {}
+    count, indices = size["B"], {}
     keys = _lengths(count, size["Mkv"], size["Tk"]) if "Tk" in size else [size["Mkv"]] * count
     if "Slots" in size:
         keys = [min(each, size["Slots"] * size["Page"]) for each in keys]
@@ -206,12 +206,12 @@ def _indices(
         lengths["q_starts"] = _starts(_lengths(count, size["Mq"], size["Tq"]))
     for name, dtype in problem.layout.indices:
         if name == "table":
-            found[name] = noise.integers(0, max(1, size["Pages"]), count * size["Slots"], dtype, target)
+            indices[name] = noise.integers(0, max(1, size["Pages"]), count * size["Slots"], dtype, target)
         else:
             numbers = torch.tensor(lengths[name], dtype=dtype, device=target)
             step = size[f"{name}_stride_{problem.axes(name)}"]
-            found[name] = numbers.repeat_interleave(step) if step > 1 else numbers
-    return found
+            indices[name] = numbers.repeat_interleave(step) if step > 1 else numbers
+    return indices
 
 
 def _lengths(count: int, most: int, total: int) -> list[int]:
@@ -237,14 +237,14 @@ def _loaded(
     values = {each: size[each.name] for each in problem.symbols}
     extents, ends = examples.lengths(given, values), examples.index_ends(given, values)
     divisors = examples.divisors(given)
-    found = {}
+    loaded = {}
     for tensor in tensors:
         count, least = max(1, extents[tensor.name]), int(tensor.name in divisors)
         whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
         end = min(max(least + 1, ends.get(tensor.name, size["Mkv"] + 1)), 1 + torch.iinfo(tensor.dtype).max) if whole else 0
         numbers = noise.integers(least, end, count, tensor.dtype, target) if whole else _random(count, tensor.dtype, target)
-        found[tensor.name] = numbers
-    return found
+        loaded[tensor.name] = numbers
+    return loaded
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

@@ -139,11 +139,11 @@ class Analysis:
         if KEY in expr.free_symbols(node):
             return None
         if id(node) not in self._symbols:
-            found = self._opaque(node)
-            if found is None:
+            value_range = self._opaque(node)
+            if value_range is None:
                 return None
             name = self._symbols[id(node)] = sympy.Symbol(f"value{len(self._symbols)}", integer=True)
-            self._ranges[name] = found
+            self._ranges[name] = value_range
         return self._symbols[id(node)]
 
     def _range(self, e: sympy.Expr) -> Range | None:

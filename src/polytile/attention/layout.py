@@ -85,8 +85,8 @@ class Layout:
     def mean(self, size: Mapping[str, int]) -> Mapping[str, int]:
         """Sizes with as many rows and keys a sequence as there are on average, by which a call is predicted."""
         count = max(1, size["B"])
-        found = dict(size)
+        means = dict(size)
         for name, total in (("Mq", "Tq"), ("Mkv", "Tk")):
             if total in self.sizes and total in size:
-                found[name] = min(size[name], -(-size[total] // count))
-        return found
+                means[name] = min(size[name], -(-size[total] // count))
+        return means

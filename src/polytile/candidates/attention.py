@@ -10,7 +10,7 @@ from polytile.attention.problem import AttentionProblem
 from polytile.candidates import own_sources, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.sources import AttentionRequest
-from polytile.candidates.stored_attention import StoredAttention
+from polytile.candidates.unfused_attention import UnfusedAttention
 from polytile.runtime.target import Target
 
 
@@ -18,12 +18,12 @@ def candidates(
     problem: AttentionProblem,
     target: torch.device,
     names: Sequence[str],
-    stored: StoredAttention | None,
+    stored: UnfusedAttention | None,
     threads: Sequence[int] = (1,),
 ) -> tuple[Candidate, ...]:
     """From the sources of these names, in their order; the library's besides where no source has any that run at all sizes.
     `stored` keeps scores in memory, by kernels of all sources. `threads`: the numbers of threads that generated kernels of a CPU
     are tried with."""
-    asked = AttentionRequest(problem, target, Target.of(target).native, threads)
-    found = sources.gather(sources.in_order(names), lambda source: source.attentions(asked), own_sources.LIBRARY)
-    return (*found, *([stored] if stored is not None else []))
+    request = AttentionRequest(problem, target, Target.of(target).native, threads)
+    generated = sources.gather(sources.in_order(names), lambda source: source.attentions(request), own_sources.LIBRARY)
+    return (*generated, *([stored] if stored is not None else []))

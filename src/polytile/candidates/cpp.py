@@ -46,8 +46,8 @@ class Written:
     @staticmethod
     def known(recipe: str) -> Written | None:
         """The same, if the cache directory has it."""
-        found = current().read(Written._name(recipe))
-        return None if found is None else Written._read(found.decode())
+        text = current().read(Written._name(recipe))
+        return None if text is None else Written._read(text.decode())
 
     @staticmethod
     def _name(recipe: str) -> str:

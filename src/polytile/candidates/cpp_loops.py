@@ -19,8 +19,8 @@ from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.lanes import lane_bytes
 from polytile.schedule.cpu.schedule import CpuSchedule
-from polytile.schedule.cpu.scheduled import spelled
-from polytile.schedule.cpu.space import schedules, worth
+from polytile.schedule.cpu.scheduled import apply_rewrites
+from polytile.schedule.cpu.space import is_worth_trying, schedules
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
 
@@ -54,7 +54,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
-    expanded = spelled(kernel)
+    expanded = apply_rewrites(kernel)
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)
@@ -71,7 +71,7 @@ def _candidates(
 
     def candidate(schedule: CpuSchedule, threads: int) -> CppCandidate:
         def valid(size: Mapping[str, int]) -> bool:
-            return worth(expanded, nest, schedule, threads, size, cpu.last_level())
+            return is_worth_trying(expanded, nest, schedule, threads, size, cpu.last_level())
 
         def cost(size: Mapping[str, int]) -> float:
             return prior(schedule).seconds(threads, size)

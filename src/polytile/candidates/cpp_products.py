@@ -10,6 +10,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.product_terms import work_terms
+from polytile.cost import cpp_matmul as prior
 from polytile.matmul import cpp as gemm
 from polytile.matmul import packed_weights
 from polytile.matmul.cpp import GemmConfig, Machine
@@ -90,9 +91,9 @@ def _judges(kernel: GemmKernel, config: GemmConfig, threads: int) -> tuple[Valid
             return False
         return threads == 1 or size["batch"] * size["M"] * size["N"] * max(1, size["K"]) >= 1 << 15
 
-    return valid, lambda size: gemm.cost(spec, config, kernel.average(size), threads, machine)
+    return valid, lambda size: prior.cost(spec, config, kernel.average(size), threads, machine)
 
 
 def _terms(kernel: GemmKernel, config: GemmConfig, threads: int, size: Mapping[str, int]) -> dict[str, float]:
     """What a generated kernel's predicted seconds are made of."""
-    return {**work_terms(kernel, size), **gemm.terms(kernel.spec, config, kernel.average(size), threads, _machine())}
+    return {**work_terms(kernel, size), **prior.terms(kernel.spec, config, kernel.average(size), threads, _machine())}

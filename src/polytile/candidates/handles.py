@@ -86,7 +86,7 @@ def with_keywords(handle: PythonHandle, keywords: Mapping[str, Any]) -> PythonHa
 
 def bound(module: str, name: str, keywords: Mapping[str, Any]) -> Callable[..., Any]:
     """What a handle `with_keywords` stands for, where it is found."""
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return functools.partial(found, **keywords)
+        value = getattr(value, part)
+    return functools.partial(value, **keywords)

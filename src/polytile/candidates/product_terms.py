@@ -28,7 +28,7 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
         "work.b_alone": float(alone[1]),
         "work.packed": float(bool(size.get(IS_PACKED))),
         "work.epilogue": computed(kernel.epilogue) if kernel.epilogue is not None else 0.0,
-        "work.prologue": sum(computed(made.loop) for made in kernel.prologues if made is not None),
+        "work.prologue": sum(computed(prologue_kernel.loop) for prologue_kernel in kernel.prologue_kernels),
         **({"work.grouped": 1.0} if spec.grouped else {}),
         "work.second": float(kernel.second is not None),
     }

@@ -46,7 +46,7 @@ def of_loop(loop: Loop) -> dict[str, Rounded]:
 
 def of_product(kernel: GemmKernel) -> Mapping[str, Rounded]:
     """The same for a product with its epilogue. A rounding in a computed operand affects one of K terms."""
-    stores = [store for computed in kernel.prologues if computed is not None for store in computed.loop.stores]
+    stores = [store for prologue in kernel.prologue_kernels for store in prologue.loop.stores]
     operands = {dtype for store in stores for dtype in _all(store.value)}
     by_buffer = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
     return by_buffer | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})

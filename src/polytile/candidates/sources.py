@@ -132,8 +132,8 @@ def _load_entries() -> None:
     while waiting:
         name, entry = waiting.popitem()
         try:
-            made = entry.load()
-            register(made() if isinstance(made, type) else made)
+            source = entry.load()
+            register(source() if isinstance(source, type) else source)
         except Exception as error:
             log.warning("The source %s (%s) is left out: %s.", name, entry.value, error)
 
@@ -172,10 +172,10 @@ def source_of(origin: str) -> str:
 def gather(sources: Sequence[Source], gathered: Gather, fallback: Source, always: bool = False) -> tuple[Candidate, ...]:
     """The candidates of all sources in their order. Those of `fallback` come last where it was left out and no source has any
     that run everywhere, or `always`."""
-    found = [(source, _asked(source, gathered)) for source in sources]
-    if fallback not in sources and (always or not any(own and source.everywhere for source, own in found)):
-        found.append((fallback, gathered(fallback)))
-    return tuple(candidate for _, own in found for candidate in own)
+    answers = [(source, _asked(source, gathered)) for source in sources]
+    if fallback not in sources and (always or not any(own and source.everywhere for source, own in answers)):
+        answers.append((fallback, gathered(fallback)))
+    return tuple(candidate for _, own in answers for candidate in own)
 
 
 def _own(source: Source) -> bool:

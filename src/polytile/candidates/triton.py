@@ -315,7 +315,7 @@ class Specialised(Candidate):
         for one in described.launches:
             code = one.function
             function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
-            launches.append(one.of(function))
+            launches.append(one.with_function(function))
         return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
 
 

@@ -18,6 +18,7 @@ from polytile.ir import levels
 from polytile.ir.program import SCALED_ALONG_K
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.schedule import TILE, schedule_of
 from polytile.matmul.triton.schedules import MOST_ROWS, generate
 from polytile.matmul.triton.unit import Chip, holds_rows
 from polytile.problem import Config, Scalar
@@ -49,7 +50,7 @@ class GemmCandidate(TritonCandidate):
 
     @property
     def probes(self) -> tuple[Facts, ...]:
-        return (Facts(exact=(("M", MOST_ROWS),)),) if self.config["variant"] == "rows" else super().probes
+        return super().probes if schedule_of(self.config).tensor else (Facts(exact=(("M", MOST_ROWS),)),)
 
 
 @dataclass(frozen=True)
@@ -122,21 +123,21 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         return GemmCandidate(label(config), config, work, able, cost, terms)
 
-    generated = tuple(candidate(config) for config in own.configs if _does(kernel, config))
+    generated = tuple(candidate(config) for config in own.configs if _supports(kernel, config))
     _ = generated[0].specialise(Facts()).kernel
     return generated
 
 
-def _does(kernel: GemmKernel, config: Config) -> bool:
+def _supports(kernel: GemmKernel, config: Config) -> bool:
     """Whether a config can do all that the kernel asks for, and is meant for it. Dual products need whole blocks. Block-wise
     scales need dots whose steps along k are within one scale. An epilogue that needs a row's reduction at the row's points needs
     blocks of whole rows. A config that stores its block in parts has no row reductions, and flattens its loops if, and only if,
     the epilogue is light."""
-    if kernel.second is not None and config["variant"] != "tile":
+    if kernel.second is not None and schedule_of(config) != TILE:
         return False
     if config.get("swapped") and kernel.spec.b_layout != "k":
         return False
-    if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
+    if kernel.scales is not None and (not schedule_of(config).tensor or int(config["k"]) > SCALED_ALONG_K):
         return False
     epilogue = kernel.epilogue
     if config.get("stores") and epilogue is not None:

@@ -1,7 +1,8 @@
 """Which ways there are to schedule a loop on a GPU: the configs of every loop kernel, in canonical order, where each is valid,
 and what it is predicted to take.
 
-Schedules of points, rows and columns are those of schedule/space.py. Segment sums (schedule/segments.py) have these numbers:
+Schedules of points, rows and columns are those of schedule/gpu/space.py. Segment sums (schedule/gpu/segments.py) have these
+numbers:
 
 atomic             blocks x, y of points
 first occurrence   x columns of a point a program, which looks at `many` indices at once
@@ -20,14 +21,14 @@ from polytile.codegen.triton.segment_sums import has_segment_sums, table_of
 from polytile.cost import triton_loops as prior
 from polytile.cost import triton_segments as segments_prior
 from polytile.problem import Config, Scalar
+from polytile.schedule.answers import Combine
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH
-from polytile.schedule.legality import fits, row_lengths
-from polytile.schedule.named import schedule_of
+from polytile.schedule.gpu.catalogue import schedule_of
+from polytile.schedule.gpu.legality import fits, row_lengths
+from polytile.schedule.gpu.segments import Segments
+from polytile.schedule.gpu.space import CLUSTERED, POINTWISE_2, oversized, schedules
 from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Combine
-from polytile.schedule.segments import Segments
-from polytile.schedule.space import CLUSTERED, POINTWISE_2, oversized, schedules
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts

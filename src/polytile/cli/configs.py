@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from polytile.cost import cpp_matmul as prior
 from polytile.errors import ConfigTableError
 from polytile.matmul import cpp as gemm
 from polytile.matmul.configs import Request, Verdict, heuristic
@@ -86,7 +87,7 @@ def _register_tiles(heuristic: object, m: int, n: int, k: int, dtype: str) -> tu
     width = lanes * (8 if dtype == "float64" else 4)
     able = gemm.configs(spec, lanes)
     tried = [c for c in able if gemm.valid(spec, c, size)]
-    rows = [(str(c), micros(gemm.cost(spec, c, size, 1, machine))) for c in tried]
+    rows = [(str(c), micros(prior.cost(spec, c, size, 1, machine))) for c in tried]
     sized = [(str(c), "of no use at these sizes") for c in able if c not in tried]
     other = len(heuristic.register_tiles(width)) - len(able)
     if other:

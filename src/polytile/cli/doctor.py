@@ -221,7 +221,7 @@ def store() -> Finding:
         with reading(place) as reader:
             ((held,),) = reader.rows(schema.COUNTS["measurements"])
     except PolytileError as trouble:
-        return Finding("store", "fair", "it cannot be read; programs measure anew", str(trouble))
+        return Finding("store", "fair", "it cannot be read; programs measure again", str(trouble))
     return Finding("store", "ok", f"{place}: {held} measurements")
 
 

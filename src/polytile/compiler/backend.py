@@ -97,8 +97,8 @@ def compile(
 
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}
-        made = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
-        return front_door.install(made, function, backend, dynamic, door, may_race)
+        compiled_function = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
+        return front_door.install(compiled_function, function, backend, dynamic, door, may_race)
 
     return compiled if function is None else compiled(function)
 
@@ -291,7 +291,7 @@ class Sized:
     about: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, graph: torch.fx.GraphModule) -> sizes_seen.Graph:
+    def graph_of(self, graph: torch.fx.GraphModule) -> sizes_seen.Graph:
         """The same, of the graph that AOTAutograd made of it."""
         return sizes_seen.Graph(self.graph, self.about, dict(self.names), hinted.places_of(graph, self.symbols))
 
@@ -313,7 +313,7 @@ class _Compiler:
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         if self.kind == "inference":
-            return self.inference.made(self._compile(gm))
+            return self.inference.keep(self._compile(gm))
         if self.kind != "backward":
             return self._compile(gm)
         # Autograd may compile and run it in the midst of a function that Dynamo is looking at; it must not look here.
@@ -348,7 +348,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
-        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.of(graph)
+        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.graph_of(graph)
         traced = hinted.sizes_of(graph)
         # AOTAutograd's mode would make every new tensor a fake one.
         with unset_fake_temporarily(), settings.override(stall=waits_for):
@@ -376,8 +376,8 @@ class _Compiler:
                 call = self._in_tiers(graph, lowered, traced, slot, sized)
             else:
                 with settings.override(stall=waits_for):
-                    made = compiler.compile_program(lowered, traced, self.hints, self.ahead, slot=slot)
-                    call = sizes_seen.know(made.call, sized)
+                    program = compiler.compile_program(lowered, traced, self.hints, self.ahead, slot=slot)
+                    call = sizes_seen.know(program.call, sized)
         counters.add("graphs_compiled")
         return call
 
@@ -386,8 +386,8 @@ class _Compiler:
         something has."""
         never = settings.get("stall") == "never" and not self.hints
         if not never or compiler.is_decided(loaded.calls, traced):
-            made = compiler.finish_program(loaded, traced, self.hints, self.ahead)
-            call = sizes_seen.know(made.call, sized)
+            program = compiler.finish_program(loaded, traced, self.hints, self.ahead)
+            call = sizes_seen.know(program.call, sized)
             return tiers.noticed(call) if never else call
         record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)
         return self._tiered(
@@ -405,10 +405,10 @@ class _Compiler:
         )
 
         def make() -> compiler.CompiledProgram:
-            made = handed.build(lowered, traced, self.ahead, slot)
-            if made is None:
+            loaded = handed.build(lowered, traced, self.ahead, slot)
+            if loaded is None:
                 return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True, slot=slot)
-            return compiler.finish_program(made, traced, ahead=self.ahead, ready=True)
+            return compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True)
 
         return self._tiered(graph, program.name, make, record, sized)
 

@@ -143,15 +143,15 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
     with contextlib.ExitStack() as noting:
-        noted = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
+        followed_keys = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
         if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
             profile.runcall(compiled, *args, **kwargs)
     ran = _ran(profile)
     names = {p.name for p in compiler.compiled_programs() if p not in before or p in ran}
     tiers.wait_until_built()  # a graph that this call has compiled
     ran_now = [program for program in compiler.compiled_programs() if program.name in names]
-    door = front_door.of(function)
-    return report(ran_now, noted, len(background.pending()), "" if door is None else str(door))
+    door = front_door.door_of(function)
+    return report(ran_now, followed_keys, len(background.pending()), "" if door is None else str(door))
 
 
 def _ran(profile: cProfile.Profile) -> list[CompiledProgram]:
@@ -195,27 +195,27 @@ def _ran_under(
 
 def report(
     programs: Sequence[CompiledProgram],
-    noted: Mapping[MultiKernel, Collection[int]] | None = None,
+    followed_keys: Mapping[MultiKernel, Collection[int]] | None = None,
     pending: int = 0,
     calls: str = "",
 ) -> Explanation:
     """The rows of the given graphs.
 
-    Their decisions are those made for them, and those that calls of them followed, whose keys are in `noted`.
+    Their decisions are those made for them, and those that calls of them followed, whose keys are in `followed_keys`.
     """
     operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
     files = {file_of(program.call) for program in programs}
     decisions: dict[Decision, None] = {}
     for multikernel in dict.fromkeys(m for p in programs for m in p.multikernels):
-        followed = [multikernel.decision_of(key) for key in (noted or {}).get(multikernel, ())]
+        followed = [multikernel.decision_of(key) for key in (followed_keys or {}).get(multikernel, ())]
         decisions |= dict.fromkeys(d for d in multikernel.decisions if d in followed or not files.isdisjoint(d.programs))
     weights = tuple(row for program in programs for row in _weights(program))
     sources = tuple(program.source for program in programs)
     failed = tuple(failure for program in programs for failure in program.failures)
     names = tuple(program.name for program in programs)
     used = [(program.name, getattr(program.call, "cuda_graphs", None)) for program in programs]
-    graphs = tuple((name, str(found)) for name, found in used if found is not None)
+    graphs = tuple((name, str(graph)) for name, graph in used if graph is not None)
     return Explanation(names, rows, tuple(map(_row, decisions)), sources, weights, failed, pending, calls, graphs)
 
 

@@ -44,7 +44,7 @@ GENERATORS = 0x20 | 0x80 | 0x200
 """Flags of code objects of generators and coroutines."""
 
 
-def of(compiled: Any) -> FrontDoor | None:
+def door_of(compiled: Any) -> FrontDoor | None:
     """The front door of what `install` gave; None if it has none."""
     call = compiled.forward if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled
     return getattr(call, "polytile_front_door", None)
@@ -122,14 +122,14 @@ class FrontDoor:
 
     def _checked(self, open_: Callable[[Any], None], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The call, by Dynamo. Raises FrontDoorError where the front door would have run other code."""
-        found = None if self.entry is None else self.entry.find(*args, **kwargs)
-        managers: tuple[weakref.ref[Any], ...] = self.entry.managers if found is not None else ()
+        expected = None if self.entry is None else self.entry.find(*args, **kwargs)
+        managers: tuple[weakref.ref[Any], ...] = self.entry.managers if expected is not None else ()
         result = self._through_dynamo(open_, args, kwargs)
-        if found is None:
+        if expected is None:
             return result
         used = self.entries()[0].guard_manager  # Dynamo moves it to the front
-        chosen = managers[0]() if found else None
-        if chosen is not used and (found or any(manager() is used for manager in managers)):
+        chosen = managers[0]() if expected else None
+        if chosen is not used and (expected or any(manager() is used for manager in managers)):
             name = getattr(self.compiled, "__name__", "a function")
             raise FrontDoorError(
                 f"A call of {name} runs {_text(used)} by Dynamo, and {_text(chosen)} by polytile's front door. The option "
@@ -156,12 +156,13 @@ class FrontDoor:
                 self.entry.replace(_closed, ())
             return
         refusals, ways = [], []
-        for found in self.entries():
-            why = _refusal(found, function)
+        for cached in self.entries():
+            why = _refusal(cached, function)
             if why:
                 refusals.append(why)
             else:
-                ways.append((self._kept(found.guard_manager), found.guard_manager.root.check, as_function(found.code, function)))
+                guards = cached.guard_manager
+                ways.append((self._kept(guards), guards.root.check, as_function(cached.code, function)))
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
@@ -175,8 +176,8 @@ class FrontDoor:
 
     def called_function(self) -> types.FunctionType | None:
         """The function whose frame Dynamo evaluates."""
-        found = self._function if self._module is None else _forward_of(type(self._module))
-        return found if isinstance(found, types.FunctionType) else None
+        function = self._function if self._module is None else _forward_of(type(self._module))
+        return function if isinstance(function, types.FunctionType) else None
 
     def entries(self) -> list[Any]:
         """Dynamo's cache entries for the function under this backend, in the order in which it asks their guards."""
@@ -186,10 +187,10 @@ class FrontDoor:
         every = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
         return [one for one in every if self._is_own(one)]
 
-    def _is_own(self, found: Any) -> bool:
-        backend = found.backend
+    def _is_own(self, cached: Any) -> bool:
+        backend = cached.backend
         return (
-            found.guard_manager.cache_entry is not None
+            cached.guard_manager.cache_entry is not None
             and getattr(backend, "compiler_fn", None) == self.backend
             and getattr(backend, "dynamic", None) == self.dynamic
         )
@@ -224,9 +225,9 @@ def _closed(*args: Any, **kwargs: Any) -> Any:
     return DECLINED
 
 
-def _refusal(found: Any, function: types.FunctionType) -> str:
+def _refusal(entry: Any, function: types.FunctionType) -> str:
     """Why a cache entry's code runs through Dynamo alone; "" where it need not."""
-    code, original = found.code, function.__code__
+    code, original = entry.code, function.__code__
     if any(name.startswith(BROKEN) for name in _names(code)):
         return "it has graph breaks"
     if code.co_flags & GENERATORS:
@@ -252,12 +253,12 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
     if all(name.startswith(INSTALLED) for name in names):
         scope = {name: _in_c(scope[name], code) for name in names}
-        scope |= {name: found._torchdynamo_orig_callable for name, found in disabled.items()}
+        scope |= {name: graph._torchdynamo_orig_callable for name, graph in disabled.items()}
     else:
-        scope |= {name: entry.module().Graph(found._torchdynamo_orig_callable, found) for name, found in disabled.items()}
-    made = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+        scope |= {name: entry.module().Graph(graph._torchdynamo_orig_callable, graph) for name, graph in disabled.items()}
+    compiled = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    compiled.__kwdefaults__ = function.__kwdefaults__
+    return compiled
 
 
 def _in_c(value: Any, code: types.CodeType) -> Any:
@@ -271,7 +272,7 @@ def _in_c(value: Any, code: types.CodeType) -> Any:
         "record_pregraph_bytecode_exit": loaded.do_nothing,
         "call_size": loaded.size_of,
     }
-    vars(helpers).update({name: ours.get(name, found) for name, found in vars(value).items() if name in code.co_names})
+    vars(helpers).update({name: ours.get(name, attribute) for name, attribute in vars(value).items() if name in code.co_names})
     return helpers
 
 
@@ -282,6 +283,3 @@ def _is_disabled(value: Any) -> bool:
 def _text(manager: Any) -> str:
     parts = None if manager is None else (manager.code_parts or manager.verbose_code_parts)
     return "nothing" if manager is None else f"the code with guards {parts}"
-
-
-__all__ = ["COMPILED", "FrontDoor", "as_function", "install", "of"]

@@ -34,7 +34,7 @@ class Inference:
     call: Callable[[list[Any]], list[Any]] | None = None
     metadata: Any = None
 
-    def made(self, call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def keep(self, call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         context = torch._guards.TracingContext.try_get()
         self.call, self.metadata = call, context.fw_metadata if context is not None else None
         return call

@@ -107,12 +107,12 @@ def _lines(events: Iterable[Any], labels: set[str], calls: int) -> tuple[Line, .
 
     The first calls under a profiler take longer, hence medians.
     """
-    found: dict[str, list[Any]] = collections.defaultdict(list)
+    events_by_name: dict[str, list[Any]] = collections.defaultdict(list)
     for event in events:
         parent = event.cpu_parent
         inside = parent is not None and (parent.name in labels or parent.name.startswith(OPERATOR))
         if (event.name in labels or event.name.startswith(OPERATOR)) and not inside:
-            found[event.name].append(event)
+            events_by_name[event.name].append(event)
     lines = [
         Line(
             name,
@@ -121,6 +121,6 @@ def _lines(events: Iterable[Any], labels: set[str], calls: int) -> tuple[Line, .
             statistics.median(event.cpu_time_total for event in own) * len(own) / calls * 1e-6,
             statistics.median(event.device_time_total for event in own) * len(own) / calls * 1e-6,
         )
-        for name, own in found.items()
+        for name, own in events_by_name.items()
     ]
     return tuple(sorted(lines, key=lambda line: -max(line.host, line.device)))

@@ -73,9 +73,9 @@ _lock = locks.lock()
 def compiled_programs() -> tuple[CompiledProgram, ...]:
     """Every graph compiled since the last reset that is still in use, oldest first."""
     with _lock:
-        found = [(reference, reference()) for reference in _compiled]
-        _compiled[:] = [reference for reference, program in found if program is not None]
-    return tuple(program for _, program in found if program is not None)
+        references = [(reference, reference()) for reference in _compiled]
+        _compiled[:] = [reference for reference, program in references if program is not None]
+    return tuple(program for _, program in references if program is not None)
 
 
 def program_name(kind: str) -> str:
@@ -121,10 +121,10 @@ def compile_program(
         with budget.program(options.get("program_seconds")):
             wrapped = write(program.name, schedule(program, kernels.call_of, inplace, traced))
         targets = [o.target for o in program.operations if isinstance(o, Extern) and not _subgraphs_of(o, Called)]
-        made = Loaded(program.name, wrapped, kernels.calls, lowered.operators, tuple(targets))
+        loaded = Loaded(program.name, wrapped, kernels.calls, lowered.operators, tuple(targets))
         if slot is not None and not lowered.failures:
-            slot.write(made, _device_type(program))
-    return finish_program(made, traced, hints, ahead, ready=ready, program=program, failed=lowered.failures)
+            slot.write(loaded, _device_type(program))
+    return finish_program(loaded, traced, hints, ahead, ready=ready, program=program, failed=lowered.failures)
 
 
 class _Kernels:
@@ -176,14 +176,14 @@ def schedule_program(lowered: Lowered, traced: Values, hints: Sequence[Values] =
 
 def _with_programs(program: Program, compiled: Callable[[Lowered], CompiledProgram]) -> Program:
     """`program` with what `compiled` makes of its subgraphs in their places."""
-    made: dict[Subgraph, Called] = {}
+    calls_by_subgraph: dict[Subgraph, Called] = {}
 
     def called(value: Any) -> Any:
         if not isinstance(value, Subgraph):
             return value
-        if value not in made:
-            made[value] = Called(compiled(value.lowered).call, value.many)
-        return made[value]
+        if value not in calls_by_subgraph:
+            calls_by_subgraph[value] = Called(compiled(value.lowered).call, value.many)
+        return calls_by_subgraph[value]
 
     operations = tuple(
         dataclasses.replace(operation, args=tree_map(called, operation.args))
@@ -209,7 +209,7 @@ def load_program(slot: Slot, name: str, traced: Values) -> Loaded | None:
 
 
 def finish_program(
-    made: Loaded,
+    loaded: Loaded,
     traced: Values,
     hints: Sequence[Values] = (),
     ahead: Sequence[Values] = (),
@@ -219,7 +219,7 @@ def finish_program(
     failed: Sequence[Failure] = (),
 ) -> CompiledProgram:
     """Has kernels compiled and chosen ahead of calls, as compile_program says, and keeps the program for `explain()`."""
-    call, calls = made.wrapped.call, made.calls
+    call, calls = loaded.wrapped.call, loaded.calls
     forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
     with neutral(), counters.stage("choosing"):
         for values in (traced, *ahead):
@@ -228,10 +228,10 @@ def finish_program(
             _warm(calls, hints)
             if ready:
                 _decide_unmeasured(calls, (traced, *ahead))
-    for target in made.targets:
+    for target in loaded.targets:
         counters.add_library_call(str(target))
-    debug.show(2, lambda: made.wrapped.source)
-    return record(made.name, made.operators, made.wrapped.source, call, program, calls, failed, made.targets)
+    debug.show(2, lambda: loaded.wrapped.source)
+    return record(loaded.name, loaded.operators, loaded.wrapped.source, call, program, calls, failed, loaded.targets)
 
 
 def is_decided(calls: Calls, given: Values) -> bool:

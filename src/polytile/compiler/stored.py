@@ -148,7 +148,7 @@ class Slot:
             self.cache.set_aside(self.name, f"cannot be read ({type(error).__name__}: {error})")
             return None
 
-    def write(self, made: Loaded, device_type: str) -> None:
+    def write(self, program: Loaded, device_type: str) -> None:
         """Keeps a program for later processes, if everything in it has a form on disk. `device_type`: that of all its buffers."""
         if not self.name:
             return
@@ -156,9 +156,9 @@ class Slot:
         try:
             document = {
                 "wrapper": wrapper,
-                "source": made.wrapped.source,
-                "parts": _parts(made, wrapper),
-                "operators": [[report.operator, report.how, report.reason] for report in made.operators],
+                "source": program.wrapped.source,
+                "parts": _parts(program, wrapper),
+                "operators": [[report.operator, report.how, report.reason] for report in program.operators],
             }
             self.cache.write(self.name, json.dumps(document).encode())
         except CacheError:
@@ -172,7 +172,7 @@ def _tell(what: str, why: Exception) -> None:
     if not isinstance(why, Unstorable) and is_raised(why):
         raise why
     log.log(
-        logging.INFO if isinstance(why, Unstorable) else logging.WARNING, "%s is lowered anew by each process: %s.", what, why
+        logging.INFO if isinstance(why, Unstorable) else logging.WARNING, "%s is lowered again by each process: %s.", what, why
     )
 
 
@@ -213,22 +213,22 @@ def _versions() -> tuple[str, ...]:
 # to disk --------------------------------------------------------------------------------------------------------------
 
 
-def _parts(made: Loaded, wrapper: tuple[str, str]) -> dict[str, Any]:
+def _parts(program: Loaded, wrapper: tuple[str, str]) -> dict[str, Any]:
     """Works, calls, names and library calls of a program as JSON. Raises Unstorable."""
-    if made.wrapped.names is None or load_of(backend(*wrapper)) is None:
+    if program.wrapped.names is None or load_of(backend(*wrapper)) is None:
         raise Unstorable("its wrapper's backend loads nothing")
-    kernels = list(dict.fromkeys(multikernel for multikernel, _ in made.calls))
+    kernels = list(dict.fromkeys(multikernel for multikernel, _ in program.calls))
     works = [recorded.work_of(multikernel) for multikernel in kernels]
     if None in works:
         raise Unstorable(f"kernel {kernels[works.index(None)].spec.name!r} is made from nothing that has a form on disk")
-    called = [(kernels.index(multikernel), call.tensors, call.sizes) for multikernel, call in made.calls]
+    called = [(kernels.index(multikernel), call.tensors, call.sizes) for multikernel, call in program.calls]
     known: dict[int, Any] = {id(multikernel.dispatch): Kernel(k) for k, multikernel in enumerate(kernels)}
-    known |= {id(call.site.find): Find(k) for k, (_, call) in enumerate(made.calls) if call.site is not None}
-    targets = [_without_state(k, target) for k, target in enumerate(made.targets)]
-    for target, written in zip(made.targets, targets, strict=True):
+    known |= {id(call.site.find): Find(k) for k, (_, call) in enumerate(program.calls) if call.site is not None}
+    targets = [_without_state(k, target) for k, target in enumerate(program.targets)]
+    for target, written in zip(program.targets, targets, strict=True):
         known.update((id(caller), Operator(written, k)) for k, caller in enumerate(tensors.callers(target)))
     known |= {id(tensors.current_device(kind)): CurrentDevice(kind) for kind in ("cuda",)}
-    names = {name: known.get(id(value), value) for name, value in made.wrapped.names.items()}
+    names = {name: known.get(id(value), value) for name, value in program.wrapped.names.items()}
     parts = works, called, names, targets
     document = Writer(CLASSES).document(parts)
     if Reader(document, CLASSES).value() != parts:
@@ -249,17 +249,17 @@ def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol
     if load is None:
         return None
     works, called, names, targets = Reader(document["parts"], CLASSES).value()
-    with recorded.meeting() as met:
+    with recorded.collecting_multikernels() as met:
         kernels = [work.define() for work in works]
     calls = [(kernels[index], _call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
-    made: dict[Any, Any] = {}
-    objects = {own: _object(value, calls, kernels, made) for own, value in names.items()}
+    convolutions: dict[Any, Any] = {}
+    objects = {own: _object(value, calls, kernels, convolutions) for own, value in names.items()}
     wrapped = load(name, re.sub(r"\A# polytile program \S+", f"# polytile program {name}", document["source"]), objects)
     with programs.on_behalf(programs.file_of(wrapped.call)):
         for multikernel in met:
             recorded.restore(multikernel, [ints for own, ints in calls_at(calls, traced) if own is multikernel] or None)
     operators = tuple(OperatorReport(*report) for report in document["operators"])
-    return Loaded(name, wrapped, calls, operators, tuple(_target(target, made) for target in targets))
+    return Loaded(name, wrapped, calls, operators, tuple(_target(target, convolutions) for target in targets))
 
 
 def calls_at(calls: Calls, given: Mapping[sympy.Symbol, int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
@@ -276,8 +276,8 @@ def _call(multikernel: MultiKernel, tensors: tuple[Any, ...], sizes: tuple[sympy
     return KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, sizes, site)
 
 
-def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], made: dict[Any, Any]) -> Any:
-    """What a name of the wrapper's stands for; `made` has the targets met so far."""
+def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], convolutions: dict[Any, Any]) -> Any:
+    """What a name of the wrapper's stands for; `convolutions` has the targets met so far."""
     if isinstance(value, Kernel):
         run: Callable[..., None] = kernels[value.index].dispatch
         return run
@@ -286,15 +286,15 @@ def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], made: dict
         assert site is not None
         return site.find
     if isinstance(value, Operator):
-        return tensors.callers(_target(value.target, made))[value.form]
+        return tensors.callers(_target(value.target, convolutions))[value.form]
     return tensors.current_device(value.kind) if isinstance(value, CurrentDevice) else value
 
 
-def _target(target: Any, made: dict[Any, Any]) -> Any:
+def _target(target: Any, convolutions: dict[Any, Any]) -> Any:
     """What a library call calls; one object for equal calls."""
     if isinstance(target, Convolution):
-        if target not in made:
-            made[target] = PackedConvolution(*target.made_from)
-            made[target].waits = packed_weights.waits_for_packing()
-        return made[target]
+        if target not in convolutions:
+            convolutions[target] = PackedConvolution(*target.made_from)
+            convolutions[target].waits = packed_weights.waits_for_packing()
+        return convolutions[target]
     return target

@@ -9,7 +9,7 @@ Each module begins with its one formula; terms that several have are in roofline
 | ---------------- | -------------------- | --------------------------------------------------------- |
 | loops            | cpp_loops.py         | triton_loops.py: points, rows; triton_columns.py: columns |
 | sums by an index | cpp_loops.py         | triton_segments.py                                        |
-| products         | matmul/cpp/cost.py   | triton_matmul.py; the library's: library_matmul.py        |
+| products         | cpp_matmul.py        | triton_matmul.py; the library's: library_matmul.py        |
 | attention        | cpp_attention.py     | triton_attention.py                                       |
 | the library's    | library_attention.py | library_attention.py                                      |
 

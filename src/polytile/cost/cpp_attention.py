@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.schedule import schedule_of
 from polytile.cost.library_attention import work
 from polytile.matmul.cpp.machine import Machine
 from polytile.problem import Config
@@ -31,7 +32,7 @@ def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], mac
     """Seconds of one call."""
     parts = terms(problem, config, size, machine)
     computing = parts["products_s"] + parts["weights_s"] + parts["copies_s"]
-    if config["variant"] == "flash":  # what is copied is waited for
+    if not schedule_of(config).shares_keys:  # what is copied is waited for
         return parts["fork_s"] + computing + parts["memory_s"]
     return parts["fork_s"] + max(computing, parts["memory_s"])
 
@@ -42,7 +43,7 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], ma
     products, moved = work(problem, size)
     heads, threads = size["D"] + size["Dv"], int(config["threads"])
     lanes, cycle = machine.vector_bytes // 4, machine.cycle()
-    flash = config["variant"] == "flash"
+    flash = not schedule_of(config).shares_keys
     rows = size["Hq"] // max(1, size["Hkv"]) * size["Mq"]
     chunks = -(-rows * heads * 4 // UNIT_BYTES) if flash else 1
     units = size["B"] * size["Hkv"] * max(1, chunks)

@@ -28,7 +28,7 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
 from polytile.schedule.cpu.scheduled import COLUMNS
-from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.transposing import Transposed, transposed_layout
 from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
@@ -129,7 +129,7 @@ class LoopPrior:
     @cached_property
     def _transposed(self) -> Transposed | None:
         """What is transposed on its way in or out; None where nothing is."""
-        return transposed(self.row_nest, self.schedule.lanes)
+        return transposed_layout(self.row_nest, self.schedule.lanes)
 
     @property
     def _rows(self) -> Transposed | None:
@@ -173,7 +173,7 @@ class LoopPrior:
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
         plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
-        tile = transposed(self.nest, Lanes.TILED) if plain else None
+        tile = transposed_layout(self.nest, Lanes.TILED) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class LoopPrior:
     def _moved(self, axes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
         """Bytes of each tensor that are touched."""
         touched = self._touched.items()
-        return {b: self._items[b] * max(math.prod(axes[a] for a in s) for s in found) for b, found in touched}
+        return {b: self._items[b] * max(math.prod(axes[a] for a in s) for s in accesses) for b, accesses in touched}
 
     def _memory_seconds(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
         """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
@@ -229,9 +229,9 @@ def pass_work(nest: Nest, caches: bool, lanes: int, tile: Transposed | None = No
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):
         stores = nest.stores_in(k) if nest.loop.reduced else nest.loop.stores
-        made = cached & before
-        nodes = set(nest.nodes_in(k, stop=made)) if nest.loop.reduced else set(nest.needed)
-        total += sum(CONTIGUOUS if n in made or n in tiles else _operation(nest, n, lanes) for n in nodes)
+        available = cached & before
+        nodes = set(nest.nodes_in(k, stop=available)) if nest.loop.reduced else set(nest.needed)
+        total += sum(CONTIGUOUS if n in available or n in tiles else _operation(nest, n, lanes) for n in nodes)
         total += sum(CONTIGUOUS if s in tiles else _access(nest, s, lanes) for s in stores)
         total += len(nest.reduces_in(k))
         before |= nodes

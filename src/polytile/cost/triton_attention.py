@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.schedule import schedule_of
 from polytile.attention.triton.configs import Row, head_block, row_of, shared_bytes
 from polytile.attention.triton.split import COLUMNS, MOST, STEP
 from polytile.cost import roofline
@@ -68,7 +69,6 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     heads, head = size["D"] + size["Dv"], head_block(size)
     share, latency = _step(row, head, itemsize)
     busy = 4.0 * row[0] * row[1] * head / (_rate(problem, device) * share)
-    split = str(config["variant"]) == "split"
     rows = size["B"] * (size["Hq"] * size["Mq"] * heads)
     keys = size["B"] * size["Hkv"] * size["Mkv"] * heads
     moved = (rows + keys) * itemsize + bias_bytes(problem, size)
@@ -77,7 +77,7 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
         "steps": _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
-        "combine": _combine(problem, config, size, device) if split else 0.0,
+        "combine": _combine(problem, config, size, device) if schedule_of(config).shares_keys else 0.0,
     }
 
 
@@ -118,7 +118,7 @@ def programs(problem: AttentionProblem, config: Config, size: Mapping[str, int],
     group = size["Hq"] // max(1, size["Hkv"]) if config.get("packed") else 1
     tiles, blocks = -(-size["Mq"] * group // m), -(-size["Mkv"] // n)
     count = size["B"] * size["Hq"] // max(1, group) * tiles
-    if str(config["variant"]) == "split":
+    if schedule_of(config).shares_keys:
         shared = parts(config, count, size, device)
         blocks = -(-blocks // shared)
         return Programs(count * shared, blocks, blocks)

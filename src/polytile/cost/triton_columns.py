@@ -22,29 +22,25 @@ from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.codegen.triton.unit import registers
-from polytile.cost.roofline import in_turns, overlapping
-from polytile.cost.triton_estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
+from polytile.cost.roofline import overlapping
+from polytile.cost.triton_estimate import SM_SHARE, Constants, Estimate
 from polytile.cost.triton_work import Work
+from polytile.schedule.answers import Combine, Share
+from polytile.schedule.gpu.schedule import GpuSchedule
+from polytile.schedule.gpu.vectors import VECTOR
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Combine, Schedule, Share
-from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
-CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
+FITTED = Constants(memory_latency=0.65e-6, cache_latency=0.35e-6, dispatch=0.25e-9, finish=1.1e-6, issue=4, base_registers=24)
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
 COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
-DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
-ISSUE = 4  # cycles between two instructions of a thread
 RECEIVED = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
 CLUSTERS = 4e-6  # s that they take to begin, and the next launch to find their sums, beside what others take
-FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
 ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
 TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
 LANE_EXCHANGE = 5  # instructions in which a lane takes another's running value
-BASE_REGISTERS = 24
 AGREED = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
 LAID = 0.4e-6  # s for each column of a thread but two
 CACHED = 0.6  # share of memory's time for data that the L2 cache has
@@ -54,35 +50,36 @@ UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a regist
 class Columns(Estimate):
     """Of loops that go down columns, or add up columns beside rows."""
 
-    @property
-    def seconds(self) -> float:
-        dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
-        own = overlapping(3, self.latency, self.memory, self.cache, self.units)
-        return self.launching + self._finish + max(dispatch + own, self.placed)
+    constants = FITTED
 
     @property
-    def units(self) -> float:
+    def seconds(self) -> float:
+        own = overlapping(3, self.latency_seconds, self.memory_seconds, self.cache_seconds, self.unit_seconds)
+        return self.exposed_launch + self._finish_seconds + max(self._dispatch_seconds + own, self.placement_seconds)
+
+    @property
+    def unit_seconds(self) -> float:
         """Instructions of loads, stores and arithmetic, masked lanes included."""
-        lanes = self.working * self.block * self.chunk
+        lanes = self.busy_programs * self.block_points * self.blocks_of_program
         passes = self.work.passes if self.schedule.swept else 1
         arithmetic = lanes * passes * (self.work.cost / max(1, self.work.passes) + 2) / 128
         moving = 0.0
         for access in self.work.accesses:
-            each = max(1, self.block // self.threads)
-            vector = max(1, min(VECTOR // access.itemsize, each, self.run(access)))
-            together = min(vector, self.together_in(access))
-            moving += self.points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
-        cycles = arithmetic + moving + self._exchanged
-        return cycles / (min(self.running, self.device.sms) * self.device.clock) + self.copying
+            each = max(1, self.block_points // self.threads)
+            vector = max(1, min(VECTOR // access.itemsize, each, self.contiguous_run(access)))
+            together = min(vector, self.vector_width(access))
+            moving += self.touched_points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
+        cycles = arithmetic + moving + self._exchanged_values
+        return cycles / (min(self.launched_programs, self.device.sms) * self.device.clock) + self.copy_seconds
 
     @property
-    def _exchanged(self) -> float:
+    def _exchanged_values(self) -> float:
         """What the lanes of warps spend on putting together columns that several of them have gone through."""
         if self.tile.nest.form is not Form.COLUMN:
             return 0.0
-        sharing = self.device.warp * self._each / math.prod(d.block for d in self.tile.parallel)
+        sharing = self.device.warp * self._loaded_columns / math.prod(d.block for d in self.tile.parallel)
         steps = math.log2(max(1.0, min(self.device.warp, sharing)))
-        return self.programs * self.threads * self._each * steps * self.work.running * LANE_EXCHANGE / 128
+        return self.programs * self.threads * self._loaded_columns * steps * self.work.running * LANE_EXCHANGE / 128
 
     @functools.cached_property
     def registers(self) -> float:
@@ -90,50 +87,49 @@ class Columns(Estimate):
         if self.schedule.blocks.resident:
             return float(registers(self.schedule))
         each = self.work.resident if self.schedule.bounded else self.work.live
-        going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
-        return BASE_REGISTERS + max(going, 0.0 if self._finalised else self.combined * self.work.running)
+        values = max(1.0, self.block_points / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
+        partials = 0.0 if self._finalised else self.partials_per_thread * self.work.running
+        return self.constants.base_registers + max(values, partials)
 
     @property
-    def _own(self) -> float:
-        """What one thread computes itself, one instruction after another."""
-        each = max(1.0, self.block / self.threads) * self.chunk
-        return each * (self.work.cost + 2 * len(self.work.accesses)) * ISSUE / self.device.clock
+    def _instruction_seconds(self) -> float:
+        each = max(1.0, self.block_points / self.threads) * self.blocks_of_program
+        return each * (self.work.cost + 2 * len(self.work.accesses)) * self.constants.issue / self.device.clock
 
     @property
-    def _meeting(self) -> float:
-        """What the warps of a program spend on agreeing."""
+    def _reduction_seconds(self) -> float:
         warps = self.threads / self.device.warp
         reductions = self.work.running if self.schedule.clustered else self.work.reductions
-        return reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed)
+        return reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed_values)
 
     @property
-    def _handed(self) -> float:
+    def _handed_values(self) -> float:
         """Values that go from warp to warp: each that works on the same columns as others has one of every column."""
         if self.tile.nest.form is not Form.COLUMN:
             return 0.0
         columns = math.prod(d.block for d in self.tile.parallel)
-        together = min(self.threads / self.device.warp, self.threads * self._each / columns)
+        together = min(self.threads / self.device.warp, self.threads * self._loaded_columns / columns)
         return columns * together if together > 1 else 0.0
 
     @property
-    def _each(self) -> int:
+    def _loaded_columns(self) -> int:
         """Columns that a thread loads at once."""
         return VECTOR // max((access.itemsize for access in self.work.accesses if not access.store), default=VECTOR)
 
     @property
-    def latency(self) -> float:
-        wait = CACHE_LATENCY + self.missing * (MEMORY_LATENCY - CACHE_LATENCY)
-        rounds = self.work.passes * self.waits if self.tile.reduced else 1
-        at_once = self.at_once
-        programs = self.programs if self._columns else self.working  # those without a block leave what they have too
-        turns = programs / (min(self.running, at_once) if self.work.sums else at_once)
-        if self.schedule.bounded:
-            rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
+    def _waits(self) -> float:
         if self.parts:
-            rounds = self.work.passes
-        spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
-        return in_turns(one, turns)
+            return self.work.passes
+        if self.schedule.bounded:  # the rows of further turns are on their way in `stages`
+            turns = max(1.0, self._turns)
+            return (1 + (turns - 1) / self.stages) / turns
+        return self.work.passes * self.memory_waits if self.tile.reduced else 1
+
+    @property
+    def _turns(self) -> float:
+        at_once = self.resident_programs
+        programs = self.programs if self._columns else self.busy_programs  # those without a block leave what they have too
+        return programs / (min(self.launched_programs, at_once) if self.work.sums else at_once)
 
     @property
     def _columns(self) -> bool:
@@ -146,50 +142,50 @@ class Columns(Estimate):
         return self.schedule.combine is Combine.LAUNCH
 
     @property
-    def _left(self) -> float:
+    def _partial_bytes(self) -> float:
         """Bytes of sums that programs leave, and that are read again."""
-        return 2.0 * self.running / self.splits * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
+        return 2.0 * self.launched_programs / self.splits * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
 
     @property
-    def _finish(self) -> float:
+    def _finish_seconds(self) -> float:
         if self.schedule.chunked:
-            taken = TAKEN * self.combined * self.work.running if self._columns else 0.0
-            return self.work.passes * FINISH * (2 if self._finalised else 1) + taken
-        if not self.work.sums or self.running == 1:
+            taken = TAKEN * self.partials_per_thread * self.work.running if self._columns else 0.0
+            return self.work.passes * self.constants.finish * (2 if self._finalised else 1) + taken
+        if not self.work.sums or self.launched_programs == 1:
             return 0.0
-        return FINISH + self._left / self.device.l2_bandwidth + (CLUSTERS if self.schedule.share is Share.CLUSTER else 0.0)
+        begun = CLUSTERS if self.schedule.share is Share.CLUSTER else 0.0
+        return self.constants.finish + self._partial_bytes / self.device.l2_bandwidth + begun
 
     @property
-    def _combining(self) -> float:
-        """What a program of a split row spends on what the others have left, pass after pass."""
+    def _combine_seconds(self) -> float:
         if self.schedule.share is Share.CLUSTER:
             return (self.work.passes - 1) * RECEIVED
         if self._columns:
-            return self.work.passes * CACHE_LATENCY + ARRIVED
-        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.schedule.chunked else 0.0
+            return self.work.passes * self.constants.cache_latency + ARRIVED
+        return super()._combine_seconds
 
 
 class ColumnParallel(Columns):
     """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
 
-    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         super().__init__(work, tile, counts, schedule, device)
-        self.programs = self.working = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
-        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
+        self.programs = self.busy_programs = self.launched_programs = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.row_blocks = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
 
     @property
-    def _finish(self) -> float:
-        return 2 * FINISH
+    def _finish_seconds(self) -> float:
+        return 2 * self.constants.finish
 
     @functools.cached_property
     def registers(self) -> float:
-        return BASE_REGISTERS + max(1.0, self.block / self.threads) * self.work.resident
+        return self.constants.base_registers + max(1.0, self.block_points / self.threads) * self.work.resident
 
     @property
-    def latency(self) -> float:
-        meeting = self.steps * self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
-        one = (1 + (self.steps - 1) / self.stages) * MEMORY_LATENCY + meeting + self._own
-        return one * max(1.0, self.programs / (self.device.sms * self.places))
+    def latency_seconds(self) -> float:
+        meeting = self.row_blocks * self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
+        one = (1 + (self.row_blocks - 1) / self.stages) * self.constants.memory_latency + meeting + self._instruction_seconds
+        return one * max(1.0, self.programs / (self.device.sms * self.programs_per_sm))
 
 
 class ClusterColumns(Columns):
@@ -201,15 +197,17 @@ class ClusterColumns(Columns):
 
     @property
     def seconds(self) -> float:
-        at_once = min(self.programs, self.at_once)
+        at_once = min(self.programs, self.resident_programs)
         turns = math.ceil(self.programs / at_once)
-        drawn = self.device.bandwidth * min(1.0, SM_SHARE * at_once / self.places / self.device.sms)
-        moved = self.unique * max(self.missing, CACHED) * self._narrow * turns * at_once / self.programs / drawn
-        agreeing = AGREED * math.log2(self.splits) + LAID * (self._each - 2)
-        return self.launching + MEMORY_LATENCY + moved + turns * ((self.work.passes - 1) * agreeing + self._unpacking)
+        drawn = self.device.bandwidth * min(1.0, SM_SHARE * at_once / self.programs_per_sm / self.device.sms)
+        missed = self.compulsory_bytes * max(self.miss_share, CACHED)
+        moved = missed * self._narrow_factor * turns * at_once / self.programs / drawn
+        exchange = AGREED * math.log2(self.splits) + LAID * (self._loaded_columns - 2)
+        turn = (self.work.passes - 1) * exchange + self._unpack_seconds
+        return self.exposed_launch + self.constants.memory_latency + moved + turns * turn
 
     @property
-    def _unpacking(self) -> float:
+    def _unpack_seconds(self) -> float:
         """Of a turn, where elements have 16 bits."""
         packed = any(not a.store and len(a.strides) > 1 and a.itemsize == 2 for a in self.work.accesses)
-        return UNPACKED * self.block / self.threads if packed else 0.0
+        return UNPACKED * self.block_points / self.threads if packed else 0.0

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.split import FINALISE_WARPS
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.cost import roofline
+from polytile.cost.roofline import in_turns
 from polytile.cost.triton_work import Access, Work, divisible
+from polytile.schedule.answers import Share
+from polytile.schedule.gpu.schedule import GpuSchedule
+from polytile.schedule.gpu.vectors import VECTOR
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Schedule, Share
-from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -37,116 +41,185 @@ KEPT = 0.6  # of the L2 cache that re-read data finds place in
 MOST_REGISTERS = 255
 
 
-class Estimate:
-    """The prediction for one config: `counts` are the points along each dimension. Kinds of loops say how long programs take."""
+@dataclass(frozen=True)
+class Constants:
+    """What no data sheet says; each kind of loops has its own, fitted to times on an H100 (docs/cuda-prior.md).
 
-    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts) -> None:
+    memory_latency, cache_latency   s of a load from memory, and of one that the L2 cache has
+    dispatch         s for each program of the first wave until it runs
+    finish           s until the next launch, or the last program, finds what the programs of a split row have left
+    issue            cycles between two instructions of what runs one after another
+    base_registers   of a thread, beside those of its points
+    """
+
+    memory_latency: float
+    cache_latency: float
+    dispatch: float
+    finish: float
+    issue: float
+    base_registers: int
+
+
+class Estimate(ABC):
+    """The prediction for one config: `counts` are the points along each dimension. Kinds of loops have `constants`, and say how
+    long programs compute, reduce and combine."""
+
+    constants: Constants
+
+    def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         self.work, self.tile, self.counts, self.schedule, self.device = work, tile, counts, schedule, device
         self.threads, self.parts = device.warp * schedule.warps, schedule.blocks.parts or 0
         self.splits, self.stages = schedule.splits, schedule.stages
-        self.block = math.prod(d.block for d in tile.dims)
-        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.block_points = math.prod(d.block for d in tile.dims)
+        self.row_blocks = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         if schedule.share is Share.CLUSTER:
-            self.steps = self.splits
+            self.row_blocks = self.splits
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         divided = tile.divided(schedule)
-        own = -(-counts[divided] // divided.block) if divided is not None else self.steps
+        own = -(-counts[divided] // divided.block) if divided is not None else self.row_blocks
         chunk = -(-own // self.splits)
-        self.chunk = self.steps // own * chunk
+        self.blocks_of_program = self.row_blocks // own * chunk
         """Blocks of its row that a program goes through, of those that find work."""
-        self.working = self.programs // self.splits * -(-own // chunk)
+        self.busy_programs = self.programs // self.splits * -(-own // chunk)
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
-        self.running = min(self.working, schedule.blocks.programs or self.working)
+        self.launched_programs = min(self.busy_programs, schedule.blocks.programs or self.busy_programs)
 
     @property
+    @abstractmethod
     def seconds(self) -> float:
         """Predicted seconds of one call."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def registers(self) -> float:
         """32-bit registers a thread needs."""
-        raise NotImplementedError
 
     @property
-    def launching(self) -> float:
+    def exposed_launch(self) -> float:
         """Seconds of a launch that nothing hides."""
         return self.device.launch_seconds + START - HIDDEN
 
     @property
-    def placed(self) -> float:
+    def placement_seconds(self) -> float:
         """Seconds until the last program has its place."""
-        return PLACED * (self.programs if self.schedule.chunked else self.running)
+        return PLACED * (self.programs if self.schedule.chunked else self.launched_programs)
 
     @property
-    def blocks(self) -> int:
+    def blocks_per_pass(self) -> int:
         """Blocks of its row that a program goes through in each pass."""
-        return self.chunk if not self.schedule.bounded else 1
+        return self.blocks_of_program if not self.schedule.bounded else 1
+
+    @property
+    def latency_seconds(self) -> float:
+        """Programs in turns on the places that they have. Each waits for memory as often as it asks and does not go on meanwhile,
+        then for its own instructions and for what its threads reduce and combine."""
+        constants = self.constants
+        wait = constants.cache_latency + self.miss_share * (constants.memory_latency - constants.cache_latency)
+        spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * constants.cache_latency
+        waiting = self._waits * (wait + self._queue_seconds) + self.loop_seconds + self.staging_seconds
+        one = waiting + self._reduction_seconds + spilled + self._instruction_seconds + self._combine_seconds
+        return in_turns(one, self._turns)
+
+    @property
+    def _dispatch_seconds(self) -> float:
+        return self.constants.dispatch * min(self.launched_programs, self.device.sms * self.programs_per_sm)
+
+    @property
+    @abstractmethod
+    def _waits(self) -> float:
+        """How often a program waits for memory."""
+
+    @property
+    def _queue_seconds(self) -> float:
+        """How much longer each of these takes where many loads and stores are under way."""
+        return 0.0
+
+    @property
+    @abstractmethod
+    def _turns(self) -> float:
+        """Programs for each place on the device."""
+
+    @property
+    @abstractmethod
+    def _instruction_seconds(self) -> float:
+        """What is computed one instruction after another."""
+
+    @property
+    @abstractmethod
+    def _reduction_seconds(self) -> float:
+        """What the warps of a program spend on putting their values together, beside the instructions."""
+
+    @property
+    def _combine_seconds(self) -> float:
+        """What a program of a split row spends on what the others have left, pass after pass."""
+        if not self.schedule.chunked:
+            return 0.0
+        return self.work.passes * (self.constants.cache_latency + LEFT * self.partials_per_thread)
 
     # traffic ---------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def unique(self) -> float:
+    def compulsory_bytes(self) -> float:
         """Bytes that go over the memory's pins at least once."""
         touched: dict[tuple[str, bool], float] = {}
         for access in self.work.accesses:
             points = math.prod(self.work.extents[s] for s in access.strides)
             points = min(points, access.reach) if access.reach and not access.store else points
             key = (access.buffer, access.store)
-            touched[key] = max(touched.get(key, 0.0), points * access.itemsize / self._whole_lines(access))
+            touched[key] = max(touched.get(key, 0.0), points * access.itemsize / self._used_share_of_lines(access))
         return sum(touched.values())
 
-    def _whole_lines(self, access: Access) -> float:
+    def _used_share_of_lines(self, access: Access) -> float:
         """Useful share of the sectors that are moved: 1 where some axis has stride 1."""
         near = min(access.strides.values(), default=1)
         return 1.0 if near <= 1 or access.reach else max(access.itemsize / SECTOR, 1 / near)
 
     @functools.cached_property
-    def memory(self) -> float:
+    def memory_seconds(self) -> float:
         again = 0.0
         if not self.schedule.bounded:
-            again = sum(self.asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
-            together = 1.0 if self.schedule.chunked else min(1.0, self.places * self.device.sms / self.programs)
+            again = sum(self.requested_bytes(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
+            together = 1.0 if self.schedule.chunked else min(1.0, self.programs_per_sm * self.device.sms / self.programs)
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
-        active = min(self.running, self.device.sms) / self.device.sms
+        active = min(self.launched_programs, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
-        return (self.unique * self.missing + again) * self._narrow / drawn
+        return (self.compulsory_bytes * self.miss_share + again) * self._narrow_factor / drawn
 
     @functools.cached_property
-    def _narrow(self) -> float:
+    def _narrow_factor(self) -> float:
         """How much longer it takes to bring columns of which a block has less than a line of the cache."""
         if self.tile.nest.form is not Form.COLUMN:
             return 1.0
-        runs = [self.run(a) * a.itemsize for a in self.work.accesses if not a.store and len(a.strides) > 1]
+        runs = [self.contiguous_run(a) * a.itemsize for a in self.work.accesses if not a.store and len(a.strides) > 1]
         parted = any(self.counts[dim] > dim.block for dim in self.tile.parallel)
         return 1.0 + NARROW * max(0.0, LINE / min(runs) - 1.0) if runs and parted else 1.0
 
     @functools.cached_property
-    def cache(self) -> float:
-        active = min(self.running, self.device.sms) / self.device.sms
-        return sum(map(self.asked, self.work.accesses)) * self._narrow / (self.device.l2_bandwidth * active)
+    def cache_seconds(self) -> float:
+        active = min(self.launched_programs, self.device.sms) / self.device.sms
+        return sum(map(self.requested_bytes, self.work.accesses)) * self._narrow_factor / (self.device.l2_bandwidth * active)
 
-    def asked(self, access: Access) -> float:
+    def requested_bytes(self, access: Access) -> float:
         """Bytes of the sectors that all programs ask for."""
-        return self.points(access) * access.itemsize / self._efficiency(access)
+        return self.touched_points(access) * access.itemsize / self._used_share_of_sectors(access)
 
-    def points(self, access: Access) -> float:
+    def touched_points(self, access: Access) -> float:
         """Elements that all programs touch."""
         touched = 1.0
         varies = {self.dims[s] for s in access.strides}
         for dim in self.tile.parallel:
-            touched *= self.counts[dim] if dim in varies else min(self.running, -(-self.counts[dim] // dim.block))
+            touched *= self.counts[dim] if dim in varies else min(self.launched_programs, -(-self.counts[dim] // dim.block))
         for dim in self.tile.reduced:
             touched *= self.counts[dim] if dim in varies else 1
         passes = access.passes if not self.schedule.resident else 1
         return touched * passes
 
-    def _efficiency(self, access: Access) -> float:
+    def _used_share_of_sectors(self, access: Access) -> float:
         """Useful share of the sectors that one block's access asks for."""
-        run = self.run(access) * access.itemsize
+        run = self.contiguous_run(access) * access.itemsize
         return run / (-(-run // SECTOR) * SECTOR)
 
-    def run(self, access: Access) -> int:
+    def contiguous_run(self, access: Access) -> int:
         """Elements next to each other in memory of one block's access; all where it does not vary in a block."""
         if not access.strides:
             return VECTOR
@@ -156,7 +229,7 @@ class Estimate:
                 return min(dim.block, self.counts[dim])
         return 1
 
-    def together_in(self, access: Access) -> int:
+    def vector_width(self, access: Access) -> int:
         """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
         them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
         common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
@@ -169,7 +242,7 @@ class Estimate:
     # programs --------------------------------------------------------------------------------------------------------
 
     @property
-    def combined(self) -> float:
+    def partials_per_thread(self) -> float:
         """Values that a thread of the program that combines a row reads of each part of what the others have left."""
         if not self.schedule.chunked and not self.schedule.clustered:
             return 0.0
@@ -178,7 +251,7 @@ class Estimate:
         return self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
 
     @functools.cached_property
-    def places(self) -> int:
+    def programs_per_sm(self) -> int:
         """Programs that one multiprocessor holds at a time."""
         registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
         return roofline.places(self.device, registers * self.threads, self.threads, self._shared)
@@ -188,33 +261,33 @@ class Estimate:
         """Bytes of shared memory of a program: what its loads have under way."""
         going = set(self.tile.reduced)
         under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
-        return self.stages * self.block * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
+        return self.stages * self.block_points * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
 
     @property
-    def waits(self) -> float:
+    def memory_waits(self) -> float:
         """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
-        return 1 + (self.blocks - 1) / self.stages
+        return 1 + (self.blocks_per_pass - 1) / self.stages
 
     @property
-    def block_loop(self) -> float:
+    def loop_seconds(self) -> float:
         """What a program spends between blocks of a row, which it goes through in every pass."""
-        return ITERATION * self.work.passes * (self.blocks - 1)
+        return ITERATION * self.work.passes * (self.blocks_per_pass - 1)
 
     @functools.cached_property
-    def missing(self) -> float:
+    def miss_share(self) -> float:
         """Share of all data that the L2 cache has not kept since the call before."""
-        return roofline.missing(self.unique, self.device)
+        return roofline.missing(self.compulsory_bytes, self.device)
 
     @property
-    def staged(self) -> float:
+    def staging_seconds(self) -> float:
         """What a program spends on bringing blocks ahead that the cache has."""
         if self.stages == 1 or self.schedule.bounded:
             return 0.0
         passes = self.work.passes - 1 + STAGED_FIRST
-        return (1.0 - self.missing) * STAGED * passes * self.blocks
+        return (1.0 - self.miss_share) * STAGED * passes * self.blocks_per_pass
 
     @functools.cached_property
-    def copying(self) -> float:
+    def copy_seconds(self) -> float:
         """What multiprocessors spend on bringing blocks ahead by copies narrower than WIDE_COPY, as where rows begin at odd
         places; what is narrower than NARROW_COPY is loaded as without stages. Column sums of 128×4096×4095 float32 took 23
         cycles a copy by blocks of 16×128, 35 by 16×64 and 67 by 32×64 (an H200), RMS norms of 33×306322 bfloat16 21 (an
@@ -223,15 +296,15 @@ class Estimate:
             return 0.0
         going, cycles = set(self.tile.reduced), 0.0
         for access in self.work.accesses:
-            together = self.together_in(access)
+            together = self.vector_width(access)
             size = together * access.itemsize
             if not access.store and going & {self.dims[s] for s in access.strides} and NARROW_COPY <= size < WIDE_COPY:
-                cycles += self.points(access) / together / self.device.warp * COPIED * NARROW_COPY / size
-        return cycles / (min(self.running, self.device.sms) * self.device.clock)
+                cycles += self.touched_points(access) / together / self.device.warp * COPIED * NARROW_COPY / size
+        return cycles / (min(self.launched_programs, self.device.sms) * self.device.clock)
 
     @property
-    def at_once(self) -> int:
+    def resident_programs(self) -> int:
         """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
         if self.schedule.share is not Share.CLUSTER:
-            return self.device.sms * self.places
-        return max(1, GROUPS * (self.device.sms // GROUPS * self.places // self.splits)) * self.splits
+            return self.device.sms * self.programs_per_sm
+        return max(1, GROUPS * (self.device.sms // GROUPS * self.programs_per_sm // self.splits)) * self.splits

@@ -32,6 +32,7 @@ from functools import cached_property
 from polytile.cost import roofline
 from polytile.cost.roofline import PLAIN_FLOPS
 from polytile.matmul.triton.configs import Kind
+from polytile.matmul.triton.schedule import ProductSchedule, schedule_of
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
@@ -145,6 +146,10 @@ class _Product:
         """Rows, columns, elements along k, stages, warps."""
         return tuple(int(self.config[name]) for name in ("m", "n", "k", "stages", "warps"))
 
+    @cached_property
+    def schedule(self) -> ProductSchedule:
+        return schedule_of(self.config)
+
     @property
     def threads(self) -> int:
         return self.device.warp * self.block[4]
@@ -191,7 +196,7 @@ class _Product:
     @property
     def described(self) -> bool:
         """Whether operands come through tensor descriptors."""
-        return self.config["variant"] == "persistent" and not self.alone
+        return self.schedule.described and not self.alone
 
     @property
     def blocks(self) -> int:
@@ -200,7 +205,7 @@ class _Product:
     def places(self) -> int:
         """Programs that one multiprocessor holds at once."""
         block_m, block_n, block_k, stages, _ = self.block
-        if self.config["variant"] in ("persistent", "stream"):
+        if self.schedule.resident:
             return 1
         shared = stages * self.kind.itemsize * (block_m + block_n) * block_k
         own = min(MOST_REGISTERS, REGISTERS + self.sums + REGISTERS_ALONE * self.loaded_alone / self.threads)
@@ -210,7 +215,7 @@ class _Product:
         """Whether so many elements pass through the registers of a thread that its code is expected to spill."""
         held = self.loaded_alone / self.threads
         most = PLAIN_SPILLS_FROM if self.plain else SPILLS_FROM
-        return self.config["variant"] != "rows" and held > 0 and self.sums + held > most
+        return self.schedule.tensor and held > 0 and self.sums + held > most
 
     def step(self, side_by_side: int) -> float:
         """Seconds of a step along k with so many programs on a multiprocessor."""

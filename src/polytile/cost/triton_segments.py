@@ -24,7 +24,7 @@ from polytile.ir import sizes
 from polytile.problem import Config
 from polytile.runtime.cuda.driver import PORTABLE
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.segments import Segments
+from polytile.schedule.gpu.segments import Segments
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -66,7 +66,7 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     threads, many = device.warp * int(config["warps"]), int(config["many"])
     programs, shared = points * -(-columns // int(config["x"])), max(1.0, points / rows)
     places = roofline.places(device, REGISTERS * threads)
-    first = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
+    first = -(-points // many) * LOOK + shared * (prior.FITTED.memory_latency + LOOK) + prior.FITTED.cache_latency
     latency = first * max(1.0, programs / (device.sms * places))
     return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + roofline.overlapping(3, memory, latency)
 
@@ -82,8 +82,8 @@ def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
 def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
     """Predicted seconds of `points` points of so many columns that fall on `rows` rows, each of which looks for its own."""
     x, many, warps = int(config["x"]), int(config["many"]), int(config["warps"])
-    registers = prior.BASE_REGISTERS * device.warp * warps + 2 * (x + many)
-    one = prior.MEMORY_LATENCY + -(-points // many) * (LOOKED + many * SOUGHT / warps) + points / rows * FOLLOWED
+    registers = prior.FITTED.base_registers * device.warp * warps + 2 * (x + many)
+    one = prior.FITTED.memory_latency + -(-points // many) * (LOOKED + many * SOUGHT / warps) + points / rows * FOLLOWED
     programs = rows * -(-columns // x)
     latency = one * max(1.0, programs / (device.sms * roofline.places(device, registers)))
     fetched = _fetched((points + rows) * columns * itemsize, device)
@@ -100,8 +100,8 @@ def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int,
     programs = rows * -(-columns // int(config["x"]))
     places = roofline.places(device, SORTED_REGISTERS * device.warp * int(config["warps"]))
     uneven = 1 + 0.5 / math.sqrt(max(1.0, programs / device.sms) * max(1.0, points / rows))
-    wait = prior.MEMORY_LATENCY + prior.CACHE_LATENCY
-    one = 3 * prior.CACHE_LATENCY + wait * -(-max(1, points // rows) // int(config["y"]))
+    wait = prior.FITTED.memory_latency + prior.FITTED.cache_latency
+    one = 3 * prior.FITTED.cache_latency + wait * -(-max(1, points // rows) // int(config["y"]))
     latency = one * max(1.0, programs / (device.sms * places))
     adding = roofline.overlapping(3, uneven * _fetched((points + rows) * columns * itemsize, device), latency)
     return sort + max(estimate.PLACED * programs, adding)

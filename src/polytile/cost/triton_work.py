@@ -14,12 +14,12 @@ from polytile.codegen.triton.tile import Tile, divides, tile_of
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
-from polytile.schedule.legality import spelled
+from polytile.schedule.gpu import vectors
+from polytile.schedule.gpu.legality import apply_rewrites
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Schedule
 
 FAR = 1 << 40
 """The stride of an index that is no linear function of its axis."""
@@ -76,25 +76,25 @@ class Work:
 
 _nests: dict[tuple[str, bool], tuple[LoopKernel, Nest]] = {}
 _works: dict[tuple[str, bool, bool, tuple[tuple[str, int], ...]], Work] = {}
-_tiles: dict[tuple[str, Schedule], Tile] = {}
+_tiles: dict[tuple[str, GpuSchedule], Tile] = {}
 
 
-def nest_under(kernel: LoopKernel, schedule: Schedule) -> tuple[LoopKernel, Nest]:
+def nest_under(kernel: LoopKernel, schedule: GpuSchedule) -> tuple[LoopKernel, Nest]:
     """The kernel as `schedule` spells it, and its layout."""
     key = (kernel.digest, schedule.one_sweep)
     if key not in _nests:
-        _nests[key] = spelled(kernel, schedule.one_sweep)
+        _nests[key] = apply_rewrites(kernel, schedule.one_sweep)
     return _nests[key]
 
 
-def tile_at(digest: str, nest: Nest, schedule: Schedule) -> Tile:
+def tile_at(digest: str, nest: Nest, schedule: GpuSchedule) -> Tile:
     key = (digest, schedule)
     if key not in _tiles:
         _tiles[key] = tile_of(nest, schedule, Facts())
     return _tiles[key]
 
 
-def work_at(kernel: LoopKernel, schedule: Schedule, size: tuple[tuple[str, int], ...]) -> Work:
+def work_at(kernel: LoopKernel, schedule: GpuSchedule, size: tuple[tuple[str, int], ...]) -> Work:
     key = (kernel.digest, schedule.one_sweep, schedule.bounded, size)
     if key not in _works:
         own, nest = nest_under(kernel, schedule)
@@ -110,9 +110,9 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
     summed = summed_exponentials(nest.nodes, nest.loop.roots)
     passes = [node for k in range(nest.passes) for node in nest.nodes_in(k)]
-    made = Counter(id(node) for node in passes)
+    pass_counts = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
-    accesses = [_access(kernel, n, max(1, made[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
+    accesses = [_access(kernel, n, max(1, pass_counts[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
     accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
     sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.is_segment_sum and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
@@ -133,7 +133,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         running=running,
         pairs=2.0 if any(r.kind == "online_softmax" for r in nest.reduces) else 0.0,
         sums=sum(sums),
-        resident=sum(n.dtype.itemsize / 4 for n in wide if made[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
+        resident=sum(n.dtype.itemsize / 4 for n in wide if pass_counts[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
         live=running + len(wide) + 1.0,
     )
 

@@ -1,6 +1,6 @@
-"""Candidates that another process generates and compiles (runtime/builder.py, compiler/handed.py), so that calls have Python's
-lock meanwhile. What it makes is in the cache directory then, and preparing the candidates here only loads it. An error that it
-meets is met here again.
+"""Candidates that another process generates and compiles (runtime/builder.py, compiler/handed.py), so that calls have
+Python's lock meanwhile. What it makes is in the cache directory then, and preparing the candidates here only loads it. An
+error that it meets is met here again.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ import torch
 from polytile import options as settings
 from polytile.attention import call as attention_call
 from polytile.attention.problem import AttentionProblem, Bias, Causal
-from polytile.attention.stored import stored as stored_attention
+from polytile.attention.unfused import unfused_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import sources as registry_of_sources
-from polytile.candidates import unfused
+from polytile.candidates import unfused_columns
 from polytile.candidates.materialised_operands import MaterialisedOperands
-from polytile.candidates.stored_attention import Step, StoredAttention
+from polytile.candidates.unfused_attention import Step, UnfusedAttention
 from polytile.dispatch import recorded, specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
@@ -101,10 +101,10 @@ class AttentionWork(_Stored):
     def text(self) -> str:
         return f"{', '.join(self.sources)} {self.problem.text}"
 
-    def define(self, made: Defined | None = None) -> MultiKernel:
-        """The MultiKernel, the same for the same work; `made` as in define_loop."""
-        made = {} if made is None else made
-        return recorded.known(_attention(self.problem, self.origins, self.target, self.sources, made), self)
+    def define(self, multikernels: Defined | None = None) -> MultiKernel:
+        """The MultiKernel, the same for the same work; `multikernels` as in define_loop."""
+        multikernels = {} if multikernels is None else multikernels
+        return recorded.known(_attention(self.problem, self.origins, self.target, self.sources, multikernels), self)
 
 
 WORKS = (
@@ -113,13 +113,13 @@ WORKS = (
 """What works are, and are made of (ir/serialise.py)."""
 
 
-def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
-    """The MultiKernel of a loop, one of `made` if it is there, the buffers to pass and the integers to pass."""
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
+    """The MultiKernel of a loop, one of `multikernels` if it is there, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
-    target, made = target_of(loop, buffers), {} if made is None else made
-    if (kernel.text, target) not in made:
-        made[kernel.text, target] = LoopWork(kernel, loop.origins, target).define()
-    return made[kernel.text, target], site.buffers, site.sizes
+    target, multikernels = target_of(loop, buffers), {} if multikernels is None else multikernels
+    if (kernel.text, target) not in multikernels:
+        multikernels[kernel.text, target] = LoopWork(kernel, loop.origins, target).define()
+    return multikernels[kernel.text, target], site.buffers, site.sizes
 
 
 def _loop_work(loop: Loop, buffers: Mapping[str, Buffer]) -> LoopWork:
@@ -133,10 +133,10 @@ def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.dev
     from polytile.candidates.triton_loops import loop_candidates as gpu_loops
     from polytile.dispatch import gpu_specs
 
-    made = [LoopWork(part, origins, target).define() for part, _ in unfused.parts(kernel)]
+    unfused_kernels = [LoopWork(part, origins, target).define() for part, _ in unfused_columns.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
-    if made:
-        candidates = (unfused.Unfused(kernel, made), *candidates)
+    if unfused_kernels:
+        candidates = (unfused_columns.Unfused(kernel, unfused_kernels), *candidates)
     return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
 
 
@@ -148,18 +148,18 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     return devices.pop()
 
 
-def define_template(template: Template, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
-    """The MultiKernel of a matmul with its epilogue, one of `made` if it is there, the views to pass and the integers to pass."""
+def define_template(template: Template, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
+    """The MultiKernel of a matmul with its epilogue, one of `multikernels` if it is there, the views and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = registry_of_sources.chosen()
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = packed_weights.with_packed_weight(kernel, site, template, buffers)
-    target, made = buffers[template.a.buffer].device, {} if made is None else made
+    target, multikernels = buffers[template.a.buffer].device, {} if multikernels is None else multikernels
     place = f"{kernel.family} {kernel.text}", target
-    if place not in made:
+    if place not in multikernels:
         first = tuple(_loop_work(loop, buffers) if loop is not None else None for loop in template.prologues)
-        made[place] = ProductWork(kernel, template.origins, target, sources, first).define()
-    return made[place], site.buffers, site.sizes
+        multikernels[place] = ProductWork(kernel, template.origins, target, sources, first).define()
+    return multikernels[place], site.buffers, site.sizes
 
 
 def _product(
@@ -170,7 +170,7 @@ def _product(
     first: Sequence[MultiKernel | None] = (),
 ) -> MultiKernel:
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
-    fallback = _unfused(kernel, target)
+    fallback = _epilogue_alone(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     stored = None
     if any(kernel.prologues):
@@ -185,21 +185,21 @@ def _product(
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
 
-def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
-    """The MultiKernel of an attention, one of `made` if it is there, the views to pass and the integers to pass."""
+def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
+    """The MultiKernel of an attention, one of `multikernels` if it is there, the views to pass and the integers to pass."""
     problem, site = attention_call.canonicalize(attention, buffers)
-    target, made = buffers[attention.q.buffer].device, {} if made is None else made
-    if (problem.text, target) not in made:
+    target, multikernels = buffers[attention.q.buffer].device, {} if multikernels is None else multikernels
+    if (problem.text, target) not in multikernels:
         sources = registry_of_sources.chosen()
-        made[problem.text, target] = AttentionWork(problem, attention.origins, target, sources).define(made)
-    return made[problem.text, target], site.buffers, site.sizes
+        multikernels[problem.text, target] = AttentionWork(problem, attention.origins, target, sources).define(multikernels)
+    return multikernels[problem.text, target], site.buffers, site.sizes
 
 
 def _attention(
-    problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], made: Defined
+    problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], multikernels: Defined
 ) -> MultiKernel:
     threads = thread_counts(pytorch.threads())
-    candidates = attentions.candidates(problem, target, sources, _stored(problem, target, made), threads)
+    candidates = attentions.candidates(problem, target, sources, _unfused_attention(problem, target, multikernels), threads)
     if Target.of(target).native:
         return define(specs.attention_spec(problem, origins), candidates)
     from polytile.dispatch import gpu_specs
@@ -207,19 +207,19 @@ def _attention(
     return define(gpu_specs.attention_spec(problem, origins, target), candidates)
 
 
-def _stored(problem: AttentionProblem, target: torch.device, made: Defined) -> StoredAttention | None:
+def _unfused_attention(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> UnfusedAttention | None:
     """The candidate with scores in memory, where there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
     own = problem.computes_scores or problem.layout is not None
     if problem.lse or problem.backward or own or of_library:
         return None
-    parts = stored_attention(problem, target)
-    products = [define_template(product, parts.buffers, made) for product in (parts.first, parts.last)]
-    calls = (products[0], define_loop(parts.softmax, parts.buffers, made), products[1])
-    return StoredAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
+    parts = unfused_attention(problem, target)
+    products = [define_template(product, parts.buffers, multikernels) for product in (parts.first, parts.last)]
+    calls = (products[0], define_loop(parts.softmax, parts.buffers, multikernels), products[1])
+    return UnfusedAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
 
 
-def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
+def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:

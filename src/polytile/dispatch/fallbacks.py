@@ -208,10 +208,10 @@ def _is_valid(candidate: Candidate, cell: Cell | None, keys: Keys, at_any: bool)
     """Whether a candidate is valid all over a cell, or everywhere where no cell is given. It is not known of one whose limits
     depend on integers that a cell does not tell; `at_any`, nor of one whose limits depend on any."""
     exact = (n for n, code in zip(keys.size_names, keys.size_codes, strict=True) if code == regime.EXACT)
-    told = set[str]() if cell is None or at_any else {*keys.bucketed, *exact}
+    bounded = set[str]() if cell is None or at_any else {*keys.bucketed, *exact}
     for corner in cell.corners if cell is not None else (dict.fromkeys(keys.size_names, 1),):
         sizes = ReadSizes(corner)
-        if not candidate.valid(sizes) or not sizes.read <= told:
+        if not candidate.valid(sizes) or not sizes.read <= bounded:
             return False
     return True
 
@@ -226,7 +226,7 @@ def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collectio
     steps = [_steps(own[place], reach if name in varying else 0) for place, name in places.items()]
     moves = sorted(itertools.product(*steps), key=lambda move: sum(distance for distance, _ in move))
     call = dict(zip(keys.size_names, ints, strict=True))
-    found = []
+    cells_by_distance = []
     for move in moves[:cells]:
         at = {place: field for place, (_, field) in zip(places, move, strict=True)}
         ends = {places[place]: regime.bounds(field) for place, field in at.items()}
@@ -234,8 +234,8 @@ def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collectio
         corners = tuple({**call, **dict(zip(ends, corner, strict=True))} for corner in every)
         middle = {name: math.isqrt(low * high) for name, (low, high) in ends.items()}
         fields = tuple(at.get(place, field) for place, field in enumerate(own))
-        found.append((fields, Cell({**call, **middle}, corners)))
-    return found
+        cells_by_distance.append((fields, Cell({**call, **middle}, corners)))
+    return cells_by_distance
 
 
 def _steps(field: int, reach: int) -> list[tuple[int, int]]:

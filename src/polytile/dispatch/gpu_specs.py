@@ -20,9 +20,9 @@ from polytile.matmul.triton.operands import EVEN_K, EVEN_L, symbol
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
 from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
-from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH, reaches
+from polytile.schedule.gpu import vectors
 from polytile.schedule.nest import Form, nest_of
 
 

@@ -56,14 +56,14 @@ class Asked:
 
     def __init__(self, function: Callable[[Sizes], Any], said: str, otherwise: Any, then: str) -> None:
         self.function, self.said, self.otherwise, self.then = function, said, otherwise, then
-        self._told = False
+        self._reported = False
 
     def __call__(self, sizes: Sizes) -> Any:
         try:
             return type(self.otherwise)(self.function(sizes))
         except Exception as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 at = sizes_text(sizes.items())
                 log.warning("%s raised %s: %s at %s; %s.", self.said, type(error).__name__, error, at, self.then)
             return self.otherwise
@@ -181,7 +181,7 @@ class Kernel:
         self._implementations: list[Implementation] = []
         self._costs: dict[str, Callable[[Sizes], float]] = {}
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         """What was said of implementations that fail, whatever the tensors are like."""
         self._lock = locks.lock()
         self._gradient: Gradient | None = None
@@ -232,22 +232,22 @@ class Kernel:
         """
         if function is None:
             return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
-        made = Implementation(name or getattr(function, "__name__", ""), function, version=version)
-        self.signature.check_taken(function, f"implementation {made.name!r} of kernel {self.name!r}", self._keywords)
+        new = Implementation(name or getattr(function, "__name__", ""), function, version=version)
+        self.signature.check_taken(function, f"implementation {new.name!r} of kernel {self.name!r}", self._keywords)
         for word, given in (("valid", valid), ("cost", cost)):
             if given is not None and not callable(given):
                 raise SignatureError(
-                    f"{word}= of implementation {made.name!r} takes a function of the sizes, as lambda sizes: ...; "
+                    f"{word}= of implementation {new.name!r} takes a function of the sizes, as lambda sizes: ...; "
                     f"it was given {given!r}."
                 )
-        of = f"of implementation {made.name!r} of kernel {self.name!r}"
+        whose = f"of implementation {new.name!r} of kernel {self.name!r}"
         if valid is not None:
-            made = replace(made, when=Asked(valid, f"valid= {of}", False, "it is not used where that is so"))
+            new = replace(new, when=Asked(valid, f"valid= {whose}", False, "it is not used where that is so"))
         with self._lock:
-            self._check_free(made.name)
+            self._check_free(new.name)
             if cost is not None:
-                self._costs[made.name] = Asked(cost, f"cost= {of}", UNPREDICTED, f"it is taken for {UNPREDICTED:g} s there")
-            self._implementations.append(made)
+                self._costs[new.name] = Asked(cost, f"cost= {whose}", UNPREDICTED, f"it is taken for {UNPREDICTED:g} s there")
+            self._implementations.append(new)
             self._made.clear()
         return function
 
@@ -269,9 +269,9 @@ class Kernel:
         """
         if self._gradient is not None:
             raise SignatureError(f"kernel {self.name!r} has a gradient already.")
-        made = Gradient.of(self.name, self.signature, function, self._keywords)
-        self._operator.register_gradient(made, lambda tensors: self.signature.sizes(self.name, tensors))
-        self._gradient = made
+        gradient = Gradient.of(self.name, self.signature, function, self._keywords)
+        self._operator.register_gradient(gradient, lambda tensors: self.signature.sizes(self.name, tensors))
+        self._gradient = gradient
         return function
 
     def _check_free(self, name: str) -> None:
@@ -302,9 +302,9 @@ class Kernel:
             sizes = self.signature.sizes(self.name, tensors)
         kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
         values, now = tuple(keywords.values()), changing()
-        made = self._made.get((kinds, values, now)) or self._define(kinds, keywords, now)
+        multikernel = self._made.get((kinds, values, now)) or self._define(kinds, keywords, now)
         with torch.no_grad():
-            made(*tensors, *sizes)
+            multikernel(*tensors, *sizes)
 
     def _bound(self, given: Mapping[str, Any]) -> Keywords:
         """The keyword arguments of a call, with their defaults. Raises InvalidInput for one that is none, or of another type."""
@@ -333,7 +333,7 @@ class Kernel:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The choice at each regime of sizes met so far, with its grounds."""
-        return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
+        return tuple(decision for multikernel in tuple(self._made.values()) for decision in multikernel.decisions)
 
     def _define(self, kinds: tuple[Kind, ...], keywords: Keywords, now: Any) -> MultiKernel:
         """The MultiKernel for tensors of these kinds, with these keyword arguments, under the conditions `now`."""
@@ -349,12 +349,12 @@ class Kernel:
             first = [replace(one, predicted=given_by(one.name, others), keywords=keywords) for one in self._implementations]
             given = {"shortlist": max(1, len(first)), **({"stall": "tune"} if self._hints else {}), **self._options}
             with settings.restored(given):
-                made = define(self._spec(kinds, keywords, devices.pop()), (*first, last), id(self))
+                multikernel = define(self._spec(kinds, keywords, devices.pop()), (*first, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-            made = self._made.setdefault((kinds, tuple(keywords.values()), now), made)
+            multikernel = self._made.setdefault((kinds, tuple(keywords.values()), now), multikernel)
         if self._hints:
-            made.warm(self._hints)
-        return made
+            multikernel.warm(self._hints)
+        return multikernel
 
     def _spec(self, kinds: Sequence[Kind], keywords: Keywords, device: torch.device) -> KernelSpec:
         signature = self.signature
@@ -371,7 +371,7 @@ class Kernel:
             target=torch.device(device.type) if device.type != "cuda" else device,
             reference=functools.partial(self.reference, **keywords) if keywords else self.reference,
             make_args=functools.partial(self._args_for, kinds) if self._hints else None,
-            told=self._told,
+            reported=self._reported,
         )
         if device.type != "cuda":
             return spec
@@ -385,8 +385,8 @@ class Kernel:
         if self._make_args is None:
             shapes = self.signature.shapes(sizes)
             return (*(_example(shapes[name], *kind) for name, kind in zip(names, kinds, strict=True)), *ints)
-        made = self._make_args(**{name: size for name, size in sizes.items() if name.isidentifier()})
-        tensors = tuple(made[name] for name in names if name in made)
+        arguments = self._make_args(**{name: size for name, size in sizes.items() if name.isidentifier()})
+        tensors = tuple(arguments[name] for name in names if name in arguments)
         if len(tensors) != len(names) or self.signature.sizes(self.name, tensors) != ints:
             raise HintError(f"make_args= of kernel {self.name!r} has to make {', '.join(names)} at {sizes_text(sizes.items())}.")
         if any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
@@ -397,21 +397,21 @@ class Kernel:
 def _keywords_of(reference: Run) -> dict[str, Scalar]:
     """The keyword arguments of a reference with their defaults. Raises SignatureError for a default that is no number or text."""
     parameters = inspect.signature(reference).parameters.values() if inspect.isfunction(reference) else ()
-    found = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
-    for name, default in found.items():
+    defaults = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+    for name, default in defaults.items():
         if type(default) not in TYPES:
             what = "no default" if default is inspect.Parameter.empty else f"the default {default!r}"
             raise SignatureError(
                 f"the keyword argument {name!r} of kernel {reference.__name__!r} has {what}; it needs one that is a "
                 f"{', '.join(kind.__name__ for kind in TYPES)}."
             )
-    return found
+    return defaults
 
 
 def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, contiguous: bool) -> torch.Tensor:
     """A tensor to measure on: random numbers, or zeros, which are indices into anything."""
     whole = shape if contiguous else ((*shape[:-1], shape[-1] + 1) if len(shape) > 1 else (2 * shape[0],))
     count = math.prod(whole)
-    made = noise.normal(count, device).to(dtype) if dtype.is_floating_point else torch.zeros(count, dtype=dtype, device=device)
-    made = made.view(whole)
-    return made if contiguous else made[..., :-1] if len(shape) > 1 else made[::2]
+    tensor = noise.normal(count, device).to(dtype) if dtype.is_floating_point else torch.zeros(count, dtype=dtype, device=device)
+    tensor = tensor.view(whole)
+    return tensor if contiguous else tensor[..., :-1] if len(shape) > 1 else tensor[::2]

@@ -39,15 +39,16 @@ def entry(spec: KernelSpec, candidates: Sequence[Candidate], sizes: Mapping[str,
         try:
             if candidate.valid(sizes):
                 candidate.prepare()
-                made = candidate.entry()
-                tell(spec, "choose a candidate of", error, f"; {candidate.name!r} runs it at {sizes_text(sizes.items())}")
-                return made
+                function = candidate.entry()
+                instead = f"; {candidate.name!r} runs it at {sizes_text(sizes.items())}"
+                report_failure(spec, "choose a candidate of", error, instead)
+                return function
         except Exception as another:
             log.info("Candidate %r of kernel %r cannot stand in.", candidate.name, spec.name, exc_info=another)
     raise error
 
 
-def tell(spec: KernelSpec, what: str, error: Exception, then: str = "") -> None:
+def report_failure(spec: KernelSpec, what: str, error: Exception, then: str = "") -> None:
     """Counts and logs what polytile failed to do."""
     counters.add("failures")
     log.warning("polytile failed to %s kernel %r (%s: %s)%s.", what, spec.name, type(error).__name__, error, then)

@@ -529,7 +529,7 @@ class MultiKernel:
         except Exception as error:
             if not last_resort.is_defect(error):
                 raise
-            last_resort.tell(self.spec, "measure more of", error)
+            last_resort.report_failure(self.spec, "measure more of", error)
         finally:
             self.dispatcher.watch(key, calls)
             if free:

@@ -72,13 +72,13 @@ class Gradient:
         by_name = {f"grad_{name}": one for name, one in zip(self.signature.written, gradients, strict=True)}
         values = {**tensors, **sizes, **keywords, **by_name}
         given = self.function(**{name: values[name] for name in self.parameters})
-        found = tuple(given) if isinstance(given, tuple | list) else (given,)
-        if len(found) != len(self.signature.read):
+        returned = tuple(given) if isinstance(given, tuple | list) else (given,)
+        if len(returned) != len(self.signature.read):
             raise SignatureError(
-                f"the gradient of kernel {self.kernel!r} returned {len(found)} gradients; it has to return one for each of "
+                f"the gradient of kernel {self.kernel!r} returned {len(returned)} gradients; it has to return one for each of "
                 f"{', '.join(self.signature.read)}, or None in its place."
             )
-        return found
+        return returned
 
 
 class Recorded(torch.autograd.Function):
@@ -98,8 +98,8 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         gradient, sizes, keywords = ctx.call
-        found = gradient(dict(zip(gradient.kept, ctx.saved_tensors, strict=True)), sizes, keywords, gradients)
-        by_name = dict(zip(gradient.signature.read, found, strict=True))
+        results = gradient(dict(zip(gradient.kept, ctx.saved_tensors, strict=True)), sizes, keywords, gradients)
+        by_name = dict(zip(gradient.signature.read, results, strict=True))
         return (None, None, None, None, *(by_name.get(name) for name in gradient.signature.names))
 
 
@@ -145,8 +145,8 @@ class Operator:
 
         def backward(ctx: Any, *gradients: Any) -> Any:
             kept = dict(zip(gradient.kept, ctx.saved_tensors, strict=True))
-            found = gradient(kept, ctx.sizes, ctx.keywords, gradients)
-            return (*found, *(None for _ in range(self._inputs - len(found))))
+            results = gradient(kept, ctx.sizes, ctx.keywords, gradients)
+            return (*results, *(None for _ in range(self._inputs - len(results))))
 
         self.definition.register_autograd(backward, setup_context=keep)
 

@@ -119,17 +119,17 @@ def known(multikernel: MultiKernel, work: Work) -> MultiKernel:
 
 def work_of(multikernel: MultiKernel) -> Any:
     """What a MultiKernel of a program was made from; None of others, such as those that users write."""
-    found = _recorded.get(multikernel)
-    return None if found is None else found.work
+    record = _recorded.get(multikernel)
+    return None if record is None else record.work
 
 
 @contextlib.contextmanager
-def meeting() -> Iterator[dict[MultiKernel, None]]:
+def collecting_multikernels() -> Iterator[dict[MultiKernel, None]]:
     """Within the block, gets every MultiKernel of a program that is made or asked for, those inside others among them."""
-    found: dict[MultiKernel, None] = {}
-    token = _met.set(found)
+    multikernels: dict[MultiKernel, None] = {}
+    token = _met.set(multikernels)
     try:
-        yield found
+        yield multikernels
     finally:
         _met.reset(token)
 
@@ -235,7 +235,7 @@ def _resume_all(multikernel: MultiKernel, rows: Mapping[KeyFields, Row]) -> None
             _resume(multikernel, fields, row)
         except (*NOT_HERE, PolytileError) as error:
             regime = multikernel.keys.regime(fields)
-            log.info("Kernel %r decides anew for %s: %s", multikernel.spec.name, regime, error)
+            log.info("Kernel %r decides again for %s: %s", multikernel.spec.name, regime, error)
 
 
 NOT_HERE = (LookupError, TypeError, ValueError)

@@ -64,7 +64,7 @@ class KernelSpec:
     reference       `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the
                     out and inout tensors; it must be right, not fast
     wide            whether the reference takes float64; without it runs at the arguments' own precision alone
-    told            (candidate, outcome) of the failures that were told; kernels with one owner share it
+    reported        (candidate, outcome) of the failures that were reported; kernels with one owner share it
     sampler         what stands in for the reference where all results would take too long or too much memory (tuning/sample.py)
     make_args       `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be missing where others
                     imply them; without it nothing can be tuned ahead of a call
@@ -89,7 +89,7 @@ class KernelSpec:
     make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)
     sampler: Sampler | None = field(default=None, compare=False, repr=False)
     wide: bool = True
-    told: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
+    reported: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.size_names) != len(self.size_codes):

@@ -151,7 +151,7 @@ class DecisionTree:
         for name, reason in request.rejected.items():
             outcome = request.outcomes.get(name)
             if outcome in DEFECTS or (outcome is Outcome.RAISED and request.spec.family == "user"):
-                self._tell(request, name, reason, outcome)
+                self._report_rejection(request, name, reason, outcome)
             if outcome is Outcome.RAISED and self._raises_everywhere(fields, request, name):
                 self.fail(name, reason)
             elif outcome is Outcome.TIMEOUT:
@@ -175,8 +175,8 @@ class DecisionTree:
         ran = any(one.candidate == name and one.seconds == one.seconds for one in standings)
         return len(self._raised[name]) >= RAISES and not ran
 
-    def _tell(self, request: Request, name: str, reason: str, outcome: Outcome) -> None:
-        told = request.spec.told
-        if name not in self._failures and (name, outcome.value) not in told:
-            told.add((name, outcome.value))
+    def _report_rejection(self, request: Request, name: str, reason: str, outcome: Outcome) -> None:
+        reported = request.spec.reported
+        if name not in self._failures and (name, outcome.value) not in reported:
+            reported.add((name, outcome.value))
             trace.rejected(request.spec, name, reason, outcome)

@@ -37,7 +37,7 @@ def trace_of(
             operators[node.name] = _operator(node, values, node in stored or node.op != "call_function")
         results = value if isinstance(value, tuple) else (value,)
         for k, result in enumerate(results):
-            made = _made(node, k if isinstance(value, tuple) else None)
+            made = _result_name(node, k if isinstance(value, tuple) else None)
             view = place(result) if isinstance(result, Tensor) else None
             if made is not None and view is not None and _is_result(view, node, made):
                 places.setdefault(made, view)
@@ -51,7 +51,7 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
     found: dict[Made, Made] = {}
     for node in graph.nodes:
         noted = node.meta.get(KEY)
-        made = _made(node)
+        made = _result_name(node)
         if not isinstance(noted, Result) or made is None or str(made.call) not in operators:
             continue
         if noted.call not in names:
@@ -72,7 +72,7 @@ def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> O
 
     def one(value: Any) -> Any:
         if isinstance(value, Name):
-            return Ref(_made(nodes[value.node]))
+            return Ref(_result_name(nodes[value.node]))
         if isinstance(value, sympy.Expr):
             return Ref(value) if value.free_symbols else int(value) if value.is_integer else float(value)
         if isinstance(value, tuple | list):
@@ -117,7 +117,7 @@ def _argument(value: Any, values: Values) -> Any:
     if isinstance(value, torch.fx.Node):
         number = values.get(value)
         if isinstance(number, Tensor | tuple):
-            made = _made(value)
+            made = _result_name(value)
             if made is not None:
                 return Ref(made)
         if not isinstance(number, sympy.Expr):
@@ -130,7 +130,7 @@ def _argument(value: Any, values: Values) -> Any:
     return value
 
 
-def _made(node: torch.fx.Node, output: int | None = None) -> Made | None:
+def _result_name(node: torch.fx.Node, output: int | None = None) -> Made | None:
     """The name of a node's result: of an element of several, as a result of the operator that gave them."""
     if node.op == "call_function" and node.target is operator.getitem:
         source, index = node.args

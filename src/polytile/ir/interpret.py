@@ -227,7 +227,7 @@ def _learn(fact: tuple[sympy.Expr, int, str], values: dict[sympy.Symbol, int]) -
 # programs ------------------------------------------------------------------------------------------------------------
 
 
-def _told(results: Sequence[Any], how: tuple[Any, ...]) -> int:
+def _number_in(results: Sequence[Any], how: tuple[Any, ...]) -> int:
     """The number that `how` (ir.program.Extern) finds in the results of a call."""
     what, output, dim = place_of(how)
     value = results[output]
@@ -305,7 +305,7 @@ class _Run:
         result = operation.target(*self.argument(operation.args), **kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for symbol, how in operation.symbols:
-            self.values[symbol] = sizes.evaluate(how, self.values) if isinstance(how, sympy.Expr) else _told(results, how)
+            self.values[symbol] = sizes.evaluate(how, self.values) if isinstance(how, sympy.Expr) else _number_in(results, how)
         for name, value in zip(operation.outputs, results, strict=False):
             if name is not None:
                 self.need({name})

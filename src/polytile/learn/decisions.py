@@ -21,7 +21,7 @@ class Decision:
     asked: Callable[[Example], bool]
     answer: Callable[[Offer], Hashable] = lambda offer: offer.name
 
-    def of(self, chosen: Sequence[Example]) -> list[Example]:
+    def examples_of(self, chosen: Sequence[Example]) -> list[Example]:
         """Examples of this decision: an offer for each answer, the fastest of those that give it. What the answer costs is then
         what the best of them costs."""
         return [self._posed(example) for example in chosen if self.asked(example)]

@@ -59,7 +59,7 @@ class Forest:
         """What each tree says of each row: a list of the rows' numbers for each tree."""
         walk = _compiled()
         if walk is None:
-            return [[self._at(root, row) for row in rows] for root in self.roots]
+            return [[self._leaf_value(root, row) for row in rows] for root in self.roots]
         count, trees, (nodes, roots) = len(rows), len(self.roots), self._packed
         values, out = array("d", [value for row in rows for value in row]), array("d", bytes(8 * count * trees))
         width = len(rows[0]) if rows else 0
@@ -76,7 +76,7 @@ class Forest:
         """As float32, which is what C compares with."""
         return array("f", self.number)
 
-    def _at(self, node: int, row: Sequence[float]) -> float:
+    def _leaf_value(self, node: int, row: Sequence[float]) -> float:
         while (feature := self.feature[node]) >= 0:
             node += self.down[node] + (row[feature] > self._numbers[node])
         return self._numbers[node]

@@ -156,7 +156,7 @@ class Trained:
             return None
         return _judged(self, problem, tuple(offers))
 
-    def of(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
+    def judge_on(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
         """The same for a device with the facts `machine`, whatever its architecture."""
         able = competing(offers)
         rows = features.features(problem, machine, able) if able else []
@@ -206,7 +206,7 @@ class Trained:
 @functools.lru_cache(maxsize=64)
 def _judged(model: Trained, problem: Problem, offers: tuple[Offer, ...]) -> Judgement | None:
     """Remembered, as several links ask about one choice."""
-    return model.of(problem, dict(device.described(problem.device)), offers)
+    return model.judge_on(problem, dict(device.described(problem.device)), offers)
 
 
 def competing(offers: Sequence[Offer]) -> list[Offer]:

@@ -56,7 +56,7 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
     if kernel.scales is not None:
         own = [zip(scales.STRIDES[name], scales.AXES[name], strict=True) for name in scales.blocks(kernel)]
         ends += [symbol(stride) * symbol(size) for pairs in own for stride, size in pairs]
-    ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
+    ends += [far for prologue_kernel in kernel.prologue_kernels for far in reaches(prologue_kernel)]
     items = sizes.ONE if kernel.spec.grouped == "m" else symbol("batch")
     return (*ends, items * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
@@ -65,7 +65,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
     in these layouts."""
     full = {**kernel.dense_strides(size), **size}
-    loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
+    loops = [(prologue_kernel.loop, prologue_kernel.symbols) for prologue_kernel in kernel.prologue_kernels]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors: list[torch.Tensor] = []
     for t in kernel.tensors[: len(kernel.tensors) - kernel.packed]:

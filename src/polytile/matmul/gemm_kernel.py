@@ -67,6 +67,11 @@ class GemmKernel:
     second: tuple[str, str] | None = None
     scales: tuple[scales.Blocks | None, scales.Blocks] | None = None
 
+    @property
+    def prologue_kernels(self) -> tuple[canonical.LoopKernel, ...]:
+        """The prologues that there are."""
+        return tuple(prologue_kernel for prologue_kernel in self.prologues if prologue_kernel is not None)
+
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
@@ -74,7 +79,7 @@ class GemmKernel:
         loop += canonical.signs(self.symbols) if self.epilogue else ""
         switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
         switches += f" scaled {self.scales}" if self.scales is not None else ""
-        computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
+        computed = "".join(f"{prologue_kernel.text}\n" for prologue_kernel in self.prologue_kernels)
         return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
     @cached_property
@@ -83,7 +88,7 @@ class GemmKernel:
 
     @property
     def size_names(self) -> tuple[str, ...]:
-        own = [s.name for made in self.prologues if made is not None for s in made.symbols]
+        own = [s.name for prologue_kernel in self.prologue_kernels for s in prologue_kernel.symbols]
         last: tuple[str, ...] = SECOND_SIZES if self.second is not None else scales.size_names(self)
         last += (IS_PACKED.name,) if self.packed else ()
         return (*self.leading, *[s.name for s in self.symbols], *own, *last)
@@ -105,8 +110,8 @@ class GemmKernel:
     def operand_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The type of each operand's elements as a kernel loads or computes them: its tensor's, or its prologue's result."""
         a, b = (
-            tensors[0].dtype if made is None else made.tensors[-1].dtype
-            for tensors, made in zip(self.inputs, self.prologues, strict=True)
+            tensors[0].dtype if operand_prologue is None else operand_prologue.tensors[-1].dtype
+            for tensors, operand_prologue in zip(self.inputs, self.prologues, strict=True)
         )
         return a, b
 
@@ -119,8 +124,8 @@ class GemmKernel:
         """Whether generated kernels load A, and B, element by element: neither axis is known to have stride 1, or the
         rows are not a multiple of 16 elements apart."""
         a, b = (
-            bool(elements % 16) or (made is None and layout == "any")
-            for elements, made, layout in zip(self._row_pitches(size), self.prologues, self.layouts, strict=True)
+            bool(elements % 16) or (operand_prologue is None and layout == "any")
+            for elements, operand_prologue, layout in zip(self._row_pitches(size), self.prologues, self.layouts, strict=True)
         )
         return a, b
 
@@ -131,8 +136,8 @@ class GemmKernel:
         rows = ("a_stride_k", "K") if spec.a_layout == "m" else ("a_stride_m", "M")
         columns = ("b_stride_n", "N") if spec.b_layout == "k" else ("b_stride_k", "K")
         a, b = (
-            full[stride] if made is None and full[count] > 1 else 0
-            for made, (stride, count) in zip(self.prologues, (rows, columns), strict=True)
+            full[stride] if operand_prologue is None and full[count] > 1 else 0
+            for operand_prologue, (stride, count) in zip(self.prologues, (rows, columns), strict=True)
         )
         return a, b
 
@@ -211,8 +216,8 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     a, b, spec = template.a, template.b, _spec(template)
     dtype = _common_type(template)
     first, other = (
-        prologue.canonicalize(made, name, buffers) if made is not None else None
-        for name, made in zip("AB", template.prologues, strict=True)
+        prologue.canonicalize(operand_prologue, name, buffers) if operand_prologue is not None else None
+        for name, operand_prologue in zip("AB", template.prologues, strict=True)
     )
     read = _operand("A", a, first, buffers) + _operand("B", b, other, buffers)
     second = shared = None

@@ -107,10 +107,10 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
     """Operand B packed, for the kernel's integers `size`; None where these say that it is not packed."""
     if not size.get(IS_PACKED.name):
         return None
-    made = kernel.prologues[1]
-    if made is not None:
-        weight, b = b, torch.empty(size["K"] * size["N"], dtype=made.tensors[-1].dtype)
-        prologue.evaluated(made, None)(weight, b)
+    prologue_b = kernel.prologues[1]
+    if prologue_b is not None:
+        weight, b = b, torch.empty(size["K"] * size["N"], dtype=prologue_b.tensors[-1].dtype)
+        prologue.evaluated(prologue_b, None)(weight, b)
     strides = size["b_stride_k"], size["b_stride_n"]
     matrix = b.as_strided((size["K"], size["N"]), strides, b.storage_offset())
     return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel))

@@ -54,9 +54,9 @@ def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Can
     return Canonical(LoopKernel(body, tensors, tuple(symbols.values())), site)
 
 
-def tensor_count(made: LoopKernel | None) -> int:
+def tensor_count(kernel: LoopKernel | None) -> int:
     """How many tensors an operand with this prologue is read from."""
-    return 1 if made is None else len(made.tensors) - 1
+    return 1 if kernel is None else len(kernel.tensors) - 1
 
 
 def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
@@ -74,7 +74,7 @@ def split_arguments(
     first, second = map(len, kernel.inputs)
     tensors = args[: len(kernel.tensors)]
     ints = dict(zip(kernel.size_names, args[len(kernel.tensors) :], strict=True))
-    own = [() if made is None else tuple(ints[symbol.name] for symbol in made.symbols) for made in kernel.prologues]
+    own = [() if loop is None else tuple(ints[symbol.name] for symbol in loop.symbols) for loop in kernel.prologues]
     others = tensors[first + second : len(tensors) - kernel.packed]
     rest = (*others, *[ints[name] for name in kernel.plain.size_names])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
@@ -99,12 +99,12 @@ def materialise_operands(
     return [*in_memory, *rest]
 
 
-def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., None]:
+def evaluated(kernel: LoopKernel, precision: torch.dtype | None) -> Callable[..., None]:
     """The prologue by definition, on its flat arguments."""
 
     def run(*args: Any) -> None:
-        tensors = dict(zip([t.name for t in made.tensors], args, strict=False))
-        values = dict(zip(made.symbols, args[len(made.tensors) :], strict=True))
-        evaluate.run_loop(made.loop, tensors, values, precision)
+        tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
+        values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
+        evaluate.run_loop(kernel.loop, tensors, values, precision)
 
     return run

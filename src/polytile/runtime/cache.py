@@ -86,7 +86,7 @@ class Cache:
 
     def folder(self, name: str) -> Path:
         """The sub-directory `name`, made if needed with mode 0700. Falls back as `write` does."""
-        return self._attempt(lambda cache: cache._made(name))
+        return self._attempt(lambda cache: cache._folder(name))
 
     def write(self, name: str, payload: bytes, *, sealed: bool = True, durable: bool = False) -> Path:
         """Writes the file `name` atomically and returns where it is.
@@ -97,7 +97,7 @@ class Cache:
         content = payload + seal(name, payload) if sealed else payload
 
         def put(cache: Cache) -> Path:
-            path = cache._made(os.path.dirname(name)) / os.path.basename(name)
+            path = cache._folder(os.path.dirname(name)) / os.path.basename(name)
             write_atomically(path, content, cache._temporary(), durable)
             return path
 
@@ -199,14 +199,14 @@ class Cache:
             self.set_aside(name, "is truncated or was not written by polytile")
         return None
 
-    def _made(self, folder: str) -> Path:
+    def _folder(self, folder: str) -> Path:
         path = self.root / folder
         if not path.is_dir():
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def _temporary(self) -> Path:
-        return self._made("tmp") / f"{os.getpid()}-{os.urandom(6).hex()}"
+        return self._folder("tmp") / f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
 _lock = locks.lock()

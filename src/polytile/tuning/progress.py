@@ -75,7 +75,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         unwatch(watcher)
 
 
-def tell(step: Step) -> None:
+def report_step(step: Step) -> None:
     """Tells all watchers, and the log of finished problems."""
     if step.finished:
         log.info("%s", step)

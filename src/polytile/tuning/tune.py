@@ -199,7 +199,7 @@ class _Trial:
         best = min(done, key=lambda attempt: attempt.seconds, default=None)
         name, seconds = (best.candidate.name, best.seconds) if best is not None else ("", math.nan)
         checked = len(self.attempts.keys() | self.passed.keys())
-        progress.tell(
+        progress.report_step(
             progress.Step(
                 task.kernel or task.problem.family, task.problem.sizes, len(task.candidates), checked, doing,
                 name, seconds, self.left, finished,

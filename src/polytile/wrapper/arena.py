@@ -48,9 +48,9 @@ class Arena:
 def arena(all_lines: Sequence[Line], known: Set[str]) -> Arena | None:
     """The arena of a program in which the symbols `known` have values when the arguments do; None where less than two memories
     would be in it."""
-    found = _memories(all_lines)
+    memories = _memories(all_lines)
     shown = _seen_by_others(all_lines)
-    sized = [memory for memory in found if _symbols_of(memory.buffer) <= known]
+    sized = [memory for memory in memories if _symbols_of(memory.buffer) <= known]
     for memory in sized:
         memory.inside = memory.inside and not memory.names & shown
     devices = {memory.buffer.device for memory in sized if isinstance(memory.buffer, Buffer)}
@@ -66,7 +66,7 @@ def _symbols_of(buffer: Buffer | str) -> set[str]:
 
 
 def _memories(all_lines: Sequence[Line]) -> list[Memory]:
-    found: list[Memory] = []
+    memories: list[Memory] = []
     owner: dict[str, Memory] = {}
     alive: dict[int, set[str]] = {}
     for position, line in enumerate(all_lines):
@@ -74,10 +74,10 @@ def _memories(all_lines: Sequence[Line]) -> list[Memory]:
             for name in line.names:
                 owner[name] = Memory(name, 0, len(all_lines), False, {name})
                 alive[id(owner[name])] = {name}
-            found += [memory for name, memory in owner.items() if name not in line.kept]
+            memories += [memory for name, memory in owner.items() if name not in line.kept]
         elif isinstance(line, lines.Allocate | lines.PickOutput):
             memory = Memory(line.buffer, position, len(all_lines), isinstance(line, lines.Allocate), {line.buffer.name})
-            found.append(memory)
+            memories.append(memory)
             owner[line.buffer.name] = memory
             alive[id(memory)] = {line.buffer.name}
         elif isinstance(line, lines.Reuse) and line.old.name in owner:
@@ -89,7 +89,7 @@ def _memories(all_lines: Sequence[Line]) -> list[Memory]:
             alive[id(memory)].discard(line.name)
             if not alive[id(memory)]:
                 memory.last = position
-    return [memory for memory in found if isinstance(memory.buffer, Buffer) or memory.last < len(all_lines)]
+    return [memory for memory in memories if isinstance(memory.buffer, Buffer) or memory.last < len(all_lines)]
 
 
 def _seen_by_others(all_lines: Sequence[Line]) -> set[str]:

@@ -70,11 +70,11 @@ def _solve(facts: Sequence[Fact], known: dict[sympy.Symbol, None], fresh: Callab
 
 def used_symbols(body: Sequence[Line]) -> set[str]:
     """Names of the symbols that the lines read."""
-    found: set[str] = set()
+    names: set[str] = set()
     for line in body:
         for value in vars(line).values():
-            found |= _symbols_in(value)
-    return found
+            names |= _symbols_in(value)
+    return names
 
 
 def _symbols_in(value: object) -> set[str]:

@@ -58,11 +58,11 @@ def register_backend(name: str, backend: Backend, device: str = "", load: Load |
 
 def backend(name: str, device: str = "") -> Backend:
     """The backend called `name` for a type of device; raises OptionError naming those there are."""
-    found = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
-    if found is None:
+    writer = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
+    if writer is None:
         known = ", ".join(sorted({known for known, _ in _BACKENDS}))
         raise OptionError(f"option 'wrapper': there is no wrapper backend {name!r}; there are: {known}.")
-    return found
+    return writer
 
 
 def load_of(backend: Backend) -> Load | None:

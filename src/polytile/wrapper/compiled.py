@@ -54,9 +54,9 @@ def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
     return Wrapped(source, _Swapped(name, unit, plain.call).call, plain.names)
 
 
-def unit_of(made: Wrapped) -> cpp.Unit | None:
+def unit_of(wrapped: Wrapped) -> cpp.Unit | None:
     """What Python's text of a program holds for C."""
-    held = made.call.__globals__.get(cpp.NAME)
+    held = wrapped.call.__globals__.get(cpp.NAME)
     return None if held is None else cpp.Unit(*held)
 
 
@@ -96,20 +96,20 @@ class _Swapped:
         self.scope["serve"] = self.plain
         try:
             library = compiling.compile_c(FILE, unit.source, FLAGS).result()
-            made = in_c(self.name, unit, library, self.plain)
+            program_in_c = in_c(self.name, unit, library, self.plain)
             if self.wants_graphs:
-                self.use_graphs(made, unit.device)
-            sizes_seen.serve(self.call, made)
-            self.scope["serve"] = made
+                self.use_graphs(program_in_c, unit.device)
+            sizes_seen.serve(self.call, program_in_c)
+            self.scope["serve"] = program_in_c
         except (CompilerMissing, CacheError) as error:
             log.info("Program %s stays with Python's wrapper: %s", self.name, error)
         except CompileFailed as error:
             log.warning("Program %s stays with Python's wrapper: %s", self.name, error)
 
-    def use_graphs(self, made: Call, device: int) -> None:
+    def use_graphs(self, call: Call, device: int) -> None:
         """Has calls of the program in C use CUDA graphs, where there can be some."""
         try:
-            self.call.cuda_graphs = ProgramGraphs(made, device)
+            self.call.cuda_graphs = ProgramGraphs(call, device)
         except DeviceError as error:
             self.call.cuda_graphs = f"none: {error}"
             log.warning("Program %s runs without CUDA graphs: %s", self.name, error)
@@ -118,8 +118,8 @@ class _Swapped:
 def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:
     """The program of a compiled unit; `plain` makes the calls that it declines, of arguments that are no plain tensors. Raises
     LoadFailed."""
-    made: Call = program.module().Program(
+    program_in_c: Call = program.module().Program(
         name, library.address(cpp.FUNCTION), unit.kernels, unit.parts, unit.constants, unit.errors, unit.arguments,
         unit.tensors, unit.memories, tensors.as_declared, plain,
     )  # fmt: skip
-    return made
+    return program_in_c

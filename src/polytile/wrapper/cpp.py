@@ -171,10 +171,10 @@ class UnitWriter(lines.LineWriter):
             self.add(f"{static}const int64_t {self.arrays[key]}[] = {{{items}}};")
         return self.arrays[key]
 
-    def layout(self, of: Any) -> str:
+    def layout(self, tensor: Any) -> str:
         """The layout of a buffer or view."""
-        sizes, strides = self.array(of.sizes), self.array(of.strides)
-        return f"&(const Layout){{{len(of.sizes)}, {sizes}, {strides}, {program.number_of(of.dtype)}}}"
+        sizes, strides = self.array(tensor.sizes), self.array(tensor.strides)
+        return f"&(const Layout){{{len(tensor.sizes)}, {sizes}, {strides}, {program.number_of(tensor.dtype)}}}"
 
     # what Python does ------------------------------------------------------------------------------------------------
 
@@ -265,17 +265,17 @@ class UnitWriter(lines.LineWriter):
 
     # lines: memory ---------------------------------------------------------------------------------------------------
 
-    def make_arena(self, made: Arena) -> None:
+    def make_arena(self, arena: Arena) -> None:
         """One allocation, of all that kernels alone see."""
         layouts, lives = [], []
-        for memory in made.memories:
-            of, inside = memory.buffer, int(memory.inside)
-            known = ("1", self.tensor(of)) if isinstance(of, str) else (str(of.dtype.itemsize), "-1")
-            layouts.append("0" if isinstance(of, str) else self.layout(of))
+        for memory in arena.memories:
+            buffer, inside = memory.buffer, int(memory.inside)
+            known = ("1", self.tensor(buffer)) if isinstance(buffer, str) else (str(buffer.dtype.itemsize), "-1")
+            layouts.append("0" if isinstance(buffer, str) else self.layout(buffer))
             lives.append(f"{{{memory.first}, {memory.last}, {inside}, {', '.join(known)}}}")
         self.add(f"static const Life lives[] = {{{', '.join(lives)}}};")
         self.add(f"const Layout *const memories[] = {{{', '.join(layouts)}}};")
-        self.do(f"api->arena(f, lives, memories, {len(made.memories)}, {_device(made.device)})")
+        self.do(f"api->arena(f, lives, memories, {len(arena.memories)}, {_device(arena.device)})")
 
     def allocate(self, line: lines.Allocate) -> None:
         buffer, layout = line.buffer, self.layout(line.buffer)
@@ -354,7 +354,7 @@ _BEFORE_ACCEPTANCE = (
 
 def _identifier(name: str) -> str:
     """`name` in letters that an identifier of C may have; different ones of different names."""
-    return re.sub(r"\W|_(?=[0-9a-f]+_)", lambda found: f"_{ord(found[0]):x}_", name, flags=re.ASCII)
+    return re.sub(r"\W|_(?=[0-9a-f]+_)", lambda match: f"_{ord(match[0]):x}_", name, flags=re.ASCII)
 
 
 def _ints(kind: str, items: Sequence[str]) -> str:

@@ -120,15 +120,15 @@ class _Writer(lines.LineWriter):
         self.modules = 0
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
-        return self._noted(self.graph.call_function(target, args, kwargs))
+        return self._with_note(self.graph.call_function(target, args, kwargs))
 
     def effect(self, module: torch.nn.Module, *args: Any, name: str = "part") -> torch.fx.Node:
         self.modules += 1
         target = name if not hasattr(self.root, name) else f"{name}_{self.modules}"
         self.root.add_module(target, module)
-        return self._noted(self.graph.call_module(target, args))
+        return self._with_note(self.graph.call_module(target, args))
 
-    def _noted(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _with_note(self, node: torch.fx.Node) -> torch.fx.Node:
         if self.note:
             node.meta["source_operators"] = self.note
         return node
@@ -227,24 +227,24 @@ class _Writer(lines.LineWriter):
         return self.call(tensors.reinterpret_plainly, base, self.numbers(layout.sizes), self.numbers(layout.strides), start)
 
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
-        found = self.effect(Call(line.find), self.values[line.weight], name=f"find_{line.name}")
-        self.values[line.name] = found
-        self.values[line.symbol.name] = self.call(is_there, found)
+        packed = self.effect(Call(line.find), self.values[line.weight], name=f"find_{line.name}")
+        self.values[line.name] = packed
+        self.values[line.symbol.name] = self.call(is_there, packed)
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         args = (*(self.values[name] for name in line.tensors), *self.numbers(line.sizes))
-        self._noted(self.graph.call_module(line.kernel, args))
+        self._with_note(self.graph.call_module(line.kernel, args))
 
     def call_library(self, line: lines.CallLibrary) -> None:
         args = [self.argument(value) for value in line.args]
         kwargs = {name: self.argument(value) for name, value in line.kwargs}
         if isinstance(line.target, torch._ops.OpOverload):
-            made = self._noted(self.graph.call_function(line.target, tuple(args), kwargs))
+            result = self._with_note(self.graph.call_function(line.target, tuple(args), kwargs))
         else:
-            made = self.effect(Call(line.target), *args, name="library")
-            made.kwargs = kwargs
+            result = self.effect(Call(line.target), *args, name="library")
+            result.kwargs = kwargs
         if line.result is not None:
-            self.values[line.result] = made
+            self.values[line.result] = result
 
     def pick_output(self, line: lines.PickOutput) -> None:
         strides = self.numbers(line.buffer.strides)

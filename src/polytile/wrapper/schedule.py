@@ -43,13 +43,13 @@ def schedule(
     """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one
     that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed. Raises IRError
     where a line needs a size that is not known by then."""
-    made = _Schedule(program, call_of, inplace or {})
-    head, body = argument_lines(program, made.fresh), made.body()
-    planned = plan(body, program, traced or {}, made.taken)
+    scheduling = _Schedule(program, call_of, inplace or {})
+    head, body = argument_lines(program, scheduling.fresh), scheduling.body()
+    planned = plan(body, program, traced or {}, scheduling.taken)
     constants = [lines.Constant(name, value) for name, value in program.constants.items()]
     arguments = without_unused(head, planned)
     check_bound([*arguments, *planned])
-    return (*constants, *made.defined, *_on_its_device(program), *arguments, *planned)
+    return (*constants, *scheduling.defined, *_on_its_device(program), *arguments, *planned)
 
 
 class _Schedule:

@@ -57,10 +57,10 @@ def caller(line: CallLibrary) -> Callable[..., Any]:
     """What makes a library call in the least time. Tensors have stand-ins, as which function calls an overload depends on the
     kinds of its arguments alone."""
     if type(line.target) is not torch._ops.OpOverload:
-        found: Callable[..., Any] = line.target
-        return found
-    standing = functools.partial(_stand_in, torch.empty(1, 1))
-    given, named = standing(line.args), {name: standing(value) for name, value in line.kwargs}
+        target: Callable[..., Any] = line.target
+        return target
+    stand_in = functools.partial(_stand_in, torch.empty(1, 1))
+    given, named = stand_in(line.args), {name: stand_in(value) for name, value in line.kwargs}
     return SAME_BUT_FASTER.get(line.target) or quickest(line.target, given, named)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.schedule import schedule_of
 from polytile.problem import Config
 from polytile.runtime import cpu
 
@@ -36,10 +37,10 @@ SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
 def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
     """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
     more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
-    found = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
+    configs = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
     if problem.dense[1:] == (True, True):
-        found += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
-    return tuple(found)
+        configs += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
+    return tuple(configs)
 
 
 def multiplies_pairs() -> bool:
@@ -49,10 +50,10 @@ def multiplies_pairs() -> bool:
 
 def valid(config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` is worth trying at these sizes. It is right at all of them."""
-    return config["variant"] == "flash" or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
+    return not schedule_of(config).shares_keys or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
 
 
 def label(config: Config) -> str:
     """A config as a candidate's name: "flash 48x256 bf16 t2", "split 128 t1"."""
-    blocks = f"{config['rows']}x{config['keys']}" if config["variant"] == "flash" else str(config["keys"])
+    blocks = str(config["keys"]) if schedule_of(config).shares_keys else f"{config['rows']}x{config['keys']}"
     return f"{config['variant']} {blocks}{' bf16' if config.get('pairs') else ''} t{config['threads']}"

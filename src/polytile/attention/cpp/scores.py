@@ -94,7 +94,7 @@ class _Functions:
     def _body(self) -> Body:
         nest = Nest(self.loop, Form.POINTWISE, self.loop.axes[3], self.loop.axes[:3], ())
         body = Body(self.kernel, nest, str(self.lanes))
-        body.made = {id(SCORE): always("acc")}
+        body.overrides = {id(SCORE): always("acc")}
         return body
 
     def _of_vector(self, out: Writer, name: str, node: Node) -> None:
@@ -110,9 +110,9 @@ class _Functions:
         """A function that writes where the keys that queries from `first` to `last` may see, and those that all see, end."""
         body, scope = self._body(), Scope(leave="return;")
         mask = self.scores.mask
-        found = WHOLE if mask is None else Analysis(_opaque(body, scope)).bounds(mask)
+        bounds = WHOLE if mask is None else Analysis(_opaque(body, scope)).bounds(mask)
         lines = list(scope.lines)
-        lines += [f"keys[{k}] = {text.index(end)};" for k, end in enumerate(_ends(found)) if end is not None]
+        lines += [f"keys[{k}] = {text.index(end)};" for k, end in enumerate(_ends(bounds)) if end is not None]
         places = ", ".join(f"const long {place}" for place in (BATCH, HEAD, *BLOCK))
         self._function(out, f"static inline void bounds({GIVEN}, {places}, long* keys) {{", lines)
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.schedule import BY_NAME, AttentionSchedule, schedule_of
 from polytile.attention.triton.unit import padded
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
@@ -68,23 +69,23 @@ def backward_shared_bytes(row: Row, head: int, itemsize: int) -> int:
     return (2 * (max(m, n) + stages * max(m, n)) * head + 2 * m * n) * itemsize
 
 
-def _rows(variant: str, itemsize: int) -> dict[int, tuple[Row, ...]]:
-    if variant == "backward":
+def _rows(schedule: AttentionSchedule, itemsize: int) -> dict[int, tuple[Row, ...]]:
+    if schedule.derivative:
         return BACKWARD[itemsize]
-    return SHARES[itemsize] if variant == "split" else HALF if itemsize == 2 else SINGLE
+    return SHARES[itemsize] if schedule.shares_keys else HALF if itemsize == 2 else SINGLE
 
 
 @cache
 def _space(itemsize: int, shared: int) -> tuple[Config, ...]:
     ways: list[tuple[str, dict[str, Any]]] = [("flash", {}), ("flash", {"packed": 1})]
     ways += [("split", {"packed": 1, "waves": waves}) for waves in WAVES]
-    found: dict[Config, None] = {}
+    configs: dict[Config, None] = {}
     for variant, more in ways:
-        for head, rows in _rows(variant, itemsize).items():
+        for head, rows in _rows(BY_NAME[variant], itemsize).items():
             for m, n, stages, warps in rows:
                 if shared_bytes((m, n, stages, warps), head, itemsize) <= shared:
-                    found[Config.of(variant=variant, m=m, n=n, stages=stages, warps=warps, **more)] = None
-    return tuple(found)
+                    configs[Config.of(variant=variant, m=m, n=n, stages=stages, warps=warps, **more)] = None
+    return tuple(configs)
 
 
 @cache
@@ -114,14 +115,14 @@ def row_of(config: Config) -> Row:
 def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` is worth trying at these sizes. Every config is right at all of them, where a block holds a head."""
     head, queries, itemsize = head_block(size), size["Mq"], problem.dtype.itemsize
-    row, variant = row_of(config), str(config["variant"])
-    if row not in _rows(variant, itemsize).get(head, ()):
+    row, schedule = row_of(config), schedule_of(config)
+    if row not in _rows(schedule, itemsize).get(head, ()):
         return False
-    if variant == "backward":
+    if schedule.derivative:
         return min(queries, size["Mkv"], size["D"], size["Dv"]) > 0 and _fits(row[0], queries, itemsize)
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
-    if variant == "split":
+    if schedule.shares_keys:
         return 0 < rows <= FEW_ROWS and _fits(row[0], rows, itemsize) and size["Mkv"] >= 2 * row[1]
     if config.get("packed"):
         return group > 1 and queries <= PACKED_UP_TO and _fits(row[0], rows, itemsize)
@@ -140,6 +141,6 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 def label(config: Config) -> str:
     """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
     "backward 64x64 s2 w4"."""
-    packed = " packed" if config.get("packed") and config["variant"] == "flash" else ""
+    packed = " packed" if config.get("packed") and not schedule_of(config).shares_keys else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")

@@ -88,7 +88,7 @@ class Unit:
         self.tiles = {masked: self._tile(not masked) for masked in (True, False)}
         self.body = Body(self.scores.kernel, self.tiles[True], facts)
         self.scale = problem.scale if problem.scale is not None else max(1, values["D"]) ** -0.5
-        self.body.made[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
+        self.body.overrides[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
 
     def _own_lengths(self, scores: Scores) -> Scores:
         """Scores with the lengths of the sequence that a program has."""
@@ -277,9 +277,9 @@ class Unit:
     def bounds(self) -> Bounds:
         """Which keys the block's queries see; adds lines for what those bounds are made of."""
         mask = self.scores.mask
-        found = WHOLE if mask is None else Analysis(self._opaque).bounds(mask)
+        bounds = WHOLE if mask is None else Analysis(self._opaque).bounds(mask)
         self.flush(self.scope)
-        return found
+        return bounds
 
     def _opaque(self, node: Node) -> Range:
         """The least and the largest value over the block's rows of an integer that no expression describes."""

@@ -93,7 +93,7 @@ class LtCandidate(NativeProduct):
         if not proposals:
             return {}
         algorithm = proposals[min(self.rank, len(proposals) - 1)]
-        return {"algorithm": algorithm.text, "algorithm_attributes": algorithm.told}
+        return {"algorithm": algorithm.text, "algorithm_attributes": algorithm.attributes}
 
     def _proposals(self, sizes: Mapping[str, int]) -> tuple[Algorithm, ...]:
         dtypes = self.kernel.in_dtype, self.product.d.dtype

@@ -40,16 +40,15 @@ def always(text: str) -> Callable[[Scope], str]:
 class Body(Emitter[Scope]):
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
-    `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
-    where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by id.
-    `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted
-    to, `tail` and `n` are the tail tag and the number of live lanes.
+    `destinations` says where stores put whole vectors of values for the schedule to write; `streamed` has the non-temporal
+    stores, by id. `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted to, `tail`
+    and `n` are the tail tag and the number of live lanes.
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
         super().__init__(nest.nodes)
         self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
-        self.placed: dict[int, str] = {}
+        self.destinations: dict[int, str] = {}
         self.streamed: frozenset[int] = frozenset()
         self._checks = checks.numbers(nest.loop)
         self._bound = 0
@@ -71,22 +70,12 @@ class Body(Emitter[Scope]):
         scope.lines.append(f"const V<{kind}, {self.lanes_of(node)}> {self.name(node)} = {value};")
         return self.name(node)
 
-    def _value(self, node: Node, scope: Scope) -> str:
-        if id(node) in self.made:
-            return self.made[id(node)](scope)
-        match node:
-            case Index():
-                return self._index_value(node)
-            case Load():
-                return memory.load(self, node, scope)
-            case Op(name="check_index"):
-                return self._checked(node, scope)
-            case Op(name="check_divisor"):
-                return self._divisor(node, scope)
-            case Op():
-                lanes = self.lanes_of(node)
-                return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
-        raise AssertionError(f"{type(node).__name__} is made by the schedule, not as a value of its own")
+    def _load(self, node: Load, scope: Scope) -> str:
+        return memory.load(self, node, scope)
+
+    def _operation(self, node: Op, scope: Scope) -> str:
+        lanes = self.lanes_of(node)
+        return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
 
     def operand(self, node: Node, lanes: str, scope: Scope) -> str:
         """`node`'s value as a vector of `lanes` lanes."""

@@ -148,8 +148,8 @@ class _Tile:
         """What is known of a column: values made in state lambdas before number `values`, results of `results` passes."""
         scope = Scope([], dict(uniform.names), leave)
         for node in self.state:
-            made = self.nest.passes_before(node)
-            if made <= results if is_result(node) else made < values:
+            passes = self.nest.passes_before(node)
+            if passes <= results if is_result(node) else passes < values:
                 scope.names[id(node)] = f"s.{self.body.name(node)}"
         return scope
 
@@ -167,7 +167,7 @@ class _Tile:
             reductions.update(r, self.body, scope, masked=False)
         self.body.stores(one.stores, scope)
         self._keep(k, scope)
-        self.body.made, self.body.placed = {}, {}
+        self.body.overrides, self.body.destinations = {}, {}
         acc = f", Acc{k}& acc" if one.accumulates else ""
         reduced = "".join(f", const long {a.symbol}" for a in self.nest.loop.reduced)
         with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
@@ -209,14 +209,14 @@ class _Tile:
         """Tells the body what is in tiles when pass k runs."""
         if self.transposed is None:
             return
-        for node in (*self.transposed.loads, *(n for n, made in self.transposed.cached.items() if made < k)):
+        for node in (*self.transposed.loads, *(n for n, first in self.transposed.cached.items() if first < k)):
             sign = "-" if isinstance(node, Load) and node.dtype == torch.bool else ""
-            self.body.made[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
-        self.body.placed = {id(s): self._row(s) for s in self.transposed.stores}
+            self.body.overrides[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
+        self.body.destinations = {id(s): self._row(s) for s in self.transposed.stores}
 
     def _keep(self, k: int, scope: Scope) -> None:
-        for node, made in self.transposed.cached.items() if self.transposed else ():
-            if made == k:
+        for node, first in self.transposed.cached.items() if self.transposed else ():
+            if first == k:
                 kind = text.value_type(node.dtype)
                 scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
 
@@ -303,10 +303,9 @@ class _Tile:
 
     def _loops(self, out: Writer, one: Pass) -> None:
         """The loops over the reduced axes around a pass. A scan runs in one go, its carries in the totals; else running
-        values are folded into the totals block by block. Threads that share a tile, and blocks, divide the innermost axis
-        whose length only the call knows."""
+        values are folded into the totals block by block, along the axis that the pass cuts (Pass.cut)."""
         reduced, k = self.nest.loop.reduced, one.number
-        cut = 0 if one.scans else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
+        cut = next(i for i, axis in enumerate(reduced) if axis is one.cut)
         size, name = domain.count([reduced[cut]]), reduced[cut].symbol
         begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
         heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in reduced]

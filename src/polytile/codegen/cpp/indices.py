@@ -15,7 +15,7 @@ from polytile.ir import sizes
 
 def index_vector(e: sympy.Expr, vec: sympy.Symbol, lanes: str, indirect: Mapping[sympy.Symbol, str]) -> str:
     """C++ for the indices of all lanes: the axis `vec` counts up along them, and each symbol of `indirect` is a vector with
-    that text. It divides as Python does (see `kernels.index_text`). Raises LoweringError for an expression without a C++
+    that text. It divides as Python does (see codegen/index_text.py). Raises LoweringError for an expression without a C++
     form."""
     step = None if e.free_symbols & indirect.keys() else sizes.coefficient(e, vec)
     if step == 0:

@@ -12,11 +12,11 @@ from polytile.codegen.cpp.tiled import tiled
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import printer
+from polytile.schedule.answers import Share
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes
-from polytile.schedule.cpu.scheduled import scheduled
+from polytile.schedule.cpu.scheduled import apply_schedule
 from polytile.schedule.nest import Form
-from polytile.schedule.schedule import Share
 
 Emitter = Callable[[Unit, Writer], None]
 
@@ -34,15 +34,15 @@ EMITTERS: dict[tuple[Form, Share, Lanes], Emitter] = {
 
 
 def generate(kernel: LoopKernel, schedule: CpuSchedule, name: str, vector_bytes: int) -> str:
-    """The translation unit of a kernel in `scheduled.spelled` form under `schedule`, entry point `name`, for vectors of
+    """The translation unit of a kernel after `apply_rewrites`, under `schedule`, with the entry point `name`, for vectors of
     `vector_bytes` bytes. Raises LoweringError where some operation has no C++ form.
 
-    scheduled   what the schedule makes of the loop: its vectors, caches, threads and passes, as data
-    unit        what writes the loop's values
-    emitter     writes the loops around them
-    source      puts the function with its arguments around that, and ahead of it what of the prelude it uses
+    apply_schedule   what the schedule makes of the loop: its vectors, caches, threads and passes, as data
+    Unit             writes the loop's values
+    EMITTERS         write the loops around them
+    Unit.source      puts the function with its arguments around that, and ahead of it what of the prelude it uses
     """
-    loop = scheduled(kernel, schedule)
+    loop = apply_schedule(kernel, schedule)
     debug.show(4, lambda: f"{printer.loop_text(kernel.loop)}\n{loop.text}")
     unit, work = Unit(loop, vector_bytes), Writer()
     EMITTERS[loop.nest.form, schedule.share, schedule.lanes](unit, work)

@@ -84,9 +84,9 @@ def pointer(body: Body, node: Load) -> str:
 
 def store(body: Body, store: Store, scope: Scope) -> None:
     """Adds the line of one store, whose values the scope knows."""
-    if id(store) in body.placed:
+    if id(store) in body.destinations:
         kind, value = text.value_type(store.value.dtype), _value(body, store, body.lanes, scope)
-        scope.lines.append(f"store<{kind}, {kind}, {body.lanes}>({body.placed[id(store)]}, {value});")
+        scope.lines.append(f"store<{kind}, {kind}, {body.lanes}>({body.destinations[id(store)]}, {value});")
         return
     index, vectors = body.indirect(store.indirect, store.index, scope)
     step = None if vectors else sizes.coefficient(index, body.nest.vec.symbol)

@@ -124,15 +124,15 @@ def _pass(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
 
 def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
     """Runs a pass over the row: loops over the inner axes around the sweep of the vector axis. Threads that share a row
-    divide the outermost of these."""
+    have ranges of the axis that the pass cuts (Pass.cut)."""
     inner, vec, split = unit.nest.inner, unit.nest.vec, unit.loop.schedule.shared
-    for depth, axis in enumerate(inner):
+    for axis in inner:
         name, size = axis.symbol, domain.count([axis])
-        if split and depth == 0:
+        if split and axis is one.cut:
             out.open(f"for (long {name} = {size} * thread / workers; {name} < {size} * (thread + 1) / workers; ++{name}) {{")
         else:
             out.open(f"for (long {name} = 0; {name} < {size}; ++{name}) {{")
-    first, last = ("first", "last") if split and not inner else ("0", text.index(vec.size))
+    first, last = ("first", "last") if split and vec is one.cut else ("0", text.index(vec.size))
     point, k = f"auto tail, const long {vec.symbol}, const long n", one.number
 
     def sweep(known: Scope, first: str, last: str) -> None:
@@ -152,7 +152,7 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
 def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
     """What a pass does with one vector."""
     body, inner = unit.body, scope.inner()
-    body.made = {id(n): always(_from_row(unit, n)) for n in one.takes}
+    body.overrides = {id(n): always(_from_row(unit, n)) for n in one.takes}
     scans.prepare(unit.nest, body, column=False)
     for r in running(one.reduces):
         reductions.update(r, body, inner, masked=True)
@@ -160,7 +160,7 @@ def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
         name = body.emit(node, inner)
         inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
     body.stores(one.stores, inner)
-    body.made = {}
+    body.overrides = {}
     return inner.lines
 
 

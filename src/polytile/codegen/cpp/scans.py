@@ -45,9 +45,9 @@ def prepare(nest: Nest, body: Body, column: bool) -> None:
     """Tells `body` how scans and their parts are made in a pass."""
     for node in nest.nodes:
         if isinstance(node, Scan) and node.kind not in EXTREME:
-            body.made[id(node)] = lambda scope, scan=node: prefix(scan, body, scope, column)  # type: ignore[misc]
+            body.overrides[id(node)] = lambda scope, scan=node: prefix(scan, body, scope, column)  # type: ignore[misc]
         elif isinstance(node, Part) and isinstance(node.node, Scan):
-            body.made[id(node)] = lambda scope, part=node: _extreme(part, body, scope, column)  # type: ignore[misc]
+            body.overrides[id(node)] = lambda scope, part=node: _extreme(part, body, scope, column)  # type: ignore[misc]
 
 
 def prefix(scan: Scan, body: Body, scope: Scope, column: bool) -> str:

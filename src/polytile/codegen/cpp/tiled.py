@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from polytile.codegen.cpp import domain, memory, text
 from polytile.codegen.cpp.body import Scope, always
 from polytile.codegen.cpp.unit import Unit
@@ -20,12 +18,7 @@ from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Store
-from polytile.schedule.cpu.transposing import Transposed
-
-ROWS = 64  # points of the other axis in a block: some cache lines of each transposed row
-BAND = 4  # of them are gone through together
-TILES = 16 << 10  # bytes of all tiles of a block: half of a first-level cache, or a third
-PIECE = 1024  # elements of the vector axis that a thread takes at a time
+from polytile.schedule.cpu.transposing import BAND, BLOCK_ROWS, PIECE, Transposed
 
 
 def tiled(unit: Unit, out: Writer) -> None:
@@ -35,18 +28,18 @@ def tiled(unit: Unit, out: Writer) -> None:
     assert tile is not None
     axis, vec = tile.axis, unit.nest.vec
     rest = tuple(a for a in unit.nest.outer if a is not axis)
-    columns = _columns(unit, tile)
+    columns = tile.block_columns(unit.lanes)
     out.line(f"const long length = {text.index(vec.size)}, across = {text.index(axis.size)};")
     out.line(f"const long pieces = (length + {PIECE - 1}) / {PIECE}, strips = (across + L - 1) / L;")
     out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}pieces * strips;")
     with unit.parallel(out):
         domain.share(out, "total")
         for access in tile.accesses:
-            out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{ROWS * columns}];")
+            out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{BLOCK_ROWS * columns}];")
         out.line("long strip = begin % strips, piece = begin / strips % pieces;")
         domain.place(out, rest, "begin / strips / pieces")
         with out.block("for (long item = begin, taken; item < end; item += taken) {"):
-            out.line(f"taken = smaller(smaller(strips - strip, end - item), {ROWS} / L);")
+            out.line(f"taken = smaller(smaller(strips - strip, end - item), {BLOCK_ROWS} / L);")
             out.line("const long top = strip * L, height = smaller(across - top, taken * L);")
             out.line(f"const long first = piece * {PIECE}, last = smaller(first + {PIECE}, length);")
             with out.block(f"for (long left = first; left < last; left += {columns}) {{"):
@@ -59,22 +52,15 @@ def tiled(unit: Unit, out: Writer) -> None:
                     domain.advance(out, rest)
 
 
-def _columns(unit: Unit, tile: Transposed) -> int:
-    """Points of the vector axis in a block: a power of two, some vectors at least."""
-    kinds = [_value(a).dtype for a in tile.accesses]
-    most = TILES // (ROWS * sum(4 if dtype == torch.bool else dtype.itemsize for dtype in kinds))
-    return max(2 * unit.lanes, 1 << (most.bit_length() - 1))
-
-
 def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
     """The squares of what is transposed on its way in, the loop's values band by band, the squares of what is transposed on
     its way out."""
     body, vec = unit.body, unit.nest.vec.symbol
-    column = f" + ({vec} - left) * {ROWS}"
+    column = f" + ({vec} - left) * {BLOCK_ROWS}"
     for load in tile.loads:
-        body.made[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
+        body.overrides[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
     for store in tile.stores:
-        body.placed[id(store)] = f"{_tile(unit, store)}{column} + u * L"
+        body.destinations[id(store)] = f"{_tile(unit, store)}{column} + u * L"
     _turn(unit, out, tile.loads, "load_tiles", column)
     scope = Scope()
     body.stores(unit.kernel.loop.stores, scope)

@@ -117,26 +117,19 @@ class Body(Emitter[Scope]):
         scope.lines.append(f"{self.name(node)} = {value}")
         return self.name(node)
 
-    def _value(self, node: Node, scope: Scope) -> str:
-        if id(node) in self.made:
-            return self.made[id(node)](scope)
-        match node:
-            case Index():
-                return f"tl.cast({self.index(node.expr)}, {text.value_type(node.dtype)})"
-            case Load():
-                return memory.load(self, node, scope)
-            case Op(name="check_index"):
-                return self._checked(node, scope)
-            case Op(name="check_divisor"):
-                return self._divisor(node, scope)
-            case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
-                return numbers
-            case Op(name="div") if ops.is_total(node.args[1]) and not self.recomputed:  # at least 1: its reciprocal is a number
-                value, total = self._operands(node, scope)
-                return f"{value} * (1.0 / {total})"
-            case Op():
-                return ops.text(node, self._operands(node, scope), self.fast or id(node) in self.summed)
-        raise AssertionError(f"{type(node).__name__} {node} is made by the schedule, not as a value of its own")
+    def _index_value(self, node: Index) -> str:
+        return f"tl.cast({self.index(node.expr)}, {text.value_type(node.dtype)})"
+
+    def _load(self, node: Load, scope: Scope) -> str:
+        return memory.load(self, node, scope)
+
+    def _operation(self, node: Op, scope: Scope) -> str:
+        if node.name == "philox_uniform" and (numbers := random.uniforms(self, node, scope)) is not None:
+            return numbers
+        if node.name == "div" and ops.is_total(node.args[1]) and not self.recomputed:  # at least 1: its reciprocal is a number
+            value, total = self._operands(node, scope)
+            return f"{value} * (1.0 / {total})"
+        return ops.text(node, self._operands(node, scope), self.fast or id(node) in self.summed)
 
     def _operands(self, node: Op, scope: Scope) -> list[str]:
         """Names of the arguments; constants as plain literals where another argument gives them their type."""
@@ -155,7 +148,7 @@ class Body(Emitter[Scope]):
         keeps loads in the order of the text."""
         registers = 0.0
         for root in roots:
-            for node in emission_order(root, scope.names, self.made, self._needed):
+            for node in emission_order(root, scope.names, self.overrides, self._needed):
                 if not isinstance(node, Load) or id(node) in scope.fetched or not _early(node):
                     continue
                 each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / self.threads

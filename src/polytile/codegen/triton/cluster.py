@@ -22,8 +22,8 @@ from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
 from polytile.ir.expr import Scan
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu.scheduled import ScheduledLoop
 from polytile.schedule.nest import Form
-from polytile.schedule.scheduled import ScheduledLoop
 
 BARRIER, ARRIVE, WAIT, POINTS = "pt_cluster_barrier()", "pt_cluster_arrive()", "pt_cluster_wait()", "points"
 END = "tl.minimum(first + chunk, {})"

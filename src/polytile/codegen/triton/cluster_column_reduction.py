@@ -20,7 +20,7 @@ from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
 from polytile.schedule.facts import Facts
-from polytile.schedule.scheduled import ScheduledLoop
+from polytile.schedule.gpu.scheduled import ScheduledLoop
 
 
 def cluster_column_reduction(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:

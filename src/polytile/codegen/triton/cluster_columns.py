@@ -18,7 +18,7 @@ from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.split import masked
 from polytile.codegen.triton.unit import Unit
 from polytile.schedule.facts import Facts
-from polytile.schedule.scheduled import ScheduledLoop
+from polytile.schedule.gpu.scheduled import ScheduledLoop
 
 
 def cluster_columns(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:

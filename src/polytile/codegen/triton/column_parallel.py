@@ -25,8 +25,8 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
-from polytile.schedule.named import looped, pointwise
-from polytile.schedule.scheduled import ScheduledLoop
+from polytile.schedule.gpu.catalogue import looped, pointwise
+from polytile.schedule.gpu.scheduled import ScheduledLoop
 
 FINALISE = looped(x=1, r=2048, warps=8)
 POINTS = pointwise(x=1024, y=1, warps=4)

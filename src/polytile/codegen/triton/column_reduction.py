@@ -28,11 +28,11 @@ from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis, Loop, Store
+from polytile.schedule.answers import Hold
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
-from polytile.schedule.named import looped
-from polytile.schedule.schedule import Hold
-from polytile.schedule.scheduled import ScheduledLoop, goes_back
+from polytile.schedule.gpu.catalogue import looped
+from polytile.schedule.gpu.scheduled import ScheduledLoop, goes_back
 
 PARTIAL = "scratch{}"
 FINALISE_PROGRAMS, FINALISE_POINTS, NARROWEST, WIDEST = 128, 8192, 8, 32

@@ -48,7 +48,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     from triton.compiler import ASTSource
 
     if triton.knobs.runtime.interpret:
-        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start anew.")
+        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start again.")
     position = {name: k for k, name in enumerate(launch.signature)}
     source = ASTSource(
         fn=load(launch.source)[KERNEL],
@@ -60,25 +60,25 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     amd = str(arch).startswith("gfx")
     target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
     try:
-        made: Any = triton.compile(source, target=target, options=options)
+        compiled: Any = triton.compile(source, target=target, options=options)
     except Exception as error:  # Triton raises what its passes and ptxas raise
         where = arch if amd else f"sm_{arch}"
         raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
-    binary, name = made.asm["hsaco" if amd else "cubin"], made.metadata.name
-    registers, spills = _told(made.asm["amdgcn"]) if amd else resources(binary)
-    told = made.metadata
-    scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
-    described = tuple(_description(each) for each in getattr(told, "tensordesc_meta", None) or ())
-    return Cubin(binary, name, told.shared, registers, spills, told.num_warps, *scratch, described)
+    binary, name = compiled.asm["hsaco" if amd else "cubin"], compiled.metadata.name
+    registers, spills = _amd_resources(compiled.asm["amdgcn"]) if amd else resources(binary)
+    metadata = compiled.metadata
+    scratch = (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0))
+    described = tuple(_description(each) for each in getattr(metadata, "tensordesc_meta", None) or ())
+    return Cubin(binary, name, metadata.shared, registers, spills, metadata.num_warps, *scratch, described)
 
 
-def _description(told: Mapping[str, Any]) -> tuple[int, ...]:
+def _description(descriptor: Mapping[str, Any]) -> tuple[int, ...]:
     """What Triton says of a descriptor argument, as a Cubin has it."""
-    kind = told["elem_type"]
-    return told["swizzle"], told["elem_size"], ELEMENTS.get(kind, kind), *told["block_size"]
+    kind = descriptor["elem_type"]
+    return descriptor["swizzle"], descriptor["elem_size"], ELEMENTS.get(kind, kind), *descriptor["block_size"]
 
 
-def _told(assembly: str) -> tuple[int, int]:
+def _amd_resources(assembly: str) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
     counts = {name: int(value) for name, value in _COUNTS.findall(assembly)}
     return counts["vgpr_count"], counts["private_segment_fixed_size"]

@@ -1,4 +1,4 @@
-"""Whole Triton kernels for loops: a ScheduledLoop (schedule/scheduled.py) as text, under the facts of a regime."""
+"""Whole Triton kernels for loops: a ScheduledLoop (schedule/gpu/scheduled.py) as text, under the facts of a regime."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polytile.codegen.triton.split import split
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import printer
 from polytile.problem import Config
+from polytile.schedule.answers import Share
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.legality import spelled
-from polytile.schedule.named import schedule_of
+from polytile.schedule.gpu.catalogue import schedule_of
+from polytile.schedule.gpu.legality import apply_rewrites
+from polytile.schedule.gpu.scheduled import ScheduledLoop, apply_schedule
+from polytile.schedule.gpu.segments import Segments
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Share
-from polytile.schedule.scheduled import ScheduledLoop, scheduled
-from polytile.schedule.segments import Segments
 
 Emitter = Callable[[ScheduledLoop, Facts, bool], TritonKernel]
 
@@ -56,9 +56,9 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     they may start before what runs ahead of them has ended, which the device must know how to do (from 9.0 on). Raises
     LoweringError where some operation or type has no Triton form."""
     if (segments := Segments.named(config)) is not None:
-        own, nest = spelled(kernel, one_sweep=False)
+        own, nest = apply_rewrites(kernel, one_sweep=False)
         return SEGMENTS[segments](own, nest, config, facts, overlaps)
-    loop = scheduled(kernel, schedule_of(config))
+    loop = apply_schedule(kernel, schedule_of(config))
     debug.show(4, lambda: f"{printer.loop_text(loop.kernel.loop)}\n{loop.text}")
     emitters = COLUMN_SUMS if loop.schedule.columns is not None else COLUMNS if loop.nest.form is Form.COLUMN else ROWS
     return emitters[loop.schedule.share](loop, facts, overlaps)

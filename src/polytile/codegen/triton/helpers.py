@@ -376,9 +376,9 @@ TEXTS: dict[str, str] = {_NAME.findall(text)[0]: f"@triton.jit\n{text.strip()}\n
 
 def needed(body: str) -> str:
     """The helpers that `body` calls, and those that they call, in the order of the table."""
-    found: set[str] = set()
+    called: set[str] = set()
     waiting = set(_NAME.findall(body))
     while waiting:
-        found |= waiting
-        waiting = {name for known in waiting for name in _NAME.findall(TEXTS[known])} - found
-    return "\n\n".join(text for name, text in TEXTS.items() if name in found)
+        called |= waiting
+        waiting = {name for known in waiting for name in _NAME.findall(TEXTS[known])} - called
+    return "\n\n".join(text for name, text in TEXTS.items() if name in called)

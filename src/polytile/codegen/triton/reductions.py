@@ -237,7 +237,7 @@ class Reduction:
         for node in self._exponentials():
             each, apart = f"{self.name}_exp", ops.text(node, [f"({value} - {high})"], self.body.fast)
             scope.lines.append(f"{each} = {apart}")
-            self.body.made[id(node)] = functools.partial(self._again, node)
+            self.body.overrides[id(node)] = functools.partial(self._again, node)
         return f"{high}, tl.sum({each}, {self._over})"
 
     def _exponentials(self) -> list[Op]:

@@ -53,11 +53,11 @@ def prepare_carried(body: Body, scans: list[Scan]) -> None:
 
 def _prepare(body: Body, scan: Scan, carried: bool) -> None:
     if scan.kind not in EXTREMES:
-        body.made[id(scan)] = lambda scope: _prefix(body, scan, scope, carried)[0]
+        body.overrides[id(scan)] = lambda scope: _prefix(body, scan, scope, carried)[0]
         return
     for node in body.nest.nodes:
         if isinstance(node, Part) and node.node is scan:
-            body.made[id(node)] = lambda scope, k=node.k: _results(body, scan, scope, carried)[k]  # type: ignore[misc]
+            body.overrides[id(node)] = lambda scope, k=node.k: _results(body, scan, scope, carried)[k]  # type: ignore[misc]
 
 
 def names(body: Body, scan: Scan) -> list[str]:

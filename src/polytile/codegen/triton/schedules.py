@@ -4,7 +4,7 @@ pointwise    every point of the block at once
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
 looped       reduction or scan: block after block along the row, once for each pass
 
-What the schedules are, when each is legal and what it costs: schedule/named.py.
+What the schedules are, when each is legal and what it costs: schedule/gpu/catalogue.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polytile.codegen.triton import memory, scans
 from polytile.codegen.triton.body import ZERO, Scope
 from polytile.codegen.triton.divisions import Carried
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.stored import stored_before
+from polytile.codegen.triton.store_forwarding import stored_before
 from polytile.codegen.triton.unit import Chunk, Unit
 from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
+from polytile.schedule.answers import Combine, Hold
+from polytile.schedule.gpu.scheduled import goes_back
 from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Combine, Hold
-from polytile.schedule.scheduled import goes_back
 
 
 def pointwise(unit: Unit) -> None:
@@ -110,7 +110,7 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
     scans.prepare_carried(body, carried)
     stored = stored_before(unit.kernel, nest, k)
     for node, store in stored.items():
-        body.made[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
+        body.overrides[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
     if stored and share is None:
         unit.out.line("tl.debug_barrier()")  # other threads of the program have stored it
 
@@ -121,7 +121,7 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
     again = reads_again(unit, k)
     with body.reading(again, last=bool(k) and not again):
         sweep(unit, k, reductions, share, points)
-    body.made = {}
+    body.overrides = {}
     if share is None:
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)

@@ -10,11 +10,11 @@ from polytile.codegen.triton.schedules import emit
 from polytile.codegen.triton.unit import Unit
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import nest_of
-from polytile.schedule.schedule import Schedule
 
 
-def on_scratch(kernel: LoopKernel, schedule: Schedule, facts: Facts, overlaps: bool, numbers: Mapping[str, int]) -> Launch:
+def on_scratch(kernel: LoopKernel, schedule: GpuSchedule, facts: Facts, overlaps: bool, numbers: Mapping[str, int]) -> Launch:
     """The launch of `kernel`, of whose tensors some are scratch memory, by its numbers."""
     known = replace(facts, aligned=facts.aligned | set(numbers))
     unit = Unit(kernel, replace(nest_of(kernel.loop), cutting=False), schedule, known, overlaps)

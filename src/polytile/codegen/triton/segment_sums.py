@@ -29,9 +29,9 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts, index_limit
-from polytile.schedule.named import pointwise
+from polytile.schedule.gpu.catalogue import pointwise
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Schedule
 
 WHOLE = pointwise(x=4096, warps=8)
 """What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
@@ -110,7 +110,7 @@ def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
     zeros = Store(total.name, everywhere.symbol, expr.const(0.0, dtype))
     rounded = Store(out.name, everywhere.symbol, expr.load(dtype, total.name, everywhere.symbol))
 
-    def launch(loop: Loop, tensors: Sequence[TensorArg], how: Schedule) -> Launch:
+    def launch(loop: Loop, tensors: Sequence[TensorArg], how: GpuSchedule) -> Launch:
         return on_scratch(LoopKernel(loop, tuple(tensors), kernel.symbols), how, facts, overlaps, {TOTAL: 0})
 
     launches = [launch(_over(kernel, zeros), [total], WHOLE), launch(adding, [*read, total], points_of(config))]
@@ -120,7 +120,7 @@ def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
     return TritonKernel(tuple(launches), (Scratch(dtype, everywhere.size),))
 
 
-def points_of(config: Config) -> Schedule:
+def points_of(config: Config) -> GpuSchedule:
     """The blocks of points, or of columns, that a config of segment sums names."""
     return pointwise(**{name: int(value) for name, value in config.values if name in ("x", "y", "z", "warps")})
 

@@ -29,7 +29,7 @@ from polytile.ir.program import Axis
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.named import pointwise
+from polytile.schedule.gpu.catalogue import pointwise
 from polytile.schedule.nest import Nest, nest_of
 
 ENDS, ORDER, MATCHED, COUNTS = range(4)

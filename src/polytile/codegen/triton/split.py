@@ -30,8 +30,8 @@ from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
 from polytile.ir.program import Store
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu.scheduled import Last, Over, ScheduledLaunch, ScheduledLoop
 from polytile.schedule.nest import Form
-from polytile.schedule.scheduled import Last, Over, ScheduledLaunch, ScheduledLoop
 
 FINALISE_WARPS = 4
 """Warps of a program of a finalise launch."""

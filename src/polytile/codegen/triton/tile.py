@@ -17,9 +17,10 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis
+from polytile.schedule.answers import Share
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Schedule, Share
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Tile:
     def rank(self) -> int:
         return len(self.dims)
 
-    def divided(self, schedule: Schedule) -> Dim | None:
+    def divided(self, schedule: GpuSchedule) -> Dim | None:
         """The reduced dimension that programs all over the grid divide among themselves; None where they share no rows."""
         named = (schedule.blocks.along or "r").upper() if schedule.chunked else None
         return next((dim for dim in self.reduced if dim.name == named), None)
@@ -157,7 +158,7 @@ def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
 # from a config -------------------------------------------------------------------------------------------------------
 
 
-def tile_of(nest: Nest, schedule: Schedule, facts: Facts) -> Tile:
+def tile_of(nest: Nest, schedule: GpuSchedule, facts: Facts) -> Tile:
     """The layout that `schedule` names by its blocks: x, y, z, r and r1, each 1 unless given."""
     block, blocks = schedule.blocks.points, schedule.blocks
     if nest.form is Form.POINTWISE:

@@ -17,11 +17,12 @@ from polytile.codegen.triton.tile import Dim, Tile, divides, tile_of, with_facts
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
-from polytile.schedule import vectors
+from polytile.schedule.answers import Share
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
+from polytile.schedule.gpu import vectors
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Nest
-from polytile.schedule.schedule import Schedule, Share
 
 Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 ROWS = 1 << 15
@@ -30,7 +31,7 @@ REGISTERS = 1 << 16
 """Of a multiprocessor."""
 
 
-def registers(schedule: Schedule) -> int:
+def registers(schedule: GpuSchedule) -> int:
     """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
     return REGISTERS // (schedule.threads * schedule.blocks.points("resident")) // 8 * 8
 
@@ -48,7 +49,7 @@ class Unit:
     """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
     taken with `scratch`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool = False) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: GpuSchedule, facts: Facts, overlaps: bool = False) -> None:
         self.kernel, self.nest, self.schedule, self.facts, self.overlaps = kernel, nest, schedule, facts, overlaps
         self.tile: Tile = tile_of(nest, schedule, facts)
         self.body = Body(kernel, self.tile, facts)

@@ -60,11 +60,11 @@ def check(kernel: str, candidates: tuple[str, ...]) -> None:
             )
 
 
-def warn_of_idle(made: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> None:
-    """Tells of entries of the option that fit no candidate of any of the kernels `made` so far (name, names of its candidates):
+def warn_of_idle(kernels_so_far: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> None:
+    """Tells of entries of the option that fit no candidate of any of the `kernels_so_far` (name, names of its candidates):
     misspelt, or meant for a kernel still to come."""
     forced = tuple(patterns(options.get("force")))
-    kernels = tuple(made()) if forced else ()
+    kernels = tuple(kernels_so_far()) if forced else ()
     for kernel, pattern in forced:
         known = dict.fromkeys(c for name, names in kernels if fnmatch.fnmatchcase(name, kernel or "*") for c in names)
         if not any(fnmatch.fnmatchcase(candidate, pattern) for candidate in known):

@@ -215,9 +215,9 @@ def _keep(request: Request, attempts: Sequence[Attempt], remember: bool) -> None
     """Counts the measurements among the attempts and appends them to the store."""
     moment = machine_state(request.spec.target)
     measurements = [
-        with_run_conditions(found, tried, tried.cost(request.sizes), moment, tried.terms(request.sizes))
-        for tried, found in ((attempt.candidate, attempt.measurement) for attempt in attempts)
-        if found is not None
+        with_run_conditions(result, tried, tried.cost(request.sizes), moment, tried.terms(request.sizes))
+        for tried, result in ((attempt.candidate, attempt.measurement) for attempt in attempts)
+        if result is not None
     ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:

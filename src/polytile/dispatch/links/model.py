@@ -81,10 +81,10 @@ def expected(request: Request) -> dict[str, float]:
     offered = offers(request, request.candidates) if models else ()
     for model in models:
         expect = getattr(model, "expect", None)
-        found = expect(request.problem, offered) if expect is not None else None
-        if found:
-            factor = min(offer.predicted for offer in offered) / min(found.values())
-            return {name: seconds * factor for name, seconds in found.items()}
+        seconds_by_name = expect(request.problem, offered) if expect is not None else None
+        if seconds_by_name:
+            factor = min(offer.predicted for offer in offered) / min(seconds_by_name.values())
+            return {name: seconds * factor for name, seconds in seconds_by_name.items()}
     return {}
 
 

@@ -58,8 +58,8 @@ def exact_sizes(spec: KernelSpec, regime: Regime) -> tuple[Mapping[str, int], ..
     for sizes in pinned:
         if lacking := spec.keys.bucketed - sizes.keys():
             raise OptionError(
-                f"option 'plan': {path} pins kernel {spec.name!r} at sizes without {', '.join(sorted(lacking))}; make the plan "
-                "anew with polytile.save_plan."
+                f"option 'plan': {path} pins kernel {spec.name!r} at sizes without {', '.join(sorted(lacking))}; write the "
+                "plan again with polytile.save_plan."
             )
     return pinned
 
@@ -80,7 +80,7 @@ def _missing(request: Request, path: str, what: str) -> Answer:
         if options.get("plan_missing") == "error":
             raise NotInPlan(
                 f"kernel {request.spec.name!r} at {sizes or 'any size'} (regime {str(request.regime) or 'of all sizes'}): {what} "
-                f"({path}); make the plan anew with polytile.save_plan after a run at these sizes, or set the option "
+                f"({path}); write the plan again with polytile.save_plan after a run at these sizes, or set the option "
                 "plan_missing to 'warn'."
             )
         log.warning("Kernel %r at %s: %s (%s).", request.spec.name, sizes or "any size", what, path)

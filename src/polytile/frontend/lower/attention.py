@@ -123,11 +123,11 @@ def _pages(builder: Builder, batch: Size, rows: Size, k: View, table: Tensor) ->
     require_index(table)
     count, _, page, _ = k.sizes
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = position(table.at(point), count, ranges_of(point, table.sizes))
         return place if isinstance(place, Node) else expr.index_value(place)
 
-    checked = builder.realize(computed(table.sizes, torch.int64, table.device, at), sizes.contiguous_strides(table.sizes))
+    checked = builder.realize(computed(table.sizes, torch.int64, table.device, element_at), sizes.contiguous_strides(table.sizes))
     view = builder.stored(checked)
     view = replace(view, sizes=(batch, view.sizes[1]))
     return Sequences(batch, rows, sizes.expand(view.sizes[1] * page), table=view)
@@ -188,11 +188,11 @@ def products(builder: Builder, q: Tensor, k: Tensor, scale: float, dtype: torch.
     name, shape = builder.name(SCORES), builder.result_sizes()
     strides = sizes.contiguous_strides(shape)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = sum((i * stride for i, stride in zip(point, strides, strict=True)), sizes.ZERO)
         return expr.load(torch.float32, name, place)
 
-    return computed(shape, dtype, q.device, at)
+    return computed(shape, dtype, q.device, element_at)
 
 
 @lowers(ATTENTION_OF)

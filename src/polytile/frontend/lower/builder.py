@@ -167,10 +167,10 @@ class Builder:
         out_sizes = tuple(out_sizes) if out_sizes is not None else self.result_sizes()
         device = device or (tensors[0].device if tensors else torch.device("cpu"))
 
-        def at(point: Point) -> Node:
+        def element_at(point: Point) -> Node:
             return element(*[widen(self.element(a, out_sizes, point), in_dtype) for a in args])
 
-        return computed(out_sizes, out_dtype, device, at)
+        return computed(out_sizes, out_dtype, device, element_at)
 
     def element(self, value: Any, out_sizes: Sequence[sympy.Expr], point: Point) -> Node:
         """`value` (Tensor, size or number) at `point` of a broadcast to `out_sizes`."""
@@ -227,7 +227,7 @@ class Builder:
             if not isinstance(value, torch.Tensor):
                 outputs.append(None)
                 number = _number(value)
-                facts.append((_told(number), ("item", k)))
+                facts.append((_plain_value(number), ("item", k)))
                 return number
             shape = tuple(sizes.as_size(n) for n in value.shape)
             buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride()))
@@ -240,12 +240,12 @@ class Builder:
         many = isinstance(results, tuple | list)
         values = tuple(one(r) for r in results) if many else one(results)
         given = tuple(self.argument(a) for a in args), tuple((k, self.argument(v)) for k, v in kwargs.items())
-        told = [*self._told(facts)]
+        told = [*self._known_from(facts)]
         values = tuple(self._named(v, k, told) for k, v in enumerate(values)) if many else self._named(values, 0, told)
         self.emit(Extern(self.name("lib"), target, *given, tuple(outputs), (self.origin,), reason, tuple(told), many=many))
         return values
 
-    def _told(self, facts: Sequence[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[sympy.Symbol, Any]]:
+    def _known_from(self, facts: Sequence[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[sympy.Symbol, Any]]:
         """Values for the symbols that have none yet, from what is known of a call's results: expressions, and where to find each.
         A symbol that stands alone in one is that; one that is alone without a value in one that is linear in it is solved for."""
         ahead = [(each, how) for each, how in facts if isinstance(each, sympy.Expr) and not each.is_number]
@@ -330,7 +330,7 @@ def _number(value: Any) -> Any:
     return value if node is None else node.expr
 
 
-def _told(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """What a number returned by a call is the value of: itself, or u where a truth value is u = 1."""
     return value.lhs if isinstance(value, sympy.Eq) and value.rhs == 1 else value
 

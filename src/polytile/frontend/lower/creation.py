@@ -22,7 +22,7 @@ from polytile.ir.program import compute_dtype
 Number = Any  # Python number or sympy expression
 
 
-def made(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
+def filled_tensor(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
     """The tensor of the traced size and type whose element at `point` is `element(point)`, converted to that type;
     raises LoweringError where the traced result is nothing that a loop can fill."""
     result = builder.result()
@@ -43,7 +43,7 @@ def constant(builder: Builder, value: Number | Tensor) -> Tensor:
         raise LoweringError("generated loops do not compute with complex numbers.")
     check_dtypes(builder.result().dtype)
     value = wrapped(operand(value, builder.result().device), builder.result().dtype)
-    return made(builder, lambda point: builder.element(value, (), ()))
+    return filled_tensor(builder, lambda point: builder.element(value, (), ()))
 
 
 @lowers(*overloads("full"))
@@ -92,12 +92,12 @@ def empty(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
 
 @lowers(*overloads("arange.start_step"))
 def arange(builder: Builder, start: Number, end: Number, step: Number = 1, **options: Any) -> Tensor:
-    return made(builder, lambda point: ranged(builder, start, step, point[0]))
+    return filled_tensor(builder, lambda point: ranged(builder, start, step, point[0]))
 
 
 @lowers(*overloads("prims.iota"))
 def iota(builder: Builder, length: Number, *, start: Number, step: Number, **options: Any) -> Tensor:
-    return made(builder, lambda point: ranged(builder, start, step, point[0]))
+    return filled_tensor(builder, lambda point: ranged(builder, start, step, point[0]))
 
 
 def ranged(builder: Builder, start: Number, step: Number, index: sympy.Expr) -> Node:
@@ -123,7 +123,7 @@ def _number_node(builder: Builder, value: Number, dtype: torch.dtype) -> Node:
 
 @lowers(*overloads("eye eye.m"))
 def eye(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
-    return made(builder, lambda point: expr.op("eq", torch.bool, *[expr.index_value(i) for i in point]))
+    return filled_tensor(builder, lambda point: expr.op("eq", torch.bool, *[expr.index_value(i) for i in point]))
 
 
 # copies ---------------------------------------------------------------------------------------------------------------

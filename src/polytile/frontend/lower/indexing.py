@@ -34,12 +34,12 @@ def gather(builder: Builder, source: Tensor, dim: int, index: Tensor, *, sparse_
     base = source if few and index.rank == source.rank and computable(source) else builder.realize(source)
     d = wrap_dim(dim, source.rank)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = place_at(source.rank, point)
         place.put(d, position(index.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
         return place.load(base)
 
-    return computed(index.sizes, source.dtype, source.device, at)
+    return computed(index.sizes, source.dtype, source.device, element_at)
 
 
 @lowers(aten.index_select.default)
@@ -49,13 +49,13 @@ def index_select(builder: Builder, source: Tensor, dim: int, index: Tensor) -> T
     shape = builder.result_sizes()
     d, base = wrap_dim(dim, source.rank), builder.realize(source)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = place_at(source.rank, point)
         value = index.at((point[d] if point else ZERO,) * index.rank)
         place.put(d, position(value, extent(source, d), ranges_of(point, shape), wraps=False))
         return place.load(base)
 
-    return computed(shape, source.dtype, source.device, at)
+    return computed(shape, source.dtype, source.device, element_at)
 
 
 @lowers(aten.embedding.default)
@@ -68,13 +68,13 @@ def embedding(
     shape = builder.result_sizes()
     base = builder.realize(weight)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = Place([ZERO, *point[indices.rank :]])
         row = indices.at(point[: indices.rank])
         place.put(0, position(row, weight.sizes[0], ranges_of(point, shape), wraps=False))
         return place.load(base)
 
-    return computed(shape, weight.dtype, weight.device, at)
+    return computed(shape, weight.dtype, weight.device, element_at)
 
 
 @lowers(aten.take.default)
@@ -84,12 +84,12 @@ def take(builder: Builder, source: Tensor, index: Tensor) -> Tensor:
     require_index(index)
     flat = flattened(builder.contiguous(source))
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         place = Place([ZERO])
         place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
         return place.load(flat)
 
-    return computed(index.sizes, source.dtype, source.device, at)
+    return computed(index.sizes, source.dtype, source.device, element_at)
 
 
 def flattened(source: Tensor) -> Tensor:
@@ -193,9 +193,9 @@ def unsafe_masked_index(
     pattern = pattern_of(source, indices)
     base = builder.realize(source)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         here = mask.at(broadcast_point(mask.sizes, pattern.result, point))
         inside = expr.mask_loads(pattern.place(point, checked=False).load(base), here)
         return expr.op("where", inside.dtype, here, inside, convert(builder.element(fill, (), ()), source.dtype))
 
-    return computed(pattern.result, source.dtype, source.device, at)
+    return computed(pattern.result, source.dtype, source.device, element_at)

@@ -123,7 +123,7 @@ def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
     if len(pieces) > CHAIN_LIMIT:
         return _side_by_side(builder, pieces, dim)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         index, value = point[dim], None
         for piece in reversed(pieces):
             there = moved(point, dim, sympy.expand(index - piece.start))
@@ -133,7 +133,7 @@ def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
             value = here if value is None else expr.op("where", here.dtype, compare("lt", index, piece.end), here, value)
         return value if value is not None else expr.const(0, compute_dtype(result.dtype))
 
-    return computed(shape, result.dtype, result.device, at)
+    return computed(shape, result.dtype, result.device, element_at)
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -172,14 +172,14 @@ def _rolled(source: Tensor, shift: Size, dim: int) -> Tensor:
         return copied(source)
     head = sizes.simplify(PythonMod(shift, n), {})
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         index = point[dim]
         first = compare("lt", index, head)
         late = source.at(moved(point, dim, sympy.expand(index - head + n)))
         early = source.at(moved(point, dim, sympy.expand(index - head)))
         return choose(first, late, expr.mask_loads(early, expr.op("logical_not", torch.bool, first)))
 
-    return computed(source.sizes, source.dtype, source.device, at)
+    return computed(source.sizes, source.dtype, source.device, element_at)
 
 
 # padding --------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def constant_pad_nd(
     for k in range(len(pad) // 2):
         before[source.rank - 1 - k] = as_size(pad[2 * k])
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         there = tuple(sympy.expand(i - b) for i, b in zip(point, before, strict=True))
         inside = all_of(
             [c for i, b, n, out in zip(point, before, source.sizes, shape, strict=True) for c in between(i, b, b + n, out)]
@@ -203,7 +203,7 @@ def constant_pad_nd(
         return choose(inside, source.at(there), convert(builder.element(value, (), ()), source.dtype))
 
     shape = builder.result_sizes()
-    return computed(shape, source.dtype, source.device, at)
+    return computed(shape, source.dtype, source.device, element_at)
 
 
 # a piece written into a copy ------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def slice_scatter(
             return src if src.dtype == source.dtype else converted(src, source.dtype)
         return _written(builder, source, src, d, first, stride)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         index = point[d]
         asked = between(index, first, first + (count - 1) * stride + 1, n)
         past = sympy.expand(index - first)
@@ -235,7 +235,7 @@ def slice_scatter(
         there = moved(point, d, past if stride == 1 else FloorDiv(past, stride))
         return choose(all_of(asked), convert(src.at(there), source.dtype), source.at(point))
 
-    return copied(source) if count == 0 else computed(source.sizes, source.dtype, source.device, at)
+    return copied(source) if count == 0 else computed(source.sizes, source.dtype, source.device, element_at)
 
 
 @lowers(aten.select_scatter.default)
@@ -248,11 +248,11 @@ def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, inde
     if source.view is not None and _copied_back(builder.node):
         return _written(builder, source, src, d, place)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         inside = convert(src.at(point[:d] + point[d + 1 :]), source.dtype)
         return choose(compare("eq", point[d], place), inside, source.at(point))
 
-    return computed(source.sizes, source.dtype, source.device, at)
+    return computed(source.sizes, source.dtype, source.device, element_at)
 
 
 def _copied_back(node: torch.fx.Node | None) -> bool:
@@ -294,10 +294,10 @@ def diagonal_scatter(
     origin = diagonal_origin(as_size(offset), a, b)
     row, column = origin.get(a, ZERO), origin.get(b, ZERO)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         step = sympy.expand(point[a] - row)
         on_diagonal = compare("eq", step, sympy.expand(point[b] - column))
         there = (*(i for d, i in enumerate(point) if d not in (a, b)), step)
         return choose(on_diagonal, convert(src.at(there), source.dtype), source.at(point))
 
-    return copied(source) if src.sizes[-1] == 0 else computed(source.sizes, source.dtype, source.device, at)
+    return copied(source) if src.sizes[-1] == 0 else computed(source.sizes, source.dtype, source.device, element_at)

@@ -197,11 +197,11 @@ def _unconverted(node: Node) -> Node:
 def scaled_columns(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The products `sums` times `scale`, of which any row will do."""
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         *batch, _, n = point
         return convert(expr.op("mul", sums.compute_dtype, sums.at(point), widen(scale.at((*batch, ZERO, n)), sums.dtype)), dtype)
 
-    return computed(sums.sizes, dtype, sums.device, at)
+    return computed(sums.sizes, dtype, sums.device, element_at)
 
 
 def operand_of(builder: Builder, operand: Tensor, k: int) -> View:
@@ -238,14 +238,14 @@ def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Nu
             return node
         return expr.op("mul", node.dtype, node, widen(builder.element(factor, (), ()), result.dtype))
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         value = scaled(result.at(point), alpha)
         if beta != 0:
             added = widen(bias.at(broadcast_point(bias.sizes, shape, point)), result.dtype)
             value = expr.op("add", value.dtype, scaled(added, beta), value)
         return convert(value, result.dtype)
 
-    return computed(shape, result.dtype, result.device, at)
+    return computed(shape, result.dtype, result.device, element_at)
 
 
 @lowers(aten.mm.default, aten.bmm.default)
@@ -255,11 +255,11 @@ def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     if not able or ONE not in (a.sizes[-1], b.sizes[-2]):
         return product(builder, a, b, first=0)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         *batch, m, n = point
         return convert(expr.op("mul", a.compute_dtype, a.at((*batch, m, ZERO)), b.at((*batch, ZERO, n))), a.dtype)
 
-    return computed(builder.result_sizes(), a.dtype, a.device, at)
+    return computed(builder.result_sizes(), a.dtype, a.device, element_at)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
@@ -359,7 +359,7 @@ def _scaled_by_rows(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Ten
     shape, result = builder.result_sizes(), builder.result().dtype
     sums = template(builder, a, b, torch.float32, first=0)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         value = sums.at(point)
         for scale in scales:
             place = (ZERO,) * scale.rank if _is_one(scale) else broadcast_point(scale.sizes, shape, point)
@@ -368,7 +368,7 @@ def _scaled_by_rows(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Ten
             value = expr.op("add", value.dtype, value, widen(bias.at(broadcast_point(bias.sizes, shape, point)), torch.float32))
         return convert(value, result)
 
-    return computed(shape, result, a.device, at)
+    return computed(shape, result, a.device, element_at)
 
 
 def _is_one(scale: Tensor) -> bool:

@@ -62,11 +62,11 @@ def elementwise(
     check_dtypes(dtype, result)
     present = [wrapped(operand(o, device), dtype) for o in operands if o is not None]
 
-    def at(*nodes: Node) -> Node:
+    def element_at(*nodes: Node) -> Node:
         given = iter(nodes)
         return widen(element(*[None if o is None else next(given) for o in operands]), result)
 
-    return builder.pointwise(at, present, dtype, result, device=device)
+    return builder.pointwise(element_at, present, dtype, result, device=device)
 
 
 def operand(value: Operand, device: torch.device) -> Operand:
@@ -274,12 +274,12 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
     check_dtypes(dtype)
     a, b = (wrapped(operand(v, device), dtype) for v in (a, b))
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         holds = widen(builder.element(condition, out_sizes, point), torch.bool)
         x, y = (widen(builder.element(v, out_sizes, point), dtype) for v in (a, b))
         return selected(holds, x, y)
 
-    return computed(out_sizes, dtype, device, at)
+    return computed(out_sizes, dtype, device, element_at)
 
 
 # comparisons and logic ------------------------------------------------------------------------------------------------
@@ -331,11 +331,11 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
         check_dtypes(dtype)
     out_sizes = builder.result_sizes()
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         value = builder.element(x, out_sizes, point)
         return convert_to(value, x.dtype if isinstance(x, Tensor) else value.dtype, dtype)
 
-    return computed(out_sizes, dtype, device, at)
+    return computed(out_sizes, dtype, device, element_at)
 
 
 def stored_alone(x: Operand, device: torch.device) -> bool:

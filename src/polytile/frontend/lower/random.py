@@ -112,12 +112,12 @@ def native_dropout(builder: Builder, x: Tensor, p: float, train: bool | None) ->
 
 
 def _dropped(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         value = x.at(point)
         kept = like(0, value) if p == 1 else convert(node("div", like(1, value), like(1 - p, value)), x.dtype)
         return node("mul", value, selected(mask.at(point), kept, like(0, value)))
 
-    return computed(x.sizes, x.dtype, x.device, at)
+    return computed(x.sizes, x.dtype, x.device, element_at)
 
 
 def _full_mask(x: Tensor, value: bool) -> Tensor:
@@ -172,11 +172,11 @@ def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.d
     state.operators += 1
     strides = sizes.contiguous_strides(out_sizes)
 
-    def at(point: Point) -> tuple[Node, Node]:
+    def counter_at(point: Point) -> tuple[Node, Node]:
         number = sum((i * s for i, s in zip(point, strides, strict=True)), sympy.Integer(first))
         return expr.load(torch.int64, state.buffer, sizes.ZERO), expr.index_value(number)
 
-    return at
+    return counter_at
 
 
 def _seed(builder: Builder, device: torch.device) -> str:
@@ -204,12 +204,12 @@ def counted(
     result = builder.result() if result is None else result
     check_dtypes(result.dtype)
     out_sizes = tuple(sizes.as_size(n) for n in result.shape)
-    at = counter(builder, out_sizes, result.device)
+    counter_at = counter(builder, out_sizes, result.device)
     return computed(
         out_sizes,
         result.dtype,
         result.device,
-        lambda point: widen(element(expr.op(name, draw, *at(point)), point), result.dtype),
+        lambda point: widen(element(expr.op(name, draw, *counter_at(point)), point), result.dtype),
     )
 
 
@@ -217,10 +217,10 @@ def counted_bernoulli(
     builder: Builder, out_sizes: tuple[sympy.Expr, ...], dtype: torch.dtype, device: torch.device, p: float
 ) -> Tensor:
     """1 with probability `p`, else 0."""
-    at = counter(builder, out_sizes, device)
+    counter_at = counter(builder, out_sizes, device)
 
     def element(point: Point) -> Node:
-        u = expr.op("philox_uniform", torch.float32, *at(point))
+        u = expr.op("philox_uniform", torch.float32, *counter_at(point))
         return widen(node("lt", u, like(p, u)), dtype)
 
     return computed(out_sizes, dtype, device, element)

@@ -127,11 +127,11 @@ def averaged(total: Tensor, count: Tensor) -> Tensor:
     """total / count, rounded down for integers; where nothing was written the count is 1."""
     name = "div" if total.dtype.is_floating_point else "floordiv"
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         value = total.at(point)
         return convert(expr.op(name, value.dtype, value, expr.op("cast", value.dtype, count.at(point))), total.dtype)
 
-    return computed(total.sizes, total.dtype, total.device, at)
+    return computed(total.sizes, total.dtype, total.device, element_at)
 
 
 @lowers(aten.index_reduce.default)
@@ -194,7 +194,7 @@ def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor,
         raise LoweringError("as many values as a mask picks are left to the library.")
     around = (*source.sizes[:dim], ONE, *source.sizes[dim + mask.rank :])
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         here, old = mask.at(point[dim : dim + mask.rank]), source.at(point)
         there = (*point[:dim], ZERO, *point[dim + mask.rank :])
         new = convert(values.at(broadcast_point(values.sizes, around, there)), source.dtype)
@@ -202,7 +202,7 @@ def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor,
             new = convert(node("add", old, new), source.dtype)
         return expr.op("where", old.dtype, here, new, old)
 
-    return computed(source.sizes, source.dtype, source.device, at)
+    return computed(source.sizes, source.dtype, source.device, element_at)
 
 
 @lowers(aten._unsafe_masked_index_put_accumulate.default)

@@ -45,7 +45,7 @@ def upsample(
             return _between(_there(o, n, m, scale, align_corners, wide), n, wide)
         return _nearest(o, n, m, scale, 0.5 if name in EXACT else 0.0)
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         along = [terms(o, *dim) for o, dim in zip(point[first:], spatial, strict=True)]
         total: Node | None = None
         for chosen in itertools.product(*along):
@@ -59,7 +59,7 @@ def upsample(
         assert total is not None
         return convert(total, source.dtype)
 
-    made = computed(result, source.dtype, source.device, at)
+    made = computed(result, source.dtype, source.device, element_at)
     return made if base.view is None else replace(made, call=_call(builder, base.view, name, size, align_corners, scales, result))
 
 
@@ -82,7 +82,7 @@ def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bo
     """`base` with `m` elements along dimension `d`, each from the two around its place."""
     n, wide = base.sizes[d], base.compute_dtype
 
-    def at(point: Point) -> Node:
+    def element_at(point: Point) -> Node:
         total: Node | None = None
         for where, weight in _between(_there(point[d], n, m, scale, align_corners, wide), n, wide):
             place = place_at(base.rank, point)
@@ -93,7 +93,7 @@ def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bo
         assert total is not None
         return total
 
-    return computed((*base.sizes[:d], m, *base.sizes[d + 1 :]), wide, base.device, at)
+    return computed((*base.sizes[:d], m, *base.sizes[d + 1 :]), wide, base.device, element_at)
 
 
 def _call(

@@ -111,7 +111,7 @@ class FlexDefault:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """A generated C++ product for vectors of `vector_bytes`: the numbers of `kernels.cpp.gemm.GemmConfig`, and the storage
+    """A generated C++ product for vectors of `vector_bytes`: the numbers of `matmul.cpp.spec.GemmConfig`, and the storage
     types and layouts of A and B that the row is meant for."""
 
     vector_bytes: int

@@ -1,8 +1,8 @@
 """Generated register-blocked matmul kernels for CPUs.
 
 In: a GemmSpec (dtypes, known unit strides), a GemmConfig (form and blocks), perhaps an epilogue in C++.
-Out: `generate` gives the text of a translation unit (without the prelude), `configs` the ones worth trying, `valid` and
-`cost` what can run and how long it should take.
+Out: `generate` gives the text of a translation unit (without the prelude), `configs` the ones worth trying, `valid` what can
+run. How long it should take is in cost/cpp_matmul.py.
 Callers: the C++ source of candidates; nothing here compiles, runs or measures anything.
 """
 
@@ -10,16 +10,7 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.cost import (
-    FORM_LAYOUTS,
-    GROUPED_FORMS,
-    INT8_FORMS,
-    PAIRED_FORMS,
-    UNGROUPED_FORMS,
-    cost,
-    terms,
-    valid,
-)
+from polytile.matmul.cpp.forms import FORM_LAYOUTS, GROUPED_FORMS, INT8_FORMS, PAIRED_FORMS, UNGROUPED_FORMS, valid
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs
@@ -79,4 +70,4 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError("form 'tile_prepacked' is for products without a batch and, of bfloat16, for pairs of k.")
 
 
-__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "terms", "valid"]
+__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "generate", "valid"]

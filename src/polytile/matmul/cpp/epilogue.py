@@ -28,7 +28,7 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     vec = loop.axes[2]
     nest = Nest(loop, Form.POINTWISE, vec, loop.axes[:2], ())
     body = Body(body_kernel, nest, str(lanes))
-    body.made = {id(node): always("acc") for node in nest.nodes if isinstance(node, expr.Accumulator)}
+    body.overrides = {id(node): always("acc") for node in nest.nodes if isinstance(node, expr.Accumulator)}
     scope = Scope()
     body.stores(loop.stores, scope)
     out = Writer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import unroll
 from polytile.matmul.cpp.common import MAC, entry, head
-from polytile.matmul.cpp.cost import stream_depth
+from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 CONSTANTS = """\

@@ -22,7 +22,7 @@ from polytile.matmul.configs.families import Cpu
 from polytile.matmul.configs.records import RegisterTile
 from polytile.matmul.configs.registry import heuristic
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
-from polytile.matmul.cpp.cost import GROUPED_FORMS, UNGROUPED_FORMS
+from polytile.matmul.cpp.forms import GROUPED_FORMS, UNGROUPED_FORMS
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 

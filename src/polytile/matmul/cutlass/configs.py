@@ -52,16 +52,16 @@ def configs(itemsize: int, b_along_k: bool, device: DeviceFacts) -> tuple[Config
     """The blocks that fit a device, for operands of so many bytes an element. A cluster's blocks each fetch a part of B's
     columns, whole runs of them where B lies along n."""
     k = STEP_BYTES // itemsize
-    made = []
+    tried = []
     for block in TABLE:
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
         width = 8 if b_along_k else STEP_BYTES // itemsize
         if stages >= 3 and block.n % (width * block.cluster) == 0:
-            made.append(Config.of(
+            tried.append(Config.of(
                 variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
                 cluster=block.cluster,
             ))  # fmt: skip
-    return tuple(made)
+    return tuple(tried)
 
 
 def label(config: Config) -> str:

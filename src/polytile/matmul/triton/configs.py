@@ -8,7 +8,7 @@ heuristic would try it. Splits along K and products of few rows have rows of the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from polytile.matmul.configs import Heuristic, Request, heuristic, heuristic_of
 from polytile.matmul.configs.files import Tables
 from polytile.matmul.configs.heuristic import next_power
 from polytile.matmul.configs.records import Gemm, tile_config
+from polytile.matmul.triton.schedule import BY_NAME, ProductSchedule, schedule_of
 from polytile.matmul.triton.schedules import MOST_ROWS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
@@ -150,13 +151,13 @@ class Space:
         cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
         self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
         self._persistent = {cut: self._descriptors(cut) for cut in cuts}
-        thin = [*self._swapped("tile"), *self._made(THIN, "tile")]
+        thin = [*self._swapped("tile"), *self._configs_of(THIN, "tile")]
         self._thin = frozenset(thin)
         self._in_parts = self._stored_in_parts()
-        by_parts = [[*self._swapped("split", splits=parts), *self._made(SPLIT, "split", splits=parts)] for parts in SPLITS]
+        by_parts = [[*self._swapped("split", splits=parts), *self._configs_of(SPLIT, "split", splits=parts)] for parts in SPLITS]
         splits = itertools.chain(*zip(*by_parts, strict=True))
         rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=stages, warps=warps) for n, k, stages, warps in ROWS]
-        stream = [*self._swapped("stream"), *self._made(STREAM, "stream")]
+        stream = [*self._swapped("stream"), *self._configs_of(STREAM, "stream")]
         tiles, whole = (itertools.chain(*by_table.values()) for by_table in (self._tiles, self._persistent))
         persistent = [*whole, *self._in_parts]
         every = self._every() if exhaustive else []
@@ -174,14 +175,14 @@ class Space:
             configs |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
         return list(configs)
 
-    def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
+    def _configs_of(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
         """The configs of a table that fit."""
         return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
 
     def _grouped(self) -> list[Config]:
         """Blocks of grouped products; along m also those in which the tensor cores get B from the left."""
         if self.kind.grouped == "k":
-            return self._made(GROUPED, "grouped")
+            return self._configs_of(GROUPED, "grouped")
         tables = [(GROUPED, {}), (SWAPPED, {"swapped": 1})] if self._swapped("grouped") else [(GROUPED, {})]
         return [
             tile_config(row, variant="grouped", places=self._places(row), **more)
@@ -195,7 +196,7 @@ class Space:
 
     def _swapped(self, variant: str, **more: int) -> list[Config]:
         able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
-        return self._made(SWAPPED, variant, swapped=1, **more) if able else []
+        return self._configs_of(SWAPPED, variant, swapped=1, **more) if able else []
 
     def _tried(
         self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
@@ -238,22 +239,23 @@ class Space:
             return False
         if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
             return True
-        match config["variant"]:
-            case "grouped":
-                return self._grouped_covers(config, m, n)
-            case "rows":
-                return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
-            case "persistent":
-                whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
-                return whole or (config in self._in_parts and self._several_rounds(config, size["batch"], m, n))
-            case "tile":
-                cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
-                return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, size["batch"], m, n, k)
-            case "stream":
-                return self._stream_pays(config, size["batch"], m, n, k)
-        return self._split_pays(config, size["batch"], m, n, k)
+        return _PAYS[schedule_of(config)](self, config, size["batch"], m, n, k)
 
-    def _grouped_covers(self, config: Config, m: int, n: int) -> bool:
+    def _rows_pay(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Up to as many rows as a program has registers for."""
+        return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
+
+    def _persistent_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Blocks as the heuristic cuts them; those that are stored in parts where programs have several."""
+        whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
+        return whole or (config in self._in_parts and self._several_rounds(config, batch, m, n))
+
+    def _tile_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Blocks as the heuristic cuts them; of few rows, or of few blocks, more."""
+        cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
+        return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, batch, m, n, k)
+
+    def _grouped_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Blocks of up to twice the rows that groups have on average, as some have more, and of at least an eighth of them."""
         block_m, block_n = int(config["m"]), int(config["n"])
         return _covers(2 * m, max(n, SIZES[2]), block_m, block_n) and (m < 8 * block_m or block_m >= SIZES[2])
@@ -286,6 +288,12 @@ class Space:
         enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
         return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
 
+
+_PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]] = {
+    BY_NAME["tile"]: Space._tile_pays, BY_NAME["persistent"]: Space._persistent_pays, BY_NAME["split"]: Space._split_pays,
+    BY_NAME["stream"]: Space._stream_pays, BY_NAME["rows"]: Space._rows_pay, BY_NAME["grouped"]: Space._grouped_pays,
+}  # fmt: skip
+"""Whether a schedule is worth trying at a batch of products m × n × k."""
 
 _spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
 

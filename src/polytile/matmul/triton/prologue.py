@@ -87,16 +87,16 @@ class OperandTile(Tile):
 class Computed:
     """An operand that its prologue computes. What does not change along k is computed before the loop."""
 
-    def __init__(self, unit: Unit, operand: Operand, made: LoopKernel, single: bool) -> None:
-        self.unit, self.operand, self.made, self.single = unit, operand, made, single
-        self.pieces = len(made.loop.stores)
+    def __init__(self, unit: Unit, operand: Operand, prologue: LoopKernel, single: bool) -> None:
+        self.unit, self.operand, self.prologue, self.single = unit, operand, prologue, single
+        self.pieces = len(prologue.loop.stores)
         """Elements along k that one point of the prologue gives."""
         self.tile = self._tile()
-        self.body, self.known = Body(made, self.tile, unit.facts, f"{operand.name.lower()}_"), Scope()
+        self.body, self.known = Body(prologue, self.tile, unit.facts, f"{operand.name.lower()}_"), Scope()
         self.row, self.k = (next(d for d in self.tile.parallel if d.name == n) for n in (operand.block, self.tile.along_k))
 
     def before(self) -> Iterable[str]:
-        batch = self.made.loop.axes[0].symbol
+        batch = self.prologue.loop.axes[0].symbol
         yield f"{batch} = {'item' if self.unit.kernel.spec.batched else '0'}"
         if self.single:
             return
@@ -116,10 +116,10 @@ class Computed:
         even = self.tile.even(k)
         if not even:
             yield f"{k.mask} = {k.variable} < {unit.number('K')}" + (f" // {self.pieces}" if self.pieces > 1 else "")
-        blocks = [self.body.full(store.value, self.tile.all_dims, scope) for store in self.made.loop.stores]
+        blocks = [self.body.full(store.value, self.tile.all_dims, scope) for store in self.prologue.loop.stores]
         yield from scope.lines
         unit.quotients |= self.body.quotients
-        dtype = text.value_type(self.made.tensors[-1].dtype)
+        dtype = text.value_type(self.prologue.tensors[-1].dtype)
         parts = [block if even else f"tl.where({k.mask}, {block}, 0.0)" for block in blocks]
         yield f"{name} = {self._joined([f'({part}).to({dtype})' for part in parts])}"
         converted = widened(unit.kernel, self.operand, name)
@@ -128,7 +128,7 @@ class Computed:
 
     def _tile(self) -> OperandTile:
         """The block that one step takes: `pieces` elements a point."""
-        unit, loop, single = self.unit, self.made.loop, 1 if self.single else self.unit.constants[self.operand.block]
+        unit, loop, single = self.unit, self.prologue.loop, 1 if self.single else self.unit.constants[self.operand.block]
         whole = unit.constants["BLOCK_K"]
         along_k = "BLOCK_K" if self.pieces == 1 else f"BLOCK_K // {self.pieces}"
         names = {"b": ("P0", 1), "k": (along_k, whole // self.pieces), self.operand.rows: (self.operand.block, single)}
@@ -154,5 +154,5 @@ class Computed:
 
 def feed(unit: Unit, operand: Operand, start: str = "0", single: bool = False) -> Feed:
     """How blocks of this operand come about; `single`: row by row."""
-    made = unit.kernel.prologues[0 if operand.size == "M" else 1]
-    return Loaded(unit, operand, start, single) if made is None else Computed(unit, operand, made, single)
+    operand_prologue = unit.kernel.prologues[0 if operand.size == "M" else 1]
+    return Loaded(unit, operand, start, single) if operand_prologue is None else Computed(unit, operand, operand_prologue, single)

@@ -79,10 +79,10 @@ def _leave(unit: Unit, body: Body, along: Dim, scope: Scope) -> None:
             number += 1
 
 
-def completed(unit: Unit, made: TritonKernel) -> TritonKernel:
-    """`made` with the launch that puts the parts of rows together, where blocks have left any; `unit` is that launch's."""
+def completed(unit: Unit, kernel: TritonKernel) -> TritonKernel:
+    """`kernel` with the launch that puts the parts of rows together, where blocks have left any; `unit` is that launch's."""
     if not unit.shares_rows:
-        return made
+        return kernel
     loop, nest = unit.finish.loop, layout(unit.finish.loop)
     unit.constants = {"BLOCK_M": ROWS, "BLOCK_N": unit.columns, "PARTS": PARTS}
     (b, m), along = loop.axes, Dim("PARTS", loop.reduced, PARTS, True)
@@ -98,7 +98,7 @@ def completed(unit: Unit, made: TritonKernel) -> TritonKernel:
     body.stores([store for k in range(nest.passes + 1) for store in nest.row_stores(k)], scope)
     unit.finished(body, scope)
     last = unit.launch(blocks(symbol("M"), ROWS) * symbol("batch"), stages=1)
-    return replace(made, launches=(*made.launches, last), scratch=(*scratch, *made.scratch))
+    return replace(kernel, launches=(*kernel.launches, last), scratch=(*scratch, *kernel.scratch))
 
 
 def _put_together(unit: Unit, body: Body, reductions: list[Reduction]) -> tuple[Scratch, ...]:

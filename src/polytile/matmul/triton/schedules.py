@@ -2,7 +2,7 @@
 docstrings show code, `at` is a block of rows by columns and `a[at, k]` its rows of A along a block of k.
 
     tile         a program a block
-    split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
+    split        `splits` programs a block, each over a part of K (split_k.py)
     stream       as many programs as multiprocessors, each an equal share of all steps along k (stream.py)
     persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
     grouped      groups of rows, or of k, whose sizes are known on the device only (grouped.py)
@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING
 import sympy
 from torch.utils._sympy.functions import Min
 
-from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.codegen.triton.kernel import TritonKernel
 from polytile.errors import LoweringError
 from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.grouped import grouped
 from polytile.matmul.triton.operands import Operand, symbol, widened
 from polytile.matmul.triton.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
 from polytile.matmul.triton.prologue import feed
+from polytile.matmul.triton.split_k import split_k
 from polytile.matmul.triton.stream import stream
-from polytile.matmul.triton.unit import FINISH_BLOCK, Chip, Unit, accumulator
+from polytile.matmul.triton.unit import Chip, Unit
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-AT_ONCE = 8
-"""Parts whose loads are under way together: one after another they would take a memory's latency each."""
 MOST_ROWS = 4
 """Rows of A that the variant `rows` takes: beyond, tensor cores win."""
 
@@ -53,57 +52,6 @@ def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
     product(unit)
     unit.epilogue("acc")
     return TritonKernel((unit.launch(blocks(unit)),))
-
-
-def split(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """`splits` programs share a block, each over a part of K.
-
-        for at, part in programs: for k in part: acc += a[at, k] @ b[k, at]; scratch[part, at] = acc
-        for at in programs: c[at] = epilogue(sum(scratch[:, at]))
-
-    Legal at any sizes. Costs a launch, and splits × M × N sums written and read. For few blocks and a long K. Parts are whole
-    blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n].
-    CUTLASS: parallel split-K. Halide, TVM: rfactor.
-    """
-    unit, splits = unit_of(kernel, config, facts, chip), int(config["splits"])
-    unit.constants["SPLITS"] = splits
-    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
-    line(f"part = {program(unit)} % SPLITS")
-    unit.place(f"{program(unit)} // SPLITS", int(config["group"]))
-    line(f"length = tl.cdiv(tl.cdiv({unit.number('K')}, BLOCK_K), SPLITS) * BLOCK_K")
-    line("start = part * length")
-    line(f"end = tl.minimum(start + length, {unit.number('K')})")
-    product(unit, "start", "end")
-    scratch = unit.sums_scratch()
-    count = unit.number("batch") if kernel.spec.batched else "1"
-    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
-    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
-    at = f"part * {count} + item" if kernel.spec.batched else "part"
-    line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
-    first = unit.launch(blocks(unit) * splits)
-    size = splits * symbol("batch") * symbol("M") * symbol("N")
-    return TritonKernel((first, _added_up(kernel, config, facts, chip)), (Scratch(accumulator(kernel.in_dtype), size),))
-
-
-def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
-    """The launch that adds up the parts, always in the same order, and does the epilogue."""
-    unit, splits = Unit(kernel, config, facts, chip), int(config["splits"])
-    unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
-    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
-    scratch = unit.sums_scratch()
-    unit.place(program(unit), 1)
-    count = unit.number("batch") if kernel.spec.batched else "1"
-    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
-    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
-    base = f"(item * {m} + m)" if kernel.spec.batched else "m"
-    line(f"from_part = {scratch} + ({base} * {n} + n)")
-    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    unit.constants["AT_ONCE"] = min(AT_ONCE, splits)
-    with unit.out.indented("for _ in range(0, SPLITS, AT_ONCE):"), unit.out.indented("for _ in tl.static_range(AT_ONCE):"):
-        line(f"acc += tl.load(from_part, mask=(m < {m}) & (n < {n}), other=0)")
-        line(f"from_part += {count} * {m} * {n}")
-    unit.epilogue("acc")
-    return unit.launch(blocks(unit), stages=1)
 
 
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
@@ -201,12 +149,12 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
 Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
 
 SCHEDULES: dict[str, Schedule] = {
-    "tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped,
+    "tile": tile, "split": split_k, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped,
 }  # fmt: skip
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
     Raises LoweringError where a type or an operation has no Triton form."""
-    made = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
-    return row_epilogue.completed(Unit(kernel, config, facts, chip), made)
+    launches = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
+    return row_epilogue.completed(Unit(kernel, config, facts, chip), launches)

@@ -26,16 +26,16 @@ def shorten(body: Body, in_pairs: bool) -> None:
         if not isinstance(node, Op) or node.dtype != torch.float32:
             continue
         if in_pairs and node.name in ROUNDINGS and node.args[0].dtype == torch.float32:
-            body.made[id(node)] = functools.partial(_called, body, ROUNDINGS[node.name], node.args[0])
+            body.overrides[id(node)] = functools.partial(_called, body, ROUNDINGS[node.name], node.args[0])
         elif body.fast and node.name == "sigmoid":
-            body.made[id(node)] = functools.partial(_called, body, "pt_logistic", node.args[0])
+            body.overrides[id(node)] = functools.partial(_called, body, "pt_logistic", node.args[0])
         elif body.fast and (halves := half_and_one_more(node)) is not None:
             x, one_more = halves
             inner = one_more.args[0]
             if one_more.name == "tanh":
-                body.made[id(node)] = functools.partial(_called, body, "pt_gelu_by_tanh", x, inner)
+                body.overrides[id(node)] = functools.partial(_called, body, "pt_gelu_by_tanh", x, inner)
             elif _beside(inner, "mul", math.sqrt(0.5)) is x:
-                body.made[id(node)] = functools.partial(_called, body, "pt_gelu", x)
+                body.overrides[id(node)] = functools.partial(_called, body, "pt_gelu", x)
 
 
 def _called(body: Body, function: str, *arguments_and_scope: Any) -> str:

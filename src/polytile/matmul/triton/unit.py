@@ -19,6 +19,7 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.matmul.configs.records import AMD
 from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.operands import Operand, operands, second_operands, symbol
+from polytile.matmul.triton.schedule import schedule_of
 from polytile.matmul.triton.shorter import shorten
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
@@ -134,7 +135,7 @@ class Unit:
         body = Body(self.finish, tile, self.facts)
         for node in tile.nest.nodes:
             if isinstance(node, Accumulator):
-                body.made[id(node)] = lambda scope: sums
+                body.overrides[id(node)] = lambda scope: sums
         shorten(body, self.chip.overlaps)
         self.positions(body, rows, down)
         cast = ".to(tl.int64)" if self.facts.wide else ""
@@ -218,7 +219,7 @@ class Unit:
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
         kernel, facts, config = self.kernel, self.facts, self.config
-        own = [s for made in kernel.prologues if made is not None for s in made.symbols]
+        own = [s for prologue_kernel in kernel.prologue_kernels for s in prologue_kernel.symbols]
         lines = launch_text.with_quotients(self.out.lines, (*self.finish.symbols, *own), self.quotients, facts)
         lines = [*launch_text.WAIT, *lines] if self.chip.overlaps else lines
         given = [argument for argument, _ in self.described]
@@ -235,7 +236,7 @@ class Unit:
 
 def columns(config: Config) -> int:
     """How many columns a block has on which the epilogue is done."""
-    return dict(FINISH_BLOCK)["BLOCK_N"] if config["variant"] == "split" else int(config["n"])
+    return dict(FINISH_BLOCK)["BLOCK_N"] if schedule_of(config).finish_blocks else int(config["n"])
 
 
 def holds_rows(epilogue: Loop, config: Config) -> bool:
@@ -268,7 +269,7 @@ def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
 def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     spec = kernel.spec
     layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
-    computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
+    computed = "".join(f"; {name} computed" for name, by in zip("AB", kernel.prologues, strict=True) if by is not None)
     second = f" + P[m, k] by {kernel.second[0]}, Q[k, n] by {kernel.second[1]}" if kernel.second is not None else ""
     kind = f"product grouped along {spec.grouped}" if spec.grouped else "product"
     return [f"# {spec.dtype} {kind} of {layout}{computed}{second}; {config}"]

@@ -7,7 +7,7 @@
 
 The loops qualify if the rows of one are the columns of the other, if the second only computes such sums of floating-point values
 and reads nothing that the first stores, and if much of what they read is the same at the same points. A kernel may still run one
-after the other (candidates/unfused.py). This is for GPUs only: generated kernels for a CPU have no such stores.
+after the other (candidates/unfused_columns.py). This is for GPUs only: generated kernels for a CPU have no such stores.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Algorithm:
         return " ".join(f"{word:x}" for word in (self.workspace, *self.words))
 
     @property
-    def told(self) -> str:
+    def attributes(self) -> str:
         """The numbers that the library gives the parts of the algorithm: "id 66 tile 24 splits 1 ..."."""
         words, found = (ctypes.c_uint64 * 8)(*self.words), []
         for name, (number, size) in _CONFIG.items():

@@ -90,7 +90,7 @@ class Launch(Generic[Code]):
     descriptors: tuple[Descriptor, ...] = ()
     cluster: int = 1
 
-    def of(self, function: Other) -> Launch[Other]:
+    def with_function(self, function: Other) -> Launch[Other]:
         """The same launch of another form of the kernel."""
         return Launch(**{**vars(self), "function": function})
 

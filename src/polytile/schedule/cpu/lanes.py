@@ -21,7 +21,7 @@ def lane_bytes(nest: Nest) -> int:
             continue
         if isinstance(node, Load) or any(id(c) in from_memory for c in nest.operands(node)):
             from_memory.add(id(node))
-        if isinstance(node, Load) and gathers(nest, node):
+        if isinstance(node, Load) and needs_gather(nest, node):
             return 8
         if id(node) in from_memory or node.dtype.is_floating_point:
             widest = max(widest, bytes_of(node))
@@ -33,7 +33,7 @@ def bytes_of(node: Node) -> int:
     return 4 if node.dtype == torch.bool else node.dtype.itemsize
 
 
-def gathers(nest: Nest, load: Load) -> bool:
+def needs_gather(nest: Nest, load: Load) -> bool:
     """Whether a vector load needs a vector of indices."""
     uneven = sizes.coefficient(load.index, nest.vec.symbol) is None and repeats(nest, load) is None
     return uneven or any(nest.is_vector(i) for i in load.indirect)

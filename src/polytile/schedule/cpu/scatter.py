@@ -13,24 +13,24 @@ from polytile.ir.expr import Const, Index, Node, Op
 from polytile.ir.program import Axis, Loop, Store
 
 
-def scattered(loop: Loop) -> list[Store]:
+def scattered_stores(loop: Loop) -> list[Store]:
     return [s for s in loop.stores if s.mode != "set" or s.indirect]
 
 
 def accumulates(loop: Loop) -> bool:
     """Whether all stores that may meet accumulate, whose order hardly matters."""
-    return all(s.mode != "set" for s in scattered(loop))
+    return all(s.mode != "set" for s in scattered_stores(loop))
 
 
 def owner_axis(loop: Loop, vec: Axis) -> Axis | None:
     """The axis to divide over threads: one whose points never share an element. The vector axis only if there is no other,
     since a long outer axis divides as well and leaves vectors whole."""
-    safe = [a for a in loop.axes if all(_apart(s, a, loop) for s in scattered(loop))]
+    safe = [a for a in loop.axes if all(_keeps_apart(s, a, loop) for s in scattered_stores(loop))]
     outer = [a for a in safe if a is not vec and not (a.size.is_Integer and a.size < 4)]
     return next(iter(outer), vec if vec in safe else None)
 
 
-def _apart(store: Store, axis: Axis, loop: Loop) -> bool:
+def _keeps_apart(store: Store, axis: Axis, loop: Loop) -> bool:
     """Whether points that differ in `axis` never store to the same element, whatever the other axes are:
 
     index = c·axis + q·(c·size) + rest   with 0 ≤ rest < c   →   axis = index // c % size

@@ -23,10 +23,10 @@ from polytile.ir.expr import Const, Node, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import fuse_axes
-from polytile.schedule.cpu.scatter import owner_axis, scattered
+from polytile.schedule.cpu.scatter import owner_axis, scattered_stores
 from polytile.schedule.cpu.schedule import CpuSchedule, Stores
-from polytile.schedule.cpu.streaming import streamable
-from polytile.schedule.cpu.transposing import Transposed, transposed
+from polytile.schedule.cpu.streaming import streamable_stores
+from polytile.schedule.cpu.transposing import Transposed, transposed_layout
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import Form, Nest, nest_of
 from polytile.schedule.rewrite import plain_reductions
@@ -51,8 +51,9 @@ class Threads(enum.Enum):
 @dataclass(frozen=True)
 class Pass:
     """One way through the reduced axes (or the points): the values that it `takes` from the cache and those that it `makes` for
-    later passes, its reductions and scans, and its stores at every point; `unroll` vectors are under way together, and after it
-    threads that share a row put together what it comes to, where there is a `barrier`."""
+    later passes, its reductions and scans, and its stores at every point. `cut` is the reduced axis that goes in ranges: one for
+    each thread that shares a row, or blocks whose running values are added up one by one. `unroll` vectors are under way
+    together. After the pass threads that share a row combine what they have, where there is a `barrier`."""
 
     number: int
     nodes: tuple[Node, ...]
@@ -61,6 +62,7 @@ class Pass:
     reduces: tuple[Reduce, ...]
     scans: tuple[Scan, ...]
     stores: tuple[Store, ...]
+    cut: Axis | None
     unroll: int
     barrier: bool
 
@@ -133,7 +135,7 @@ REWRITES: tuple[Callable[[Loop], Loop], ...] = (plain_reductions, fuse_axes)
 """What becomes of every loop: reductions of one result each, and neighbouring axes as one."""
 
 
-def spelled(kernel: LoopKernel) -> LoopKernel:
+def apply_rewrites(kernel: LoopKernel) -> LoopKernel:
     """The kernel in the reductions and axes that schedules are for."""
     loop = kernel.loop
     for rewrite in REWRITES:
@@ -146,8 +148,8 @@ def spelled(kernel: LoopKernel) -> LoopKernel:
 
 def transpose(loop: ScheduledLoop) -> ScheduledLoop:
     """Which points are lanes, and what is transposed for that (transposing.py)."""
-    found = transposed(loop.nest, loop.schedule.lanes)
-    return loop if found is None else replace(loop, transposed=found, nest=found.nest)
+    layout = transposed_layout(loop.nest, loop.schedule.lanes)
+    return loop if layout is None else replace(loop, transposed=layout, nest=layout.nest)
 
 
 def cache(loop: ScheduledLoop) -> ScheduledLoop:
@@ -158,12 +160,12 @@ def cache(loop: ScheduledLoop) -> ScheduledLoop:
 
 def stream(loop: ScheduledLoop) -> ScheduledLoop:
     """Which stores pass the caches by (streaming.py)."""
-    return replace(loop, streamed=streamable(loop.nest)) if loop.schedule.stores is Stores.STREAMED else loop
+    return replace(loop, streamed=streamable_stores(loop.nest)) if loop.schedule.stores is Stores.STREAMED else loop
 
 
 def divide(loop: ScheduledLoop) -> ScheduledLoop:
     """What threads divide, so that no two of them store to one element unless they do so atomically (scatter.py)."""
-    pointwise, meet = loop.nest.form is Form.POINTWISE, bool(scattered(loop.kernel.loop))
+    pointwise, meet = loop.nest.form is Form.POINTWISE, bool(scattered_stores(loop.kernel.loop))
     if loop.schedule.shared:
         return replace(loop, threads=Threads.SHARES)
     if not meet or loop.schedule.stores is Stores.ATOMIC:
@@ -176,18 +178,26 @@ def go_through(loop: ScheduledLoop) -> ScheduledLoop:
     """What each pass takes, makes, reduces, scans and stores."""
     nest = loop.nest
     if nest.form is Form.POINTWISE:
-        only = Pass(0, nest.needed, (), (), (), (), tuple(nest.loop.stores), 1, False)
+        only = Pass(0, nest.needed, (), (), (), (), tuple(nest.loop.stores), None, 1, False)
         return replace(loop, passes=(only,))
     return replace(loop, passes=tuple(_pass(loop, k) for k in range(nest.passes)))
 
 
 def _pass(loop: ScheduledLoop, k: int) -> Pass:
-    nest, takes = loop.nest, tuple(n for n, made in loop.cached.items() if made < k)
+    nest, takes = loop.nest, tuple(n for n, first in loop.cached.items() if first < k)
     reduces, scans = tuple(nest.reduces_in(k)), tuple(nest.scans_in(k))
-    makes = tuple(n for n, made in loop.cached.items() if made == k)
+    makes = tuple(n for n, first in loop.cached.items() if first == k)
     barrier = loop.schedule.shared and bool(reduces or scans)
     nodes = tuple(nest.nodes_in(k, stop=takes))
-    return Pass(k, nodes, takes, makes, reduces, scans, tuple(nest.stores_in(k)), _unroll(nest, k), barrier)
+    return Pass(k, nodes, takes, makes, reduces, scans, tuple(nest.stores_in(k)), _cut(nest, scans), _unroll(nest, k), barrier)
+
+
+def _cut(nest: Nest, scans: tuple[Scan, ...]) -> Axis:
+    """The outermost axis of a row, and of a scan; down columns the innermost whose length only the call knows."""
+    if nest.form is Form.ROW:
+        return nest.inner[0] if nest.inner else nest.vec
+    reduced = nest.loop.reduced
+    return reduced[0] if scans else max(enumerate(reduced), key=lambda place: (not place[1].size.is_Integer, place[0]))[1]
 
 
 def _unroll(nest: Nest, k: int) -> int:
@@ -202,8 +212,8 @@ STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache,
 """The way from a loop and its schedule to what is printed, in order."""
 
 
-def scheduled(kernel: LoopKernel, schedule: CpuSchedule) -> ScheduledLoop:
-    """A `spelled` kernel under a legal schedule."""
+def apply_schedule(kernel: LoopKernel, schedule: CpuSchedule) -> ScheduledLoop:
+    """A kernel after `apply_rewrites`, under a legal schedule."""
     loop = ScheduledLoop(kernel, schedule, nest_of(kernel.loop))
     for step in STEPS:
         loop = step(loop)

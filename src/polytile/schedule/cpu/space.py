@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from polytile.ir import sizes
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered
-from polytile.schedule.cpu.schedule import POINTS, ROWS, CpuSchedule, Lanes, Stores
-from polytile.schedule.cpu.streaming import streamable, worth_streaming
-from polytile.schedule.cpu.transposing import LONGEST, transposed
+from polytile.schedule.cpu.catalogue import POINTS, ROWS
+from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered_stores
+from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
+from polytile.schedule.cpu.streaming import streamable_stores, worth_streaming
+from polytile.schedule.cpu.transposing import LONGEST, transposed_layout
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.extent import extent
 from polytile.schedule.nest import Form, Nest
@@ -50,24 +51,24 @@ def schedules(nest: Nest, most: int) -> tuple[tuple[CpuSchedule, int], ...]:
 
 def legal(nest: Nest, schedule: CpuSchedule) -> bool:
     """Whether `schedule` is one for this loop, whatever its sizes, and differs from those before it."""
-    meeting = scattered(nest.loop)
+    meeting = scattered_stores(nest.loop)
     if nest.form is Form.POINTWISE:
         match schedule.stores:
             case Stores.STREAMED:
-                return not meeting and bool(streamable(nest))
+                return not meeting and bool(streamable_stores(nest))
             case Stores.ATOMIC:
                 return _is_serial(nest) and accumulates(nest.loop)
-        return schedule.lanes is Lanes.ALONG or transposed(nest, schedule.lanes) is not None
+        return schedule.lanes is Lanes.ALONG or transposed_layout(nest, schedule.lanes) is not None
     if schedule.shared:
         return not meeting and _can_share(nest)
     if schedule.lanes is Lanes.ACROSS:
-        return transposed(nest, schedule.lanes) is not None
+        return transposed_layout(nest, schedule.lanes) is not None
     return not schedule.caches or bool(cached_values(nest))
 
 
 def _is_serial(nest: Nest) -> bool:
     """Whether stores may meet that nothing keeps apart, so that one thread makes them in order."""
-    return bool(scattered(nest.loop)) and (nest.form is not Form.POINTWISE or owner_axis(nest.loop, nest.vec) is None)
+    return bool(scattered_stores(nest.loop)) and (nest.form is not Form.POINTWISE or owner_axis(nest.loop, nest.vec) is None)
 
 
 def _can_share(nest: Nest) -> bool:
@@ -78,7 +79,7 @@ def _can_share(nest: Nest) -> bool:
     return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
 
 
-def worth(
+def is_worth_trying(
     kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int], last_level: int
 ) -> bool:
     """Whether a legal schedule makes sense at these sizes, on a CPU whose last-level cache has so many bytes; the plain or looped

@@ -11,7 +11,7 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
 
 
-def streamable(nest: Nest) -> tuple[Store, ...]:
+def streamable_stores(nest: Nest) -> tuple[Store, ...]:
     """The stores of a pointwise loop that write every line whole and whose buffers the loop does not read."""
     if nest.form is not Form.POINTWISE:
         return ()
@@ -29,4 +29,4 @@ def worth_streaming(kernel: LoopKernel, nest: Nest, size: Mapping[str, int], las
     it there anyhow."""
     values = {s: size[s.name] for s in kernel.symbols}
     points = math.prod(sizes.evaluate(a.size, values) for a in kernel.loop.axes)
-    return points * sum(kernel.storage(s.buffer).itemsize for s in streamable(nest)) >= last_level // 2
+    return points * sum(kernel.storage(s.buffer).itemsize for s in streamable_stores(nest)) >= last_level // 2

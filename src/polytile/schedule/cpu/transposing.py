@@ -19,12 +19,16 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Axis, Store, element_level
 from polytile.schedule.cpu.lanes import NARROWEST, bytes_of, lane_bytes
-from polytile.schedule.cpu.scatter import scattered
+from polytile.schedule.cpu.scatter import scattered_stores
 from polytile.schedule.cpu.schedule import Lanes
 from polytile.schedule.cpu.value_cache import cached_values
 from polytile.schedule.nest import Form, Nest
 
 LONGEST = 128  # elements of a row: so many vectors stay in the first-level cache
+BLOCK_ROWS = 64  # points of the other axis in a block of squares: some cache lines of each transposed row
+BAND = 4  # of these rows that are gone through together: rows a power of two apart share the few places of a first-level cache
+BLOCK_BYTES = 16 << 10  # of all tiles of a block: half of a first-level cache, or a third
+PIECE = 1024  # elements of the vector axis that a thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,14 @@ class Transposed:
     def accesses(self) -> tuple[Load | Store, ...]:
         return (*self.loads, *self.stores)
 
+    def block_columns(self, lanes: int) -> int:
+        """Points of the vector axis in a block of points, for vectors of so many lanes: a power of two, two vectors at least."""
+        values = (access if isinstance(access, Load) else access.value for access in self.accesses)
+        most = BLOCK_BYTES // (BLOCK_ROWS * sum(bytes_of(value) for value in values))
+        return max(2 * lanes, 1 << (most.bit_length() - 1))
 
-def transposed(nest: Nest, lanes: Lanes) -> Transposed | None:
+
+def transposed_layout(nest: Nest, lanes: Lanes) -> Transposed | None:
     """How a loop is gone through whose vectors have these lanes; None where it has no such layout, or nothing is transposed."""
     if nest.form is Form.POINTWISE:
         return {Lanes.TILED: _operands, Lanes.ACROSS: _short_points}.get(lanes, _nothing)(nest)
@@ -75,7 +85,7 @@ def _tile(nest: Nest, axis: Axis) -> Transposed | None:
     """The tile of the vector axis of `nest` and `axis`; None where it would not be a square of registers."""
     dependent = nest.vec.symbol in axis.size.free_symbols or axis.symbol in nest.vec.size.free_symbols
     width = lane_bytes(nest)
-    if dependent or scattered(nest.loop) or width < NARROWEST:
+    if dependent or scattered_stores(nest.loop) or width < NARROWEST:
         return None
     loads = tuple(n for n in nest.needed if isinstance(n, Load) and _is_transposed(n, axis, nest.vec, width))
     return Transposed(nest, axis, loads, tuple(s for s in nest.loop.stores if _is_transposed(s, axis, nest.vec, width)))
@@ -84,7 +94,7 @@ def _tile(nest: Nest, axis: Axis) -> Transposed | None:
 def _short_rows(row: Nest) -> Transposed | None:
     """Rows by lanes, where they have an axis that their elements lie along evenly. Of several axes the one along which the most
     is contiguous, transposed or not; then the innermost."""
-    if row.inner or row.form is not Form.ROW or scattered(row.loop):
+    if row.inner or row.form is not Form.ROW or scattered_stores(row.loop):
         return None
     layouts = [layout for axis in reversed(row.outer) if (layout := _rows_along(row, axis)) is not None]
     return max(layouts, key=lambda layout: len(layout.accesses) + _contiguous(layout.nest), default=None)
@@ -106,7 +116,7 @@ def _rows_along(row: Nest, axis: Axis) -> Transposed | None:
     loads = tuple(n for n in read if _is_transposed(n, row.vec, axis, width))
     written = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     stores = tuple(s for s in written if _is_transposed(s, row.vec, axis, width))
-    cached = {n: made for n, made in cached_values(row).items() if bytes_of(n) <= width}
+    cached = {n: first for n, first in cached_values(row).items() if bytes_of(n) <= width}
     # Rows may be read in parts, the same ones of all rows, as the cells of an adaptive average are: a square of those cannot be
     # loaded whole, but every lane its own element.
     parts = any(n.mask is not None and not nest.is_vector(n.mask) and _lies_along(n, row.vec, axis) for n in read)

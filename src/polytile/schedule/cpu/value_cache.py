@@ -22,24 +22,24 @@ def cached_values(nest: Nest) -> dict[Node, int]:
     read, with the pass that makes each. None under a scan, whose passes run in order anyway."""
     if nest.form is not Form.ROW or nest.scans:
         return {}
-    made: dict[Node, int] = {}
+    first_pass: dict[Node, int] = {}
     cached: dict[Node, int] = {}
     for k in range(nest.passes):
-        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n, cached) >= THRESHOLD]
+        earlier = [n for n, first in first_pass.items() if first < k and nest.is_vector(n) and work(n, cached) >= THRESHOLD]
         for node in nest.nodes_in(k, stop=earlier):
             if node in earlier:
-                cached[node] = made[node]
-            made.setdefault(node, k)
+                cached[node] = first_pass[node]
+            first_pass.setdefault(node, k)
     return cached
 
 
 def cache_stores(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
     """For cached values the stores of a later pass whose elements can hold them until then; each store holds one."""
     cached, chosen = cached_values(nest), dict[Node, Store]()
-    for node, made in cached.items():
-        last = max(k for k in range(made, nest.passes) if node in set(nest.nodes_in(k, stop=_before(cached, k))))
-        stores = (s for k in range(max(last, made + 1), nest.passes) for s in nest.stores_in(k))
-        free = [s for s in stores if s not in chosen.values() and _holds(kernel, nest, node, made, s)]
+    for node, first in cached.items():
+        last = max(k for k in range(first, nest.passes) if node in set(nest.nodes_in(k, stop=_before(cached, k))))
+        stores = (s for k in range(max(last, first + 1), nest.passes) for s in nest.stores_in(k))
+        free = [s for s in stores if s not in chosen.values() and _holds(kernel, nest, node, first, s)]
         if free:
             chosen[node] = free[0]
     return chosen
@@ -47,11 +47,11 @@ def cache_stores(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
 
 def _before(cached: dict[Node, int], k: int) -> list[Node]:
     """The values that pass k takes from the cache."""
-    return [n for n, made in cached.items() if made < k]
+    return [n for n, first in cached.items() if first < k]
 
 
-def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) -> bool:
-    """Whether the elements of `store` can hold `node` from pass `made` on. Nothing else may be in that memory: no other store
+def _holds(kernel: LoopKernel, nest: Nest, node: Node, first: int, store: Store) -> bool:
+    """Whether the elements of `store` can hold `node` from pass `first` on. Nothing else may be in that memory: no other store
     or load of the tensor, and, since it may be that of an input which the loop's own points may read until they write,
     no later load of the same place."""
     plain = store.mode == "set" and not store.indirect and store.mask is None
@@ -61,8 +61,8 @@ def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) 
     if store.buffer in nest.loop.reads() or sum(s.buffer == store.buffer for s in nest.loop.stores) > 1:
         return False
     cached = cached_values(nest)
-    later = [n for k in range(made + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(cached, k))]
-    loads = [n for n in later if isinstance(n, Load) and not cached.get(n, nest.passes) <= made]
+    later = [n for k in range(first + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(cached, k))]
+    loads = [n for n in later if isinstance(n, Load) and not cached.get(n, nest.passes) <= first]
     return not any(sizes.equal(load.index, store.index) for load in loads)
 
 

@@ -1,6 +1,6 @@
 """A loop under a GPU's schedule: its launches as data, which the Triton printers write down.
 
-    LoopKernel, a Schedule ── spelled ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
+    LoopKernel, a GpuSchedule ── apply_rewrites ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
 
 A launch says what its programs go over, which passes they make, what they leave in scratch memory for others, and who combines
 that. ScheduledLoop.text prints it; the option `debug` shows it from 4 on. The norm of columns as `split`, for one:
@@ -19,10 +19,11 @@ from functools import cached_property
 
 from polytile.ir import printer
 from polytile.ir.expr import Node
+from polytile.schedule.answers import Combine, Share
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.legality import spelled
+from polytile.schedule.gpu.legality import apply_rewrites
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Combine, Schedule, Share
 
 
 class Over(enum.Enum):
@@ -62,7 +63,7 @@ class ScheduledLoop:
 
     kernel: LoopKernel
     nest: Nest
-    schedule: Schedule
+    schedule: GpuSchedule
     launches: tuple[ScheduledLaunch, ...]
 
     @cached_property
@@ -88,13 +89,13 @@ def goes_back(nest: Nest, k: int) -> bool:
     return k % 2 == 1 and not nest.scans
 
 
-def _alone(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+def _alone(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
     """Programs, or clusters of them, that have their points or rows to themselves."""
     over = Over.SHARES if schedule.share is Share.CLUSTER else Over.BLOCKS
     yield ScheduledLaunch(over, tuple(range(nest.passes)))
 
 
-def _split(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+def _split(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
     """Programs all over the grid share a row: a launch a pass. Each program of the next launch combines what it needs of rows. Of
     columns, of which a block has many, the last program does it for all, or a finalise launch; so does the last program where
     values of a row are stored after the last pass. A scan has a launch before, for what the chunks come to."""
@@ -114,7 +115,7 @@ def _split(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
             yield ScheduledLaunch(Over.LEFT, (k,))
 
 
-def _column_reduction(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+def _column_reduction(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
     """Programs, or clusters, go over rows in turn; several leave their sums of the columns for a finalise launch."""
     passes, several = tuple(range(nest.passes)), schedule.columns is Share.GRID
     sums = tuple(store.value for store in nest.loop.stores if store.is_segment_sum)
@@ -123,14 +124,14 @@ def _column_reduction(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunc
         yield ScheduledLaunch(Over.LEFT, passes[-1:])
 
 
-def _column_parallel(nest: Nest, schedule: Schedule) -> Iterator[ScheduledLaunch]:
+def _column_parallel(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
     """A launch for the sums of columns, one that combines what they leave of rows, and one for every point."""
     yield ScheduledLaunch(Over.COLUMNS, (0,), back=True, leaves=nest.reduces)
     yield ScheduledLaunch(Over.LEFT, (0,))
     yield ScheduledLaunch(Over.BLOCKS, (1,))
 
 
-LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, Schedule], Iterator[ScheduledLaunch]]] = {
+LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, GpuSchedule], Iterator[ScheduledLaunch]]] = {
     (Share.PROGRAM, False): _alone,
     (Share.CLUSTER, False): _alone,
     (Share.GRID, False): _split,
@@ -141,8 +142,8 @@ LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, Schedule], Iterator[Scheduled
 """The launches of a loop, by who shares a row and whether columns are added up."""
 
 
-def scheduled(kernel: LoopKernel, schedule: Schedule) -> ScheduledLoop:
+def apply_schedule(kernel: LoopKernel, schedule: GpuSchedule) -> ScheduledLoop:
     """`kernel` under a legal schedule."""
-    own, nest = spelled(kernel, schedule.one_sweep)
+    own, nest = apply_rewrites(kernel, schedule.one_sweep)
     launches = LAUNCHES[schedule.share, schedule.columns is not None](nest, schedule)
     return ScheduledLoop(own, nest, schedule, tuple(launches))

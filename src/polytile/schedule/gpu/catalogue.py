@@ -1,4 +1,4 @@
-"""The schedules by their names in the field, each a function of its blocks (schedule.Blocks) that gives the Schedule.
+"""The schedules by their names in the field, each a function of its blocks (schedule.Blocks) that gives the GpuSchedule.
 
 Where a docstring shows code, `row` is a block of r points and `for p in programs` a launch of a grid. "Moves" counts how often
 memory or the L2 cache brings an element that every pass reads.
@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 from polytile.problem import Config
-from polytile.schedule.schedule import Blocks, Combine, Hold, Schedule, Share
+from polytile.schedule.answers import Combine, Hold, Share
+from polytile.schedule.gpu.schedule import Blocks, GpuSchedule
 
 
-def pointwise(**blocks: Any) -> Schedule:
+def pointwise(**blocks: Any) -> GpuSchedule:
     """A program has a block of points.
 
         for p0 < n0, p1 < n1:            →    for p in programs:
@@ -23,10 +24,10 @@ def pointwise(**blocks: Any) -> Schedule:
     stores both run along memory, as transposes want them.
     Halide: tile, gpu_blocks, gpu_threads. TVM: split, bind. Triton: an elementwise kernel. CUB: DeviceTransform.
     """
-    return Schedule(Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, Blocks(**blocks))
+    return GpuSchedule(Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, Blocks(**blocks))
 
 
-def persistent(**blocks: Any) -> Schedule:
+def persistent(**blocks: Any) -> GpuSchedule:
     """A program holds whole rows in registers (or whole columns of a block).
 
         for p0 < n0:                     →    for p in programs:
@@ -39,10 +40,10 @@ def persistent(**blocks: Any) -> Schedule:
     Inductor: persistent reduction. Halide: compute_at a block with the row unrolled. TVM: cache_read into "local". CUB:
     BlockReduce over BlockLoad.
     """
-    return Schedule(Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks))
+    return GpuSchedule(Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks))
 
 
-def looped(**blocks: Any) -> Schedule:
+def looped(**blocks: Any) -> GpuSchedule:
     """A program goes along its rows block after block, once for each pass.
 
         s = sum(x[p0, r0] for r0)        →    for p in programs:
@@ -55,10 +56,10 @@ def looped(**blocks: Any) -> Schedule:
     once.
     Inductor: looped reduction. Halide: rfactor over a split RDom. TVM: split and reorder. CUB: tiles of a persistent block.
     """
-    return Schedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks))
+    return GpuSchedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks))
 
 
-def split(**blocks: Any) -> Schedule:
+def split(**blocks: Any) -> GpuSchedule:
     """`splits` programs share a row, a chunk each; each pass is a launch.
 
         s = sum(x[p0, r0] for r0)        →    for p, c in programs: partial[p, c] = sum(x[p, chunk(c)])
@@ -71,10 +72,10 @@ def split(**blocks: Any) -> Schedule:
     Inductor: split reduction. Halide: rfactor. TVM: rfactor with cross-block reduction. CUB: DeviceReduce in two passes.
     """
     combine = Combine.LAUNCH if blocks.get("finalise") else Combine.LAST_PROGRAM
-    return Schedule(Hold.MEMORY, Share.GRID, combine, Blocks(**blocks))
+    return GpuSchedule(Hold.MEMORY, Share.GRID, combine, Blocks(**blocks))
 
 
-def cluster(**blocks: Any) -> Schedule:
+def cluster(**blocks: Any) -> GpuSchedule:
     """The `splits` programs of a cluster hold a row (or columns) in registers, a share each.
 
         s = sum(x[p0, r0] for r0)        →    for p, c in clusters: share = x[p, chunk(c)]; partial[p, c] = sum(share)
@@ -85,10 +86,10 @@ def cluster(**blocks: Any) -> Schedule:
     programs of a cluster begin together.
     CUDA: thread block clusters. CUTLASS: cluster reduction. No name in Halide, TVM or Triton.
     """
-    return Schedule(Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, Blocks(**blocks))
+    return GpuSchedule(Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, Blocks(**blocks))
 
 
-def column_reduction(**blocks: Any) -> Schedule:
+def column_reduction(**blocks: Any) -> GpuSchedule:
     """At most `programs` programs go over rows that they hold, and keep the sums of the columns.
 
         o[p0, r0] = f(x[p0, :])          →    for p in programs:
@@ -100,10 +101,10 @@ def column_reduction(**blocks: Any) -> Schedule:
     sums. One program stores its sums itself and needs no second launch.
     Triton: LayerNorm's backward pass in its tutorials. Halide: rfactor over rows. CUB: no name.
     """
-    return Schedule(Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks), _of_columns(blocks))
+    return GpuSchedule(Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks), _of_columns(blocks))
 
 
-def blocked_column_reduction(**blocks: Any) -> Schedule:
+def blocked_column_reduction(**blocks: Any) -> GpuSchedule:
     """As `column_reduction`, of rows in `parts` blocks of r that each pass reads again; the sums of all parts stay in registers.
 
         for row in mine:                 →    for part in parts: acc += x[row, part]
@@ -111,10 +112,10 @@ def blocked_column_reduction(**blocks: Any) -> Schedule:
 
     Legal as `column_reduction`; fits where r × parts hold the row. Moves what k passes read k times, from the L2 cache.
     """
-    return Schedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks), _of_columns(blocks))
+    return GpuSchedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks), _of_columns(blocks))
 
 
-def cluster_column_reduction(**blocks: Any) -> Schedule:
+def cluster_column_reduction(**blocks: Any) -> GpuSchedule:
     """As `column_reduction`, of rows that the `splits` programs of a cluster hold; reductions go through distributed shared
     memory (DSMEM), so that loads of the next rows are on their way meanwhile.
 
@@ -125,10 +126,10 @@ def cluster_column_reduction(**blocks: Any) -> Schedule:
     compute capability 9.0 on; fits where r × splits hold the row. Moves everything once.
     CUDA: DSMEM with st.async and an mbarrier. No name in Halide, TVM or Triton.
     """
-    return Schedule(Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, Blocks(**blocks), _of_columns(blocks))
+    return GpuSchedule(Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, Blocks(**blocks), _of_columns(blocks))
 
 
-def column_parallel(**blocks: Any) -> Schedule:
+def column_parallel(**blocks: Any) -> GpuSchedule:
     """A program has a block of r columns, all rows of it, x at a time, and so the whole of its columns' sums.
 
         s = sum(x[p0, :])                →    for p in programs: for rows: sums += g(rows); partial[rows, p] = sum(rows)
@@ -139,7 +140,7 @@ def column_parallel(**blocks: Any) -> Schedule:
     read twice, the second time from the L2 cache as far as that holds it. For few and long rows.
     Halide: reorder the row loop inside, then compute_root. TVM: reorder.
     """
-    return Schedule(Hold.MEMORY, Share.GRID, Combine.LAUNCH, Blocks(**blocks), Share.PROGRAM)
+    return GpuSchedule(Hold.MEMORY, Share.GRID, Combine.LAUNCH, Blocks(**blocks), Share.PROGRAM)
 
 
 def _of_columns(blocks: dict[str, Any]) -> Share:
@@ -156,7 +157,7 @@ CONSTRUCTORS = {
 
 
 @lru_cache(maxsize=4096)
-def schedule_of(config: Config) -> Schedule:
+def schedule_of(config: Config) -> GpuSchedule:
     """The schedule that a config names. Raises KeyError for a name that names none."""
     values = dict(config.values)
     make = CONSTRUCTORS[str(values.pop("variant"))]

@@ -1,6 +1,6 @@
-"""Which configs can run at given sizes, and how long they should take where nothing has been measured.
+"""The analytical prior for products on a CPU: predicted seconds of a config at given sizes.
 
-The prior adds: the fork of the threads; the multiplication, the slower of register-tile cycles and of reading the
+It adds: the fork of the threads; the multiplication, the slower of register-tile cycles and of reading the
 operands; what is copied first; and what is written at the end. A register tile of m rows by v vectors needs, per step,
 
     max(m * v / 2 (two FMAs a cycle), (m + v) / 2 (two loads a cycle), 4 (latency of an FMA)) cycles,
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from polytile.ir.names import IS_PACKED
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
+from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
 
@@ -37,51 +37,6 @@ WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 or int8 one of flo
 # How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
-SPLITK_PARTIAL_BYTES = 8 << 20
-SMALL_PANEL_BYTES = 512 << 10
-STREAM_ROWS = 64
-SMALLEST_SPLIT_K = 512
-
-FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
-    "tile_packed": ("n", "k", "any"),
-    "tile_direct": ("n",),
-    "tile_prepacked": ("n", "k", "any"),
-    "splitk": ("n", "k", "any"),
-    "stream": ("n",),
-    "dot": ("k",),
-    "small": ("n", "k", "any"),
-}
-INT8_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
-"""Forms that can bring several k together in one lane."""
-PAIRED_FORMS = INT8_FORMS
-"""Of these all can bring pairs of bfloat16 together too."""
-GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
-"""Forms whose tiles scale the sums of each group along k."""
-
-UNGROUPED_FORMS = ("tile_prepacked", "splitk")
-"""Forms without a grouped product."""
-
-
-def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
-    """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
-
-    Layouts decide for direct forms; tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
-    stream few rows, small a panel that fits L2.
-    """
-    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.stored_b != "bfloat16"):
-        return False
-    if spec.group and config.form not in GROUPED_FORMS:
-        return False
-    if config.form == "tile_prepacked":
-        return bool(sizes.get(IS_PACKED))
-    if config.form == "splitk":
-        sums = sizes["M"] * sizes["N"] * ACCUMULATOR_BYTES[spec.accumulator]
-        return sizes["K"] >= SMALLEST_SPLIT_K and sums <= SPLITK_PARTIAL_BYTES
-    if config.form == "stream":
-        return sizes["M"] <= STREAM_ROWS
-    if config.form == "small":
-        return spec.b_layout == "n" or sizes["K"] * config.nv * 64 <= SMALL_PANEL_BYTES
-    return True
 
 
 @dataclass(frozen=True)
@@ -114,13 +69,6 @@ def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine
 def tile_cycles(rows: float, vectors: int) -> float:
     """Cycles of one step of K in a register tile of `rows` x `vectors`."""
     return max(rows * vectors / 2, (rows + vectors) / 2, 4.0)
-
-
-def stream_depth(rows: int, unroll: int) -> int:
-    """How many k the stream form takes at once for `rows` rows: `unroll`, halved until the broadcasts fit registers."""
-    while unroll > 1 and rows * unroll > 2 * max(unroll, 8):
-        unroll //= 2
-    return unroll
 
 
 def _tile_compute(s: _Shape, c: GemmConfig) -> float:

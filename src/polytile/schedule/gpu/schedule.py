@@ -1,11 +1,11 @@
-"""How a GPU goes through a loop: a point of a space that three questions span, and the blocks.
+"""How a GPU goes through a loop: a point of a space that three questions span (schedule/answers.py), and the blocks.
 
     hold      where a program has its share of a row between two passes over it
     share     who shares a row: one program, the programs of a cluster, programs all over the grid
     combine   how what the shares come to becomes the row's result
     columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SEGMENT_SUM)
 
-| hold      | share   | combine      | columns | name             | constructor (named.py)   |
+| hold      | share   | combine      | columns | name             | constructor              |
 | --------- | ------- | ------------ | ------- | ---------------- | ------------------------ |
 | registers | program | nothing      |         | pointwise        | pointwise                |
 | registers | program | program      |         | persistent       | persistent               |
@@ -23,46 +23,11 @@ The name stands in candidates' names and in stored configs (`variant`); nothing 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 from polytile.problem import Config
-
-
-class Answer(enum.Enum):
-    """An answer to one of the questions. It hashes as the object that it is: predictions ask for schedules by the thousand."""
-
-    __hash__ = object.__hash__
-
-
-class Hold(Answer):
-    """Where a program has its share of a row between passes: in registers, read once, or in memory, read for each pass. On a
-    CPU: in memory, with what is costly to compute again in the cache."""
-
-    REGISTERS = "registers"
-    MEMORY = "memory"
-    CACHE = "cache"
-
-
-class Share(Answer):
-    """Who shares a row (or a column): one program has all of it, the programs of a cluster, which run at the same time and may
-    wait for each other, or any programs of the grid, which may not."""
-
-    PROGRAM = "program"
-    CLUSTER = "cluster"
-    GRID = "grid"
-
-
-class Combine(Answer):
-    """How the shares of a row become one result: there is no row; in the program; by an exchange in the cluster; by the program
-    that arrives last; by a launch of its own (the finalise launch)."""
-
-    NOTHING = "nothing"
-    PROGRAM = "program"
-    CLUSTER = "cluster"
-    LAST_PROGRAM = "last program"
-    LAUNCH = "launch"
+from polytile.schedule.answers import Combine, Hold, Share
 
 
 @dataclass(frozen=True)
@@ -117,7 +82,7 @@ NAMES: dict[tuple[Hold, Share, Combine, bool], str] = {
 
 
 @dataclass(frozen=True)
-class Schedule:
+class GpuSchedule:
     """One way through a loop. Raises ValueError for answers that no code is generated for."""
 
     hold: Hold
@@ -131,7 +96,7 @@ class Schedule:
             answers = f"hold={self.hold.value}, share={self.share.value}, combine={self.combine.value}"
             raise ValueError(
                 f"a schedule with {answers}, columns={self.columns and self.columns.value} was asked for; no code is generated "
-                f"for it: the table in polytile.schedule.schedule has those that there are."
+                f"for it: the table in polytile.schedule.gpu.schedule has those that there are."
             )
 
     @property

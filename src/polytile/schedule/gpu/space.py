@@ -1,6 +1,6 @@
 """The search space on a GPU: every schedule of a loop that is worth trying, in canonical order.
 
-Blocks are powers of two; tables below have those of each schedule (named.py). A row is what one point of the parallel axes
+Blocks are powers of two; tables below have those of each schedule (catalogue.py). A row is what one point of the parallel axes
 reduces or scans.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from polytile.ir.expr import Load
+from polytile.schedule.answers import Combine, Hold, Share
 from polytile.schedule.canonical import LoopKernel
-from polytile.schedule.legality import has_column_sums, legal, spelled
-from polytile.schedule.named import (
+from polytile.schedule.gpu.catalogue import (
     blocked_column_reduction,
     cluster,
     cluster_column_reduction,
@@ -24,8 +24,9 @@ from polytile.schedule.named import (
     pointwise,
     split,
 )
+from polytile.schedule.gpu.legality import apply_rewrites, has_column_sums, legal
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
-from polytile.schedule.schedule import Combine, Hold, Schedule, Share
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -102,7 +103,7 @@ FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
 
-def schedules(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[Schedule]:
+def schedules(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[GpuSchedule]:
     """All schedules of `kernel`, whose layout is `nest`, that are legal and whose programs the device can run."""
     most = device.threads_per_block // device.warp
     able: dict[tuple[Hold, Share, Combine], bool] = {}
@@ -114,7 +115,7 @@ def schedules(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[S
             yield schedule
 
 
-def _tried(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[Schedule]:
+def _tried(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[GpuSchedule]:
     if has_column_sums(kernel.loop):
         yield from _column_reductions(device)
         return
@@ -131,7 +132,7 @@ def _tried(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[Sche
         yield from _clusters(kernel, nest)
 
 
-def _points(nest: Nest) -> Iterator[Schedule]:
+def _points(nest: Nest) -> Iterator[GpuSchedule]:
     if len(nest.loop.axes) <= 1:
         yield from (pointwise(x=x, warps=w) for x, w in POINTWISE_1)
         return
@@ -140,7 +141,7 @@ def _points(nest: Nest) -> Iterator[Schedule]:
         yield from (pointwise(x=x, y=y, z=z, warps=w) for x, y, z, w in POINTWISE_3)
 
 
-def _rows(nest: Nest) -> Iterator[Schedule]:
+def _rows(nest: Nest) -> Iterator[GpuSchedule]:
     if nest.inner:
         yield from _nested_rows(nest)
         return
@@ -157,7 +158,7 @@ def _rows(nest: Nest) -> Iterator[Schedule]:
         yield split(r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _column_reductions(device: DeviceFacts) -> Iterator[Schedule]:
+def _column_reductions(device: DeviceFacts) -> Iterator[GpuSchedule]:
     for r, points, each in itertools.product(ROWS[:-2], SUM_POINTS, SUM_ELEMENTS):
         x, warps = points // r, points // (32 * each)
         if not 1 <= x <= 128 or not 1 <= warps <= 16:
@@ -176,7 +177,7 @@ def _column_reductions(device: DeviceFacts) -> Iterator[Schedule]:
         yield column_parallel(x=x, r=r, warps=warps, stages=stages)
 
 
-def _cluster_column_reductions(device: DeviceFacts) -> Iterator[Schedule]:
+def _cluster_column_reductions(device: DeviceFacts) -> Iterator[GpuSchedule]:
     r, warps = SUM_SHARE
     for (splits, share), stages in itertools.product(SUM_CLUSTERS, SUM_STAGES):
         programs = int(device.sms * share) // splits * splits
@@ -198,15 +199,15 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
         yield 1, 1
 
 
-def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Schedule]:
+def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[GpuSchedule]:
     if nest.form is Form.COLUMN:
-        yield from _clustered_columns(kernel, spelled(kernel, one_sweep=True)[1])
+        yield from _clustered_columns(kernel, apply_rewrites(kernel, one_sweep=True)[1])
         return
     for splits, (r, warps) in itertools.product(CLUSTERS, CLUSTER_ROWS):
         yield cluster(x=1, r=r, warps=warps, splits=splits)
 
 
-def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Schedule]:
+def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[GpuSchedule]:
     held = _resident_bytes(kernel, nest)
     for splits, (x, r, warps) in itertools.product(CLUSTERS if held else (), CLUSTER_COLUMNS):
         each = x * r * sum(held) // (32 * warps)
@@ -215,7 +216,7 @@ def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Schedule]:
                 yield cluster(x=x, r=r, warps=warps, splits=splits, resident=resident)
 
 
-def _nested_rows(nest: Nest) -> Iterator[Schedule]:
+def _nested_rows(nest: Nest) -> Iterator[GpuSchedule]:
     if len(nest.inner) == 1:
         for r1, r in itertools.product((2, 4, 8, 16, 32, 64, 128, 256), (4, 16, 32, 64, 128, 256, 512, 1024, 2048)):
             if 256 <= r1 * r <= 16384:
@@ -227,7 +228,7 @@ def _nested_rows(nest: Nest) -> Iterator[Schedule]:
         yield split(r=r, r1=r1, warps=warps, splits=splits, along=along)
 
 
-def _columns(nest: Nest) -> Iterator[Schedule]:
+def _columns(nest: Nest) -> Iterator[GpuSchedule]:
     if len(nest.inner) == 1:
         for r, x, each in itertools.product((2, 4, 8, 16, 32, 64, 128, 256, 512), (32, 64, 128, 256, 512, 1024), (16, 32)):
             warps = r * x // (32 * each)
@@ -247,7 +248,7 @@ def _columns(nest: Nest) -> Iterator[Schedule]:
             yield split(x=x, r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _resident_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Schedule]:
+def _resident_columns(kernel: LoopKernel, nest: Nest) -> Iterator[GpuSchedule]:
     if len(nest.inner) != 1 or nest.passes == 1:
         return
     held = _resident_bytes(kernel, nest)
@@ -263,7 +264,7 @@ def _resident_bytes(kernel: LoopKernel, nest: Nest) -> list[int]:
     return [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
 
 
-def oversized(nest: Nest, schedule: Schedule, lengths: Sequence[int]) -> bool:
+def oversized(nest: Nest, schedule: GpuSchedule, lengths: Sequence[int]) -> bool:
     """Whether blocks of half the length would hold rows of these lengths (legality.row_lengths), and are among those tried:
     right, but never worth its time."""
     held, columns = schedule.held, nest.form is Form.COLUMN

@@ -11,9 +11,10 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Scan
 from polytile.ir.program import Axis, Loop, element_level
 from polytile.schedule import rewrite
+from polytile.schedule.answers import Combine, Share
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest, nest_of
-from polytile.schedule.schedule import Combine, Schedule, Share
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")
 """Scans of which a chunk is combined in any order."""
@@ -25,9 +26,9 @@ REDUCED_ALIKE = ("sum", "max", "min")
 """Reductions whose partial results are combined by the same reduction."""
 
 
-def spelled(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
+def apply_rewrites(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
     """The kernel in the reductions that are generated (rewrite.py), for as few passes over a row as possible where `one_sweep`
-    (Schedule.one_sweep), and its layout."""
+    (GpuSchedule.one_sweep), and its layout."""
     if one_sweep:
         loop = rewrite.plain_reductions(rewrite.one_sweep(kernel.loop), welford=False)
     else:
@@ -35,20 +36,20 @@ def spelled(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
     return replace(kernel, loop=loop), replace(nest_of(loop), cutting=False)
 
 
-def legal(kernel: LoopKernel, schedule: Schedule) -> bool:
+def legal(kernel: LoopKernel, schedule: GpuSchedule) -> bool:
     """Whether `schedule` is one for this loop, whatever its sizes and blocks."""
     loop = kernel.loop
     if has_column_sums(loop) != (schedule.columns is not None) or bool(loop.reduced) != (schedule.combine is not Combine.NOTHING):
         return False
     if schedule.columns is None and schedule.share is Share.PROGRAM:
         return True
-    _, nest = spelled(kernel, schedule.one_sweep)
+    _, nest = apply_rewrites(kernel, schedule.one_sweep)
     if schedule.columns is not None:
         return _reduces_columns(nest, schedule)
     return splittable(nest) if schedule.share is Share.GRID else clustered(nest)
 
 
-def _reduces_columns(nest: Nest, schedule: Schedule) -> bool:
+def _reduces_columns(nest: Nest, schedule: GpuSchedule) -> bool:
     if nest.form is not Form.ROW or nest.inner:
         return False
     match schedule.share:
@@ -103,7 +104,7 @@ def row_axes(nest: Nest) -> list[Axis]:
     return list(reversed((*nest.inner, *((nest.vec,) if nest.form is Form.ROW else ()))))
 
 
-def fits(schedule: Schedule, lengths: Sequence[int]) -> bool:
+def fits(schedule: GpuSchedule, lengths: Sequence[int]) -> bool:
     """Whether the blocks of `schedule` hold rows of these lengths (row_lengths); always true of rows in memory."""
     blocks = [schedule.held, schedule.blocks.points("r1")] + [1] * len(lengths)
     return not schedule.bounded or all(n <= block for n, block in zip(lengths, blocks, strict=False))

@@ -27,7 +27,7 @@ ORIGIN = ("attention_scores",)
 
 
 @dataclass(frozen=True)
-class Stored:
+class Unfused:
     """The three operations, in order, and the buffers that they use: q, k, v, scores, bias, shares and out."""
 
     first: Template
@@ -36,7 +36,7 @@ class Stored:
     buffers: dict[str, Buffer]
 
 
-def stored(problem: AttentionProblem, device: torch.device) -> Stored:
+def unfused_attention(problem: AttentionProblem, device: torch.device) -> Unfused:
     """The operations, over the problem's sizes, ITEMS, ROWS and the strides "q_stride_i", "q_stride_r" and so on of operands
     whose stride along d is 1."""
     keys, size, length = symbol("Mkv"), symbol("D"), symbol("Dv")
@@ -53,7 +53,7 @@ def stored(problem: AttentionProblem, device: torch.device) -> Stored:
         buffers["bias"] = Buffer("bias", problem.bias.dtype, extents, along, device, "input")
     k = buffers["k"]
     turned = View("k", k.dtype, (k.sizes[0], k.sizes[2], k.sizes[1]), (k.strides[0], k.strides[2], k.strides[1]))
-    return Stored(
+    return Unfused(
         Template("first", "mm", whole(buffers["q"]), turned, whole(buffers["scores"]), origins=ORIGIN),
         _softmax(problem, buffers),
         Template("last", "mm", whole(buffers["shares"]), whole(buffers["v"]), whole(buffers["out"]), origins=ORIGIN),

@@ -1,4 +1,4 @@
-"""The candidate of an attention that keeps its scores in memory (attention/stored.py)."""
+"""The candidate of an attention that keeps its scores in memory (attention/unfused.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from polytile.attention.arguments import Operands, operands
 from polytile.attention.problem import AttentionProblem
-from polytile.attention.stored import ITEMS, ROWS
+from polytile.attention.unfused import ITEMS, ROWS
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
@@ -34,7 +34,7 @@ class Step:
     integers: tuple[sympy.Expr, ...]
 
 
-class StoredAttention(Candidate):
+class UnfusedAttention(Candidate):
     """Two products and a softmax, each by whichever of its own candidates is best. It is measured as a library's kernel is, so
     that attention on chip is never chosen where this is faster."""
 
