@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from polytile.autotuner import apart
 from polytile.autotuner.call import Call, current
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
+from polytile.candidates.handles import Handle
 from polytile.dispatch import trials
 from polytile.problem import Config, Scalar, digest
 
@@ -66,9 +68,10 @@ class TritonConfig(Candidate):
 
     @property
     def source_hash(self) -> str:
-        """Of the kernel's source with that of the functions it calls, and the config's hook."""
+        """Of the config and its hook, and the kernel's source with that of the functions it calls: configs of one kernel fail
+        one by one."""
         hook = self.given.pre_hook
-        return digest(f"{self.tuner.source} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
+        return digest(f"{self.tuner.source} {self.name} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.name in self.tuner.allowed(sizes)
@@ -77,13 +80,13 @@ class TritonConfig(Candidate):
         return EXPECTED
 
     @property
-    def interpreted(self) -> bool:
-        return self.tuner.interpreted
-
-    @property
     def in_main_script(self) -> bool:
-        """Another process has neither the grid, which may be any function, nor arguments that are no tensors or sizes."""
-        return True
+        """Machine code needs no module. Under an interpreter another process has to import the kernel."""
+        return self.tuner.interpreted and apart.place_of(self.tuner) is None
+
+    def handle_for(self, args: Sequence[Any]) -> Handle:
+        call = self.tuner.call_of(args)
+        return apart.handle(self.tuner, self.given, call, *call.with_flat(args))
 
     def entry(self) -> PythonEntry:
         """Compiles the kernel for the launch that this thread is in."""

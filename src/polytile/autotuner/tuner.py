@@ -401,6 +401,12 @@ class Autotuner(TritonsAutotuner):
     # What candidates need.
 
     @functools.cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Of the kernel's parameters, by name."""
+        parameters = inspect.signature(self.base_fn).parameters
+        return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+
+    @functools.cached_property
     def source(self) -> str:
         """Digest of the kernel's text and that of the functions that it calls."""
         innermost = _innermost(self.fn)

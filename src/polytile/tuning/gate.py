@@ -14,7 +14,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,19 @@ log = logging.getLogger("polytile.tuning")
 Reference = Callable[..., None]
 """Called with the kernel's own flat arguments, tensors then ints; writes the written ones. Must accept float64
 tensors."""
+
+
+class OfCandidates(ABC):
+    """A reference that is made of candidates' own results, and runs them in this process."""
+
+    @abstractmethod
+    def __call__(self, *args: Any) -> None:
+        """As any other reference."""
+
+    @abstractmethod
+    def without(self, names: Collection[str]) -> OfCandidates:
+        """That of the other candidates."""
+
 
 Scales = Mapping[int, "float | torch.Tensor"]
 """By the position of a written argument what errors are relative to besides |expected|: one number, or one for each element."""

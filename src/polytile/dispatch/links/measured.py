@@ -201,6 +201,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
+        barred=frozenset(request.rejected),
         target=spec.target,
         seconds=math.inf if tightest is None else tightest.left(),
         sampler=spec.sampler,
