@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,9 @@ from polytile.problem import Outcome
 from polytile.store.reading import records
 from polytile.tuning.isolation.worker import stop_all
 from tests.autotuner import planted
+from tests.waiting import PATIENCE
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a GPU; these run interpreted.")
 
@@ -30,3 +36,11 @@ def test_a_config_that_ends_its_process_or_has_no_end_is_a_measurement(name: str
     outcomes = [one.measurement.outcome for one in records(empty_cache / "store.sqlite3")]
     assert [one for one in outcomes if one is not Outcome.OK] == [outcome], "once, and on record for larger sizes"
     assert outcomes.count(Outcome.OK) == 6
+
+
+def test_machine_code_runs_in_a_worker_with_the_arguments_of_the_call(tmp_path: Path) -> None:
+    own = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "0"}
+    words = [sys.executable, "-m", "tests.autotuner.machine_code"]
+    done = subprocess.run(words, env={**os.environ, **own}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3 and "illegal memory access" in done.stderr
