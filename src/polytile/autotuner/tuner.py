@@ -35,7 +35,7 @@ from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.errors import HintError, SignatureError, StoreError
-from polytile.problem import digest
+from polytile.problem import digest, sizes_text
 from polytile.runtime import regime
 
 log = logging.getLogger("polytile.dispatch")
@@ -534,6 +534,19 @@ class Autotuner(TritonsAutotuner):
 
     # Arguments that no call brings.
 
+    def arguments_at(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """What a launch at these sizes is given by name, its "grid" too, as make_args= makes it. Raises HintError where that is
+        not there, or makes none of it."""
+        make, name = self.extras.make_args, self.name
+        made = None if make is None else make(**sizes)
+        if not isinstance(made, Mapping) or "grid" not in made:
+            said = "there is none" if make is None else f"it returns {sorted(made) if isinstance(made, Mapping) else made!r}"
+            raise HintError(
+                f"a launch of kernel {name!r} at {sizes_text(sizes.items())} needs make_args= to return the kernel's arguments by "
+                f'name, and its "grid"; {said}.'
+            )
+        return {**{name: size for name, size in sizes.items() if name in self.arg_names}, **made}
+
     @property
     def _can_make_args(self) -> bool:
         stall = {**settings.overridden(), **self._options}.get("stall", "tune")
@@ -547,7 +560,7 @@ class Autotuner(TritonsAutotuner):
             made = dict(self.extras.make_args(**sizes))
             others = {name: value for name, value in like.given().items() if name not in like.tensors}
             launch = {name: value for name, value in like.kwargs.items() if name not in self.arg_names}
-            sample = Call(self.arg_names, self.keys, (), {**others, **sizes, **made, **launch})
+            sample = Call(self.arg_names, self.keys, (), {**others, **launch, **sizes, **made})
             if sample.kind != like.kind:
                 raise HintError(
                     f"make_args= of kernel {self.name!r} makes arguments of other types, on another device, or with other key "

@@ -335,6 +335,18 @@ class Kernel:
         """The choice at each regime of sizes met so far, with its grounds."""
         return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
 
+    @property
+    def hints(self) -> tuple[Mapping[str, int], ...]:
+        """The sizes that are measured at the first call."""
+        return self._hints
+
+    def tensors_at(self, hint: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Tensors to call it with at the sizes that a hint names: those that `make_args` makes, else random ones of this type.
+        Raises HintError where the hint does not say all sizes."""
+        sizes = self.signature.hinted(self.name, hint)
+        kinds = [(dtype, device, True)] * len(self.signature.names) if self._make_args is None else None
+        return tuple(self._args_for(kinds, sizes)[: len(self.signature.names)])
+
     def _define(self, kinds: tuple[Kind, ...], keywords: Keywords, now: Any) -> MultiKernel:
         """The MultiKernel for tensors of these kinds, with these keyword arguments, under the conditions `now`."""
         devices = {device for _, device, _ in kinds}
@@ -379,17 +391,19 @@ class Kernel:
 
         return replace(spec, device=fingerprint(device.index or 0))
 
-    def _args_for(self, kinds: Sequence[Kind], sizes: Sizes) -> tuple[Any, ...]:
-        """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds."""
+    def _args_for(self, kinds: Sequence[Kind] | None, sizes: Sizes) -> tuple[Any, ...]:
+        """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds, unless
+        none are wanted."""
         names, ints = self.signature.names, tuple(sizes[name] for name in self.signature.size_names)
         if self._make_args is None:
+            assert kinds is not None
             shapes = self.signature.shapes(sizes)
             return (*(_example(shapes[name], *kind) for name, kind in zip(names, kinds, strict=True)), *ints)
         made = self._make_args(**{name: size for name, size in sizes.items() if name.isidentifier()})
         tensors = tuple(made[name] for name in names if name in made)
         if len(tensors) != len(names) or self.signature.sizes(self.name, tensors) != ints:
             raise HintError(f"make_args= of kernel {self.name!r} has to make {', '.join(names)} at {sizes_text(sizes.items())}.")
-        if any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
+        if kinds is not None and any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
             raise HintError(f"make_args= of kernel {self.name!r} makes tensors of other element types, or on another device.")
         return (*tensors, *ints)
 
