@@ -133,7 +133,7 @@ class Launch:
             if config.pre_hook is not None:
                 config.pre_hook(everything)
         tuner.best_config = config
-        call.returned = tuner.fn.run(*args, **kwargs, **self.keywords)
+        call.returned = tuner.launch(args, kwargs, config)
         if current.quick is not None:
             current.returned = call.returned
             if config.pre_hook is None and tuner.quick is not None:

@@ -221,7 +221,8 @@ def _keep(request: Request, attempts: Sequence[Attempt], remember: bool) -> None
         if found is not None
     ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
-    if remember and measurements:
+    at_fault = request.spec.family == "user" and bool(measurements) and all(m.outcome is Outcome.RAISED for m in measurements)
+    if remember and measurements and not at_fault:  # where all raise, the arguments are to blame, and no later call is
         request.store.append(*measurements)
 
 
