@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytile.autotuner import apart
 from polytile.autotuner.call import Call, current
+from polytile.autotuner.losers import Timed
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.handles import Handle
@@ -18,8 +19,9 @@ from polytile.problem import Config, Scalar, digest
 if TYPE_CHECKING:
     from polytile.autotuner.tuner import Autotuner
 
-EXPECTED = 1e-3
-"""Seconds that each config is taken to need: alike for all, so that all are measured."""
+EXPECTED, SLOWER = 1e-3, 2.0
+"""Seconds that each config is taken to need, alike for all, so that all are measured; and how many times as long one that was
+clearly slower close by, so that it is not (dispatch/links/prior.py)."""
 
 SHORT = {"num_warps": "w", "num_stages": "s", "num_ctas": "c", "maxnreg": "r"}
 USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
@@ -62,6 +64,7 @@ class TritonConfig(Candidate):
     name: str
     config: Config
     given: Any
+    timed: Timed
     origin: str = "user"
 
     hard_limits = True
@@ -77,7 +80,7 @@ class TritonConfig(Candidate):
         return self.name in self.tuner.allowed(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return EXPECTED
+        return EXPECTED * (SLOWER if self.timed.is_loser(self.name, sizes) else 1.0)
 
     @property
     def in_main_script(self) -> bool:

@@ -29,6 +29,7 @@ from polytile.autotuner.call import Call, current, plain, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
+from polytile.autotuner.losers import Timed
 from polytile.autotuner.quick import Quick, Route, tracing
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
@@ -109,6 +110,7 @@ class Autotuner(TritonsAutotuner):
         self.interpreted = type(_innermost(fn)).__name__ == "InterpretedFunction"
         self.quick = Quick.of(fn, self.keys)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
+        self._timed: dict[tuple[Any, ...], Timed] = {}
         self._samples: dict[tuple[Any, ...], Call] = {}
         self._tunings: list[tunings.Tuning] = []
         self._timings: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
@@ -231,6 +233,8 @@ class Autotuner(TritonsAutotuner):
 
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prunes configs, zeroes what has to be zero, and searches, if that is asked for."""
+        if not self.extras.exact:
+            self._timed[call.kind, changing()].read(made.decisions)
         for config in self._pruned(call):
             if config not in self._named.values():
                 self._add([config])
@@ -524,7 +528,8 @@ class Autotuner(TritonsAutotuner):
                 )
             count = searching.SAMPLE if self.space is not None else len(self._named)
             given = {"shortlist": count, "stall": "tune", **self._options}
-            candidates = [TritonConfig(self, name, numbers_of(config), config) for name, config in self._named.items()]
+            timed = self._timed.setdefault(kind, Timed())
+            candidates = [TritonConfig(self, name, numbers_of(config), config, timed) for name, config in self._named.items()]
             with settings.restored(given):
                 made = self._made[kind] = define(self._spec(call), candidates, id(self))
         if hints := self._hints_for(call):
