@@ -31,6 +31,7 @@ from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
 from polytile.autotuner.losers import Timed
 from polytile.autotuner.quick import Quick, Route, tracing
+from polytile.candidates.handles import importable_name
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
@@ -546,7 +547,7 @@ class Autotuner(TritonsAutotuner):
         spec = KernelSpec(
             name=self.name,
             family="user",
-            kernel=digest(f"{self.base_fn.__module__}.{self.base_fn.__qualname__} {call.tensors} {others}"),
+            kernel=digest(f"{importable_name(self.base_fn)} {call.tensors} {others}"),
             args=tuple(ArgInfo(n, t.dtype, role) for n, t, role in zip(call.tensors, call.flat, roles, strict=False)),
             size_names=call.sizes,
             size_codes=tuple(codes),

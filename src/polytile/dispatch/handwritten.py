@@ -21,7 +21,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.handles import PythonHandle, handle_of_function, with_keywords
+from polytile.candidates.handles import PythonHandle, handle_of_function, importable_name, with_keywords
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import forced
@@ -374,7 +374,7 @@ class Kernel:
         spec = KernelSpec(
             name=self.name,
             family="user",
-            kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}{_said(keywords)}"),
+            kernel=digest(f"{importable_name(self.reference)} {signature.text}{_said(keywords)}"),
             args=tuple(ArgInfo(name, dtype, role) for (name, _, role), (dtype, _, _) in pairs),
             size_names=signature.size_names,
             size_codes=(regime.BUCKET,) * len(signature.size_names),
