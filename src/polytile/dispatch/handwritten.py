@@ -69,6 +69,24 @@ class Asked:
             return self.otherwise
 
 
+class Reference:
+    """A user's reference as the gate calls it. Raises SignatureError where it returns its results: what it should have written is
+    then whatever lay there, and would be taken for right."""
+
+    def __init__(self, name: str, function: Run, signature: Signature, keywords: Keywords) -> None:
+        self.name, self.function, self.keywords = name, function, keywords
+        self.written = [position for position, (_, _, role) in enumerate(signature.tensors) if role != "in"]
+        self.names = [signature.names[position] for position in self.written]
+
+    def __call__(self, *args: Any) -> None:
+        returned = self.function(*args, **self.keywords)
+        if returned is not None and not any(returned is args[position] for position in self.written):
+            raise SignatureError(
+                f"the reference of kernel {self.name!r} returned {type(returned).__name__}; it has to write its results to "
+                f"{', '.join(self.names)}, as in {self.names[0]}.copy_(...), and return nothing."
+            )
+
+
 class LikeTheBest:
     """The prediction of an implementation that has none of its own: that of the best predicted, so that no other's keeps it from
     being measured."""
@@ -381,7 +399,7 @@ class Kernel:
             layouts=tuple(Strided(name) for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
             reduction=self._reduction,
             target=torch.device(device.type) if device.type != "cuda" else device,
-            reference=functools.partial(self.reference, **keywords) if keywords else self.reference,
+            reference=Reference(self.name, self.reference, signature, keywords),
             make_args=functools.partial(self._args_for, kinds) if self._hints else None,
             told=self._told,
         )

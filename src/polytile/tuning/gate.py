@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from polytile.errors import SignatureError
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
 from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square, scaling
@@ -284,7 +285,7 @@ class Gate:
         try:
             with one_thread() if elements <= SMALL else contextlib.nullcontext():
                 self._reference(*args)
-        except (IndexError, torch.OutOfMemoryError):
+        except (IndexError, torch.OutOfMemoryError, SignatureError):
             raise
         except Exception as error:
             self.unavailable = f"the reference failed ({type(error).__name__}: {error})"
