@@ -1,9 +1,9 @@
 """Takes a Triton kernel of your own from its source to tunings that are shipped with it, and says how long each step takes.
 
-Without arguments, the program walks the path: it looks for hazards, tunes the kernel at some sizes from the command line, writes
-what was chosen to one file, and runs the kernel in a process that has that file and an empty cache. It prints each command with its
-seconds and its output. Without a GPU, Triton interprets the kernel: the path is the same, the choices mean nothing.
-docs/autotune.md has more.
+Without arguments, the program walks the path: it looks for hazards, tunes the kernel at some sizes from the command line,
+writes what was chosen to one file, and runs the kernel in a process that has that file and an empty cache. It prints each
+command with its seconds and its output. Without a GPU, Triton interprets the kernel: the path is the same, the choices mean
+nothing. docs/autotune.md has more.
 """
 
 from __future__ import annotations

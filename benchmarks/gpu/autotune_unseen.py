@@ -6,8 +6,8 @@
     python -m benchmarks.gpu.autotune_unseen --show                              only prints the table of the committed file
 
 The kernel and its twelve configs are those of benchmarks.gpu.autotune. First every config is timed at every M, by graphs of
-launches; that is what tuning each M exhaustively takes, and the matrix by which all choices are judged. Then a tuner with an empty
-cache is called at the sizes in random order. Each part adds to OUT/gpu_autotune_unseen.json.
+launches; that is what tuning each M exhaustively takes, and the matrix by which all choices are judged. Then a tuner with an
+empty cache is called at the sizes in random order. Each part adds to OUT/gpu_autotune_unseen.json.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FEW = 24
 
 def matrix_of(sizes: list[int], until: float) -> dict[int, dict[str, float]]:
     """Microseconds by M and config; sizes for which there is no time left are missing."""
-    found = {}
+    found = dict[int, dict[str, float]]()
     for m in sizes:
         if time.monotonic() > until:
             break
@@ -141,9 +141,10 @@ def show_table(report: dict[str, Any]) -> None:
             ("time over the best config's at each, geomean", f"{found['over_exhaustive']:.3f}"),
             ("the same of the first size's winner", f"{found['first_winner_over_exhaustive']:.2f}"),
             ("the same, as the median over which size is first", f"{found['median_first_winner_over_exhaustive']:.2f}"),
-            ("polytile's timings", f"{found['timings']}, {found['timings_exhaustive'] / max(1, found['timings']):.1f} times fewer"),
+            ("polytile's timings", f"{found['timings']}, {found['timings_exhaustive'] / max(1, found['timings']):.1f} × fewer"),
         ]
-    for part, words in (("processes", "processes that agree, each by itself"), ("ranks", "processes that agree, with one store")):
+    parts = {"processes": "processes that agree, each by itself", "ranks": "processes that agree, with one store"}
+    for part, words in parts.items():
         if found := report.get(part):
             rows.append((words, f"{found['agreement']:.1%} of choices, {found['processes']} processes"))
     show(Table.from_rows(f"A product at sizes that nobody tuned, {report['device']}", ("what", "found"), rows))

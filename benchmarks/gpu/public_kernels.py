@@ -1,4 +1,4 @@
-"""Twelve Triton kernels (benchmarks/gpu/public) under `triton.autotune`, and under `polytile.autotune` with the import changed alone.
+"""Twelve Triton kernels (benchmarks/gpu/public) under `triton.autotune` and, with that import changed, `polytile.autotune`.
 
     python -m benchmarks.gpu.public_kernels [--seconds 85]   checks and times all, writes OUT/gpu_public_kernels.json
     python -m benchmarks.gpu.public_kernels --show           only prints the table of the committed file
@@ -127,8 +127,8 @@ def show_table(report: dict[str, Any]) -> None:
     notes = [f"{len({one['kernel'] for one in report['rows']})} kernels, polytile's time over triton's {ratio:.3f} (geomean)."]
     notes += [f"{name}: {why}" for name, why in report["failed"].items()]
     columns = (
-        "kernel", "size", "error, triton", "error, polytile", "apart", "µs, triton", "µs, polytile", "ratio", "first call s, triton",
-        "first call s, polytile", "",
+        "kernel", "size", "error, triton", "error, polytile", "apart", "µs, triton", "µs, polytile", "ratio",
+        "first call s, triton", "first call s, polytile", "",
     )  # fmt: skip
     show(Table.from_rows(f"Kernels under both decorators, {report['device']}", columns, rows, notes))
 

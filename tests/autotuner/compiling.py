@@ -1,5 +1,5 @@
-"""A decorator in the place of an autotuner's that compiles each config for an H100 and launches nothing. test_public_kernels.py runs
-this in a process where Triton does not interpret."""
+"""A decorator in the place of an autotuner's that compiles each config for an H100 and launches nothing. test_public_kernels.py
+runs this in a process where Triton does not interpret."""
 
 from __future__ import annotations
 

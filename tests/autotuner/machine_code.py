@@ -1,5 +1,6 @@
-"""Configs as machine code that a worker runs. test_isolation.py runs this in a process where Triton does not interpret. The GPU is
-tests/tuning/device.c, the host with faults: the code of a config is a C function there. What Triton itself compiles is looked at."""
+"""Configs as machine code that a worker runs. test_isolation.py runs this in a process where Triton does not interpret. The GPU
+is tests/tuning/device.c, the host with faults: the code of a config is a C function there. What Triton itself compiles is looked
+at."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def compiled(source: Any, target: GPUTarget, options: dict[str, Any], _env_vars:
     """A config of eight warps has a fault on the device; here it would end the process."""
     warps = options["num_warps"]
 
-    def effect(grid: Any, options: Any, src: torch.Tensor, dst: torch.Tensor, N: int, one: int, factor: float, BLOCK: int) -> None:
+    def effect(grid: Any, options: Any, src: torch.Tensor, dst: torch.Tensor, N: int, one: int, factor: float, *_: Any) -> None:
         assert warps != 8, "a config that failed in the worker runs nowhere else"
         dst[:N] = src[:N] * factor
 

@@ -41,6 +41,7 @@ def test_a_config_that_ends_its_process_or_has_no_end_is_a_measurement(name: str
 def test_machine_code_runs_in_a_worker_with_the_arguments_of_the_call(tmp_path: Path) -> None:
     own = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "0"}
     words = [sys.executable, "-m", "tests.autotuner.machine_code"]
-    done = subprocess.run(words, env={**os.environ, **own}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    environment = {**os.environ, **own}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3 and "illegal memory access" in done.stderr

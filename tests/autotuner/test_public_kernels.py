@@ -31,6 +31,7 @@ def test_a_kernel_computes_what_torch_does_while_it_is_tuned_and_after(
 def test_every_config_of_each_compiles_for_an_h100(tmp_path: Path) -> None:
     own = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "0"}
     words = [sys.executable, "-m", "tests.autotuner.compiling"]
-    done = subprocess.run(words, env={**os.environ, **own}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    environment = {**os.environ, **own}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == list(NAMES)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compil
 
 def test_few_timings_choose_well_at_unseen_sizes_and_alike_in_many_processes() -> None:
     matrix = modelled(unseen(40))
-    made = [Process(matrix, 0.01, seed, isolation="never") for seed in range(20)]
+    made = [Process(matrix, 0.003, seed, isolation="never") for seed in range(20)]
     for process in made:
         for m in list(matrix)[: 40 if process is made[0] else 10]:
             process.call(m)

@@ -1,8 +1,8 @@
 """Twelve Triton kernels of the kinds that people publish, each written from its formula for `triton.autotune`.
 
 A module has `make(size, device, dtype)`, which returns two functions without arguments: one runs the kernel, the other says by
-torch's operators what is right. Both return tensors. `size` is 0 (seconds under Triton's interpreter), 1 or 2. Each module imports
-the decorator in one line, DECORATOR, which `loaded` may exchange; nothing else of it changes.
+torch's operators what is right. Both return tensors. `size` is 0 (seconds under Triton's interpreter), 1 or 2. Each module
+imports the decorator in one line, DECORATOR, which `loaded` may exchange; nothing else of it changes.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Sums along time that begin anew at each chunk, of one number a head, as gates need them."""
 
 import torch

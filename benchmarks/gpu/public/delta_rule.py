@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """S(t) = S(t-1) + beta(t) k(t)ᵀ (v(t) - k(t) S(t-1)), o(t) = q(t) S(t), step by step."""
 
 import torch
@@ -13,7 +14,7 @@ CONFIGS = [triton.Config({"BV": bv}, num_warps=warps) for bv, warps in ((8, 1), 
 def kernel(q, k, v, beta, o, T, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     head, columns, rows = tl.program_id(1).to(tl.int64) * T, tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, K)
     state = tl.zeros([K, BV], tl.float32)
-    for t in range(0, T):
+    for t in range(T):
         step = head + t
         key = tl.load(k + step * K + rows).to(tl.float32)
         value = tl.load(v + step * V + columns, columns < V, 0.0).to(tl.float32)

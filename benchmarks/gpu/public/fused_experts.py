@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Each token by the matrices of its experts: rows are sorted by expert, each expert's padded to whole blocks, and gathered."""
 
 import torch
@@ -14,7 +15,10 @@ CONFIGS = [
 
 @autotune(configs=CONFIGS, key=["slots", "N", "K"])
 @triton.jit
-def kernel(x, w, out, order, experts, scores, slots, N, K, TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def kernel(
+    x, w, out, order, experts, scores, slots, N, K,
+    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     block, columns, depth = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
     slot = tl.load(order + block * BM + tl.arange(0, BM))
     there = slot < slots

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """y = (x - mean) / deviation · w + b, and its gradients; those of w and b are added up by atomic operations."""
 
 import torch

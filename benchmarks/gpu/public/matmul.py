@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """C = A B, block by block; programs are ordered in groups of rows, so that the second-level cache is hit more often."""
 
 import torch

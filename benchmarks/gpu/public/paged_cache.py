@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """New keys and values to their slots of a cache in pages; what is not written keeps what it holds."""
 
 import torch

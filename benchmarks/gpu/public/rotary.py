@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Pairs of each head's numbers turned by an angle that grows with the position, in place."""
 
 import torch

@@ -1,4 +1,5 @@
-"""Each channel's last W values weighted and added up, then x · sigmoid(x): the short causal convolution before linear attention."""
+# mypy: ignore-errors
+"""A channel's last W values weighted and added up, then x · sigmoid(x): the short convolution before linear attention."""
 
 import torch
 import triton
@@ -6,7 +7,8 @@ import triton.language as tl
 from triton import autotune
 
 CONFIGS = [
-    triton.Config({"BT": bt, "BD": bd}, num_warps=warps) for bt, bd, warps in ((16, 32, 2), (32, 64, 4), (64, 64, 4), (64, 128, 8))
+    triton.Config({"BT": bt, "BD": bd}, num_warps=warps)
+    for bt, bd, warps in ((16, 32, 2), (32, 64, 4), (64, 64, 4), (64, 128, 8))
 ]
 
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Rows of a matrix to exp(x - max) / sum, each row read once; a program goes from row to row."""
 
 import torch

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """z = x + y."""
 
 import torch

@@ -64,7 +64,7 @@ def _machine_code(compiled: Any, call: Call, values: Mapping[str, Any], grid: tu
     told = compiled.metadata
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     parameters = [_parameter(name, kind, values.get(name), call) for name, kind in kinds.items()]
-    sizes = [size for size in (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))]
+    sizes = getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0)
     cluster, wanted = getattr(told, "num_ctas", 1), [size for size in sizes if size]
     for size in sizes:
         parameters.append((SCRATCH, wanted.index(size)) if size else (NOTHING, 0))
@@ -123,8 +123,8 @@ def _to_import(tuner: Autotuner, config: Any, call: Call, given: Mapping[str, An
 
 
 def launcher(module: str, name: str, flat: Sequence[str], values: Mapping[str, Any], grid: Sequence[int]) -> Callable[..., None]:
-    """In the other process: a function that launches the kernel below the autotuner `name` with the arguments named in `flat`, and
-    `values`."""
+    """In the other process: a function that launches the kernel below the autotuner `name` with the arguments named in `flat`,
+    and `values`."""
     from triton.runtime.autotuner import Autotuner
 
     held: Any = importlib.import_module(module)

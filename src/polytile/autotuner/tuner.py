@@ -134,8 +134,8 @@ class Autotuner(TritonsAutotuner):
             )  # fmt: skip
         if named is not None and (unknown := [name for name in _needed(named) if name not in self.arg_names]):
             raise SignatureError(
-                f"reference= of kernel {self.name!r} is called with those of the kernel's arguments that its parameters name, and "
-                f"names {', '.join(map(repr, unknown))}; the kernel has {', '.join(self.arg_names)}."
+                f"reference= of kernel {self.name!r} is called with those of the kernel's arguments that its parameters name, "
+                f"and names {', '.join(map(repr, unknown))}; the kernel has {', '.join(self.arg_names)}."
             )
         for word, names in (
             ("reset_to_zero", self.reset_to_zero), ("restore_value", self.restore_value),
@@ -496,8 +496,8 @@ class Autotuner(TritonsAutotuner):
         """Raises InvalidInput where a parameter has no value, whatever config is chosen, or an argument is one too many."""
         if len(call.args) > len(self.arg_names):
             raise InvalidInput(
-                f"kernel {self.name!r} was given {len(call.args)} arguments; it has {', '.join(self.arg_names)}, of which configs "
-                f"set {', '.join(sorted(self._set_by_configs())) or 'none'}."
+                f"kernel {self.name!r} was given {len(call.args)} arguments; it has {', '.join(self.arg_names)}, of which "
+                f"configs set {', '.join(sorted(self._set_by_configs())) or 'none'}."
             )
         by_heuristics, below = set[str](), self.fn
         while below is not None and below is not self.base_fn:
@@ -508,8 +508,8 @@ class Autotuner(TritonsAutotuner):
             others = sorted(self._set_by_configs() - set(self.arg_names))
             also = f" They set {', '.join(map(repr, others))}, which is no parameter." if others else ""
             raise InvalidInput(
-                f"kernel {self.name!r} is launched without {', '.join(map(repr, missing))}: neither the call nor a config gives a "
-                f"value.{also} The kernel has {', '.join(self.arg_names)}."
+                f"kernel {self.name!r} is launched without {', '.join(map(repr, missing))}: neither the call nor a config gives "
+                f"a value.{also} The kernel has {', '.join(self.arg_names)}."
             )
 
     def _set_by_configs(self) -> set[str]:
@@ -593,8 +593,8 @@ class Autotuner(TritonsAutotuner):
         if not isinstance(made, Mapping) or "grid" not in made:
             said = "there is none" if make is None else f"it returns {sorted(made) if isinstance(made, Mapping) else made!r}"
             raise HintError(
-                f"a launch of kernel {name!r} at {sizes_text(sizes.items())} needs make_args= to return the kernel's arguments by "
-                f'name, and its "grid"; {said}.'
+                f"a launch of kernel {name!r} at {sizes_text(sizes.items())} needs make_args= to return the kernel's arguments "
+                f'by name, and its "grid"; {said}.'
             )
         return {**{name: size for name, size in sizes.items() if name in self.arg_names}, **made}
 
@@ -642,13 +642,14 @@ class Autotuner(TritonsAutotuner):
 
 def _check_given(fn: Any, configs: Sequence[Any]) -> None:
     """Raises SignatureError for what is no Triton kernel, and for configs that are none."""
-    if not hasattr(fn, "arg_names") or python_function(fn) is None:
+    function = python_function(fn)
+    if not hasattr(fn, "arg_names") or function is None:
         name = getattr(fn, "__name__", repr(fn))
         raise SignatureError(f"polytile.autotune decorates Triton kernels, and {name} is none: put @triton.jit between the two.")
     for config in configs:
         if not hasattr(config, "all_kwargs"):
             raise SignatureError(
-                f"configs= of kernel {python_function(fn).__name__!r} takes a list of triton.Config, and has {config!r}; write "
+                f"configs= of kernel {function.__name__!r} takes a list of triton.Config, and has {config!r}; write "
                 'triton.Config({"BLOCK": 64}, num_warps=4).'
             )
 

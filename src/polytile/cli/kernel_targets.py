@@ -1,4 +1,4 @@
-"""`polytile tune` of a kernel itself, by `polytile.autotune` or `polytile.kernel`: at sizes, on arguments that it says how to make."""
+"""`polytile tune` of a kernel by `polytile.autotune` or `polytile.kernel`: at sizes, on arguments that it says how to make."""
 
 from __future__ import annotations
 
