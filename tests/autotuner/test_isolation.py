@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +12,7 @@ from polytile.problem import Outcome
 from polytile.store.reading import records
 from polytile.tuning.isolation.worker import stop_all
 from tests.autotuner import planted
-from tests.waiting import PATIENCE
-
-ROOT = Path(__file__).parents[2]
+from tests.autotuner.processes import run_compiling
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a GPU; these run interpreted.")
 
@@ -39,9 +34,5 @@ def test_a_config_that_ends_its_process_or_has_no_end_is_a_measurement(name: str
 
 
 def test_machine_code_runs_in_a_worker_with_the_arguments_of_the_call(tmp_path: Path) -> None:
-    own = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "0"}
-    words = [sys.executable, "-m", "tests.autotuner.machine_code"]
-    environment = {**os.environ, **own}
-    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_compiling("tests.autotuner.machine_code", tmp_path)
     assert len(done.stdout.splitlines()) == 3 and "illegal memory access" in done.stderr

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu.public import NAMES, loaded
-from tests.waiting import PATIENCE
-
-ROOT = Path(__file__).parents[2]
+from tests.autotuner.processes import run_compiling
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,9 +24,4 @@ def test_a_kernel_computes_what_torch_does_while_it_is_tuned_and_after(
 
 @pytest.mark.slow
 def test_every_config_of_each_compiles_for_an_h100(tmp_path: Path) -> None:
-    own = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "0"}
-    words = [sys.executable, "-m", "tests.autotuner.compiling"]
-    environment = {**os.environ, **own}
-    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == list(NAMES)
+    assert run_compiling("tests.autotuner.compiling", tmp_path).stdout.split() == list(NAMES)
