@@ -1,6 +1,7 @@
 """`polytile.autotune` over recorded times: are choices at sizes nobody tuned good, few timings enough, and processes of one mind?
 
     TRITON_INTERPRET=1 python -m benchmarks.autotune_replay [MATRIX.json] [--processes 20] [--noise 0.003] [--json]
+    python -m benchmarks.autotune_replay --show                           only prints the table of the committed file
 
 The engine is the real one, on a kernel that copies one number; `do_bench` answers from a table of microseconds by M and config,
 with random noise of its own in each "process", which has decisions of its own. The table is what `benchmarks.gpu.autotune_unseen`
@@ -31,6 +32,7 @@ import triton.language as tl
 import polytile
 from benchmarks import record
 from benchmarks.timing import geomean
+from polytile.report import Table, show
 
 Matrix = Mapping[int, Mapping[str, float]]
 """Microseconds by M and config."""
@@ -132,7 +134,11 @@ def main() -> None:
     noise = "relative; races on a GPU have 0.17 to 0.4 %% (benchmarks.same_winner)"
     parser.add_argument("--noise", type=float, default=0.003, help=noise)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/autotune_replay.json")
+    parser.add_argument("--show", action="store_true", help="only print the table of that file")
     given = parser.parse_args()
+    if given.show:
+        show_table(json.loads((record.RESULTS / "autotune_replay.json").read_text())["results"])
+        return
     if given.matrix is None:
         matrix = modelled(unseen(64))
     else:
@@ -142,9 +148,20 @@ def main() -> None:
         os.environ["POLYTILE_CACHE_DIR"] = folder
         found = run(matrix, given.processes, given.noise)
     found["times"] = "a model" if given.matrix is None else str(given.matrix.name)
-    print(json.dumps(found, indent=1))
     if given.json:
         record.write("autotune_replay", found)
+    show_table(found)
+
+
+def show_table(found: Mapping[str, Any]) -> None:
+    rows = [
+        ("time over the best config's at each size, geomean", f"{found['over_exhaustive']:.3f}"),
+        ("the same of one size's winner, as the median over the sizes", f"{found['first_winner_over_exhaustive']:.2f}"),
+        ("timings, of each size tuned exhaustively", f"{found['timings']:.0f} of {found['timings_exhaustive']}"),
+        (f"choices alike in {found['processes']} processes, each by itself", f"{found['agreement']:.1%}"),
+    ]
+    title = f"{found['sizes']} unseen sizes, {found['configs']} configs, times of {found['times']} ± {found['noise']:.1%}"
+    show(Table.from_rows(title, ("what", "found"), rows))
 
 
 if __name__ == "__main__":
