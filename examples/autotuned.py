@@ -1,8 +1,9 @@
 """Takes a Triton kernel of your own from its source to tunings that are shipped with it, and says how long each step takes.
 
-Without arguments, the program walks the path: it looks for hazards, tunes the kernel at some sizes, writes what was chosen to
-one file, and runs the kernel in a process that has that file and an empty cache. It prints each command with its seconds and its
-output. Without a GPU, Triton interprets the kernel: the path is the same, the choices mean nothing. docs/autotune.md has more.
+Without arguments, the program walks the path: it looks for hazards, tunes the kernel at some sizes from the command line,
+writes what was chosen to one file, and runs the kernel in a process that has that file and an empty cache. It prints each
+command with its seconds and its output. Without a GPU, Triton interprets the kernel: the path is the same, the choices mean
+nothing. docs/autotune.md has more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,13 @@ SIZES = (100, 3000, 50_000)
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((128, 1), (1024, 4), (4096, 8))]
 
 
-@polytile.autotune(CONFIGS, key=["N"], plan=str(TUNINGS) if TUNINGS.exists() else "")
+def make_args(N: int) -> dict[str, Any]:
+    """What `polytile tune` launches the kernel with."""
+    x, gate, y = torch.randn(3, N, device=DEVICE)
+    return {"x": x, "gate": gate, "y": y, "grid": lambda meta: (triton.cdiv(N, meta["BLOCK"]),)}
+
+
+@polytile.autotune(CONFIGS, key=["N"], make_args=make_args, plan=str(TUNINGS) if TUNINGS.exists() else "")
 @triton.jit
 def swiglu_kernel(x, gate, y, N, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -62,27 +70,28 @@ def run() -> None:
 def walk() -> None:
     """Each step in a process of its own; the last has an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
+        total = 0.0
         here = {**os.environ, "SWIGLU_TUNINGS": f"{folder}/swiglu_tunings.json"}
+        sizes = [word for size in SIZES for word in ("--at", f"N={size}")]
+        kernel, plan = f"{__file__}:swiglu_kernel", ["--save-plan", here["SWIGLU_TUNINGS"]]
         for words, cache in (
             (["-m", "polytile", "autotune", "--scan", __file__], "cache"),
-            ([__file__, "tune"], "cache"),
+            (["-m", "polytile", "tune", kernel, "--quick", *sizes, *plan], "cache"),
             ([__file__, "run"], "another machine's cache"),
         ):
             begin, options = time.perf_counter(), {**here, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
             done = subprocess.run([sys.executable, *words], env=options, stdout=subprocess.PIPE, text=True, check=True)
             seconds = time.perf_counter() - begin
-            shown = " ".join(word if word != __file__ else Path(word).name for word in words)
+            total += seconds
+            shown = " ".join(Path(word).name if os.sep in word else word for word in words)
             print(f"python {shown} ({seconds:.1f} s)")
             print("\n".join(f"    {line}" for line in done.stdout.splitlines() if line and not line.startswith(("|", "**"))))
-        print(f"swiglu_tunings.json: {Path(here['SWIGLU_TUNINGS']).stat().st_size} bytes to ship")
+        print(f"swiglu_tunings.json: {Path(here['SWIGLU_TUNINGS']).stat().st_size} bytes to ship, after {total / 60:.1f} minutes")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    if sys.argv[1:] == ["tune"]:
-        run()
-        polytile.save_plan(TUNINGS)
-    elif sys.argv[1:] == ["run"]:
+    if sys.argv[1:] == ["run"]:
         run()
     else:
         walk()

@@ -268,7 +268,8 @@ def autotune(
     hints
         Sizes, as [{"M": 16, "N": 4096}], that are tuned at the first call. They need `make_args`.
     make_args
-        A function of the sizes by name that returns the kernel's arguments for them by name, tensors on the launch's device.
+        A function of the sizes by name that returns the kernel's arguments for them by name, tensors on the launch's device; and,
+        as "grid", the grid, which `polytile tune` needs and hints take in place of the first call's.
     reference
         What is right: a function that writes the kernel's outputs. It is called with those of the kernel's arguments that its
         parameters name, floating-point tensors in float64 as well as in their own dtype.

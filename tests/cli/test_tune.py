@@ -137,3 +137,63 @@ def test_a_function_that_cannot_say_what_to_tune_is_named_with_its_error(target:
     target.write_text("def cases():\n    return 1 / 0\n")
     result = run("tune", f"{target}:cases")
     assert result.exit_code == 2 and "cases cannot say what to tune: ZeroDivisionError: division by zero" in result.output
+
+
+KERNELS = """
+import torch, triton
+import triton.language as tl
+import polytile
+
+@polytile.kernel("x[N] -> y[N]", hints=[{"N": 300}])
+def doubled(x, y, N):
+    y.copy_(x * 2)
+
+@doubled.implementation
+def added(x, y, N):
+    torch.add(x, x, out=y)
+
+def made(N):
+    return {"src": torch.randn(N), "dst": torch.empty(N), "grid": lambda meta: (triton.cdiv(N, meta["BLOCK"]),)}
+
+@triton.heuristics({"EVEN": lambda given: given["N"] % 2 == 0})
+@polytile.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], ["N"], make_args=made, stall="never")
+@triton.jit
+def copied(src, dst, N, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(dst + at, tl.load(src + at, at < N), at < N)
+
+bare = polytile.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], ["N"])(copied.fn.fn)
+"""
+
+
+def test_a_kernel_is_tuned_at_its_hints_or_at_given_sizes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("POLYTILE_ISOLATION", "never")
+    monkeypatch.syspath_prepend(str(target.parent))
+    (target.parent / "own_kernels.py").write_text(KERNELS)
+    hinted = run("tune", f"{target.parent / 'own_kernels.py'}:doubled", "--quick")
+    assert hinted.exit_code == 0 and "N=300: 1 choice, 1 candidate measured" in hinted.output, hinted.output
+    plan = target.parent / "plan"
+    launched = run("tune", "own_kernels:copied", "--at", "N=100", "--at", "N=1000", "--quick", "--save-plan", plan)
+    assert launched.exit_code == 0 and "N=1000: 1 choice, 2 candidates measured" in launched.output, launched.output
+    assert {dict(p.sizes)["N"] for p in Plan.read(plan).decisions} >= {100, 1000}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bare"], "say at which sizes it is to be tuned, as --at M=16,N=4096"),
+        (["bare", "--at", "N"], "--at N names no sizes"),
+        (["bare", "--at", "N=3"], "needs make_args= to return the kernel's arguments by name"),
+        (["doubled", "--at", "M=3"], "has to say each of N"),
+        (["doubled", "--shapes", "3"], "say its sizes by name"),
+        (["made", "--at", "N=3"], "is no kernel of polytile.kernel or polytile.autotune"),
+        (["nothing"], "has no function 'nothing'"),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_is_said(words: list[str], said: str, target: Path) -> None:
+    pytest.importorskip("triton")
+    path = target.parent / "own_kernels.py"
+    path.write_text(KERNELS)
+    told = run("tune", f"{path}:{words[0]}", *words[1:])
+    assert told.exit_code != 0 and said in " ".join(told.output.split()), told.output

@@ -319,3 +319,24 @@ def test_an_implementation_that_cannot_be_called_or_asked_is_refused(given: dict
     kernel = Kernel(signature.parsed("-> y[N]"), lambda y, n: None, (), {})
     with pytest.raises(SignatureError, match=said):
         kernel.implementation(**given)
+
+
+def test_a_reference_that_returns_its_results_is_refused_before_anything_is_taken_for_right() -> None:
+    @polytile.kernel("x[N] -> y[N]", options={"persist": False})
+    def doubled(x: torch.Tensor, y: torch.Tensor, N: int) -> torch.Tensor:
+        return x * 2
+
+    doubled.implementation(lambda x, y, N: y.copy_(x * 3), name="wrong")
+    doubled.implementation(lambda x, y, N: y.copy_(x * 2), name="right")
+    with pytest.raises(SignatureError, match=r"returned Tensor; it has to write its results to y, as in y.copy_"):
+        doubled(torch.randn(9), torch.empty(9))
+
+
+def test_a_keyword_that_no_tensor_has_is_named() -> None:
+    kernel = polytile.kernel("x[N] -> y[N]")(copied)
+    with pytest.raises(InvalidInput, match=r"it was given x, besides out and lacks y"):
+        kernel(torch.randn(9), out=torch.empty(9))
+
+
+def copied(x: torch.Tensor, y: torch.Tensor, N: int) -> None:
+    y.copy_(x)

@@ -92,3 +92,28 @@ def test_a_users_kernel_is_one_operator_of_a_compiled_function_with_its_gradient
         torch.testing.assert_close(result, (3 * (x + 1)).square())
         result.sum().backward()
         torch.testing.assert_close(x.grad, 18 * (x.detach() + 1))
+
+
+@pytest.mark.parametrize("name", ["crashing", "hanging"])
+def test_a_config_with_a_fault_ends_a_worker_and_the_others_run(name: str, empty_cache: Any) -> None:
+    from tests.autotuner import planted
+
+    kernel = getattr(planted, name)
+    planted.call(kernel, device="cuda")
+    planted.call(kernel, 3000, device="cuda")
+    assert float(torch.ones(1000, device="cuda").sum()) == 1000.0, "the user's context is whole"
+    tuner = getattr(kernel, "fn", kernel) if name == "crashing" else kernel
+    (first, *_) = tuner.decisions
+    notes = {one.candidate: one.note for one in first.standings}
+    assert [bool(note) for note in notes.values()].count(True) == 1, notes
+
+
+@pytest.mark.parametrize("name", ["matmul", "attention", "layer_norm", "rotary", "paged_cache", "fused_experts"])
+def test_a_public_kernel_runs_with_the_import_changed(name: str, tmp_path: Any) -> None:
+    from benchmarks.gpu.public import loaded
+
+    torch.manual_seed(0)
+    run, right = loaded(name, tmp_path).make(1, "cuda", torch.float32)
+    expected = [each.float() for each in right()]
+    for _ in range(2):
+        torch.testing.assert_close(list(run()), expected, rtol=2e-2, atol=2e-2 * max(1.0, float(expected[0].abs().max())))

@@ -24,7 +24,7 @@ class _Current(threading.local):
     def call(self) -> Call | None:
         if self.made is None and self.quick is not None:
             tuner, args, kwargs = self.quick[:3]
-            self.made = Call(tuner.arg_names, tuner.keys, args, kwargs)
+            self.made = Call(tuner.arg_names, tuner.keys, args, kwargs, tuner.effects.constants)
         return self.made
 
     @call.setter
@@ -48,14 +48,23 @@ def plain(value: Any) -> Any:
     return getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
 
 
+def text_of(value: Any) -> str:
+    """A value of an argument in words that are the same in every process."""
+    said = str(value)
+    return said if " at 0x" not in said else str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
 class Call:
     """`args`, `kwargs`: those of `kernel[grid](...)`, the grid among the latter. `tensors`: names of the arguments that are
     tensors on the launch's device. `flat`: these tensors, then the sizes named in `sizes`, as a MultiKernel is called. `kind`:
-    whatever else tells MultiKernels apart."""
+    whatever else tells MultiKernels apart, among it `constants`, which Triton compiles a kernel of its own for."""
 
     __slots__ = ("args", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
 
-    def __init__(self, names: Sequence[str], keys: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, names: Sequence[str], keys: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        constants: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.names, self.args, self.kwargs = names, args, kwargs
         self.returned: Any = None
         self.tried = False
@@ -66,7 +75,9 @@ class Call:
         here = [(name, tensor) for name, tensor in found if tensor.device == device]
         of_keys = [(name, plain(given[name])) for name in keys if name in given]
         sizes = [(name, value) for name, value in of_keys if type(value) is int and value >= 0]
-        others = [(name, str(value)) for name, value in of_keys if type(value) is not int or value < 0]
+        of_constants = [(name, plain(given[name])) for name in constants if name in given and name not in keys]
+        unsized = [(name, value) for name, value in of_keys if type(value) is not int or value < 0]
+        others = [(name, text_of(value)) for name, value in (*unsized, *of_constants)]
         self.device = device
         self.tensors = tuple(name for name, _ in here)
         self.sizes = tuple(name for name, _ in sizes)

@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from polytile.autotuner import apart
 from polytile.autotuner.call import Call, current
+from polytile.autotuner.losers import Timed
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
+from polytile.candidates.handles import Handle
 from polytile.dispatch import trials
 from polytile.problem import Config, Scalar, digest
 
 if TYPE_CHECKING:
     from polytile.autotuner.tuner import Autotuner
 
-EXPECTED = 1e-3
-"""Seconds that each config is taken to need: alike for all, so that all are measured."""
+EXPECTED, SLOWER = 1e-3, 2.0
+"""Seconds that each config is taken to need, alike for all, so that all are measured; and how many times as long one that was
+clearly slower close by, so that it is not (dispatch/links/prior.py)."""
 
 SHORT = {"num_warps": "w", "num_stages": "s", "num_ctas": "c", "maxnreg": "r"}
 USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
@@ -60,30 +64,32 @@ class TritonConfig(Candidate):
     name: str
     config: Config
     given: Any
+    timed: Timed
     origin: str = "user"
 
     hard_limits = True
 
     @property
     def source_hash(self) -> str:
-        """Of the kernel's source with that of the functions it calls, and the config's hook."""
+        """Of the config and its hook, and the kernel's source with that of the functions it calls: configs of one kernel fail
+        one by one."""
         hook = self.given.pre_hook
-        return digest(f"{self.tuner.source} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
+        return digest(f"{self.tuner.source} {self.name} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.name in self.tuner.allowed(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return EXPECTED
-
-    @property
-    def interpreted(self) -> bool:
-        return self.tuner.interpreted
+        return EXPECTED * (SLOWER if self.timed.is_loser(self.name, sizes) else 1.0)
 
     @property
     def in_main_script(self) -> bool:
-        """Another process has neither the grid, which may be any function, nor arguments that are no tensors or sizes."""
-        return True
+        """Machine code needs no module. Under an interpreter another process has to import the kernel."""
+        return self.tuner.interpreted and apart.place_of(self.tuner) is None
+
+    def handle_for(self, args: Sequence[Any]) -> Handle:
+        call = self.tuner.call_of(args)
+        return apart.handle(self.tuner, self.given, call, *call.with_flat(args))
 
     def entry(self) -> PythonEntry:
         """Compiles the kernel for the launch that this thread is in."""
@@ -130,7 +136,7 @@ class Launch:
             if config.pre_hook is not None:
                 config.pre_hook(everything)
         tuner.best_config = config
-        call.returned = tuner.fn.run(*args, **kwargs, **self.keywords)
+        call.returned = tuner.launch(args, kwargs, config)
         if current.quick is not None:
             current.returned = call.returned
             if config.pre_hook is None and tuner.quick is not None:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from polytile.tuning.clones import Clones, poison_of, written_positions
 from polytile.tuning.distance import compare
+from polytile.tuning.gate import OfCandidates
 from polytile.tuning.tolerance import tolerance
 
 log = logging.getLogger("polytile.dispatch")
 
 
-class Consensus:
+class Consensus(OfCandidates):
     """As a reference (dispatch/spec.py): runs configs on copies of the arguments until one result has more followers than any
     other can get, and writes that. `launches`: (name, launch) of each config that may run."""
 
     def __init__(
-        self, kernel: str, launches: Callable[[], Sequence[tuple[str, Callable[..., None]]]], roles: Sequence[str], terms: int
-    ) -> None:
+        self, kernel: str, launches: Callable[[], Sequence[tuple[str, Callable[..., None]]]], roles: Sequence[str], terms: int,
+        left_out: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self.kernel, self.launches, self.roles, self.terms = kernel, launches, tuple(roles), terms
+        self.left_out = left_out
+
+    def without(self, names: Collection[str]) -> Consensus:
+        return Consensus(self.kernel, self.launches, self.roles, self.terms, {*self.left_out, *names})
 
     def __call__(self, *args: Any) -> None:
         """Raises what the first config raises where none comes to its end."""
         groups: list[tuple[list[torch.Tensor], list[str]]] = []
-        launches, failed = self.launches(), None
+        launches = [(name, launch) for name, launch in self.launches() if name not in self.left_out]
+        failed: Exception | None = None
         written = written_positions(args, self.roles)
         for number, (name, launch) in enumerate(launches):
             try:

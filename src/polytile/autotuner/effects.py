@@ -42,6 +42,11 @@ class Effects:
     stores: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def constants(self) -> tuple[str, ...]:
+        """The parameters that are constants to the compiler, in order."""
+        return tuple(name for name in self.params if name in self.constexprs)
+
+    @property
     def pointers(self) -> frozenset[str]:
         return (self.read | self.written) - self.constexprs - self.numbers
 

@@ -6,6 +6,7 @@ Each combination of element types, device and key values that are no sizes has a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -28,20 +29,25 @@ from polytile.autotuner.call import Call, current, plain, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
+from polytile.autotuner.losers import Timed
 from polytile.autotuner.quick import Quick, Route, tracing
+from polytile.candidates.handles import importable_name
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.dispatch.spec import ArgInfo, KernelSpec
-from polytile.errors import HintError, SignatureError, StoreError
-from polytile.problem import digest
+from polytile.errors import HintError, InvalidInput, SignatureError, StoreError
+from polytile.problem import digest, sizes_text
 from polytile.runtime import regime
 
 log = logging.getLogger("polytile.dispatch")
 
 TERMS = 4096
 """Terms that an output element is taken to sum where nobody says: configs that differ in the order of sums agree within that."""
+
+INTERPRETING = locks.rlock()
+"""Held by the thread whose kernel Triton's interpreter runs: it keeps the place in the grid in one variable of the process."""
 
 MOST_SAMPLES = 8
 """Calls whose arguments are kept to measure behind calls."""
@@ -90,13 +96,14 @@ class Autotuner(TritonsAutotuner):
     """
 
     def __init__(self, fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
+        _check_given(fn, given["configs"] or ())
         space = searching.Space.of(extras.search) if extras.search is not None else None
         configs = [*(given["configs"] or ()), *map(searching.config_of, space.sample() if space is not None else ())]
         super().__init__(fn, fn.arg_names, **{**given, "configs": configs, "key": list(given["key"] or ())})
         self.configs: list[Any] = list(self.configs)  # Triton has one of its own where none is given
         self.space, self.extras = space, extras
         self.name = self.base_fn.__name__
-        self._check(given)
+        self._check()
         settings.check_environment()
         self._options = settings.check(extras.options, f"options of kernel {self.name!r}")
         self._named = named(self.configs)
@@ -104,6 +111,7 @@ class Autotuner(TritonsAutotuner):
         self.interpreted = type(_innermost(fn)).__name__ == "InterpretedFunction"
         self.quick = Quick.of(fn, self.keys)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
+        self._timed: dict[tuple[Any, ...], Timed] = {}
         self._samples: dict[tuple[Any, ...], Call] = {}
         self._tunings: list[tunings.Tuning] = []
         self._timings: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
@@ -116,8 +124,19 @@ class Autotuner(TritonsAutotuner):
     def __repr__(self) -> str:
         return f"<polytile.autotune {self.name}: {len(self._named)} configs by {', '.join(self.keys) or 'no key'}>"
 
-    def _check(self, given: Mapping[str, Any]) -> None:
-        exact = self.extras.exact
+    def _check(self) -> None:
+        exact, named = self.extras.exact, self.extras.reference
+        lost = [name for name in self.keys if name not in self.arg_names]
+        if lost:
+            log.warning(
+                "key= of kernel %r names %s, which is no parameter and is passed over; the kernel has %s.",
+                self.name, ", ".join(map(repr, lost)), ", ".join(self.arg_names),
+            )  # fmt: skip
+        if named is not None and (unknown := [name for name in _needed(named) if name not in self.arg_names]):
+            raise SignatureError(
+                f"reference= of kernel {self.name!r} is called with those of the kernel's arguments that its parameters name, "
+                f"and names {', '.join(map(repr, unknown))}; the kernel has {', '.join(self.arg_names)}."
+            )
         for word, names in (
             ("reset_to_zero", self.reset_to_zero), ("restore_value", self.restore_value),
             ("exact", [] if isinstance(exact, bool) else exact),
@@ -186,7 +205,7 @@ class Autotuner(TritonsAutotuner):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
             return self._run_only(args, kwargs)
-        call = Call(self.arg_names, self.keys, args, kwargs)
+        call = Call(self.arg_names, self.keys, args, kwargs, self.effects.constants)
         before = current.made, current.quick
         current.made, current.quick = call, None
         try:
@@ -207,7 +226,7 @@ class Autotuner(TritonsAutotuner):
         self.best_config = config = self.configs[0]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
-        kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        kernel = self.launch(args, kwargs, config)
         route = self._remember(args, kwargs, (), 0, None) if config.pre_hook is None else None
         if self.quick is not None and route is not None:
             self.quick.prepare(route, None, config, kernel)
@@ -215,6 +234,8 @@ class Autotuner(TritonsAutotuner):
 
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prunes configs, zeroes what has to be zero, and searches, if that is asked for."""
+        if not self.extras.exact:
+            self._timed[call.kind, changing()].read(made.decisions)
         for config in self._pruned(call):
             if config not in self._named.values():
                 self._add([config])
@@ -401,6 +422,12 @@ class Autotuner(TritonsAutotuner):
     # What candidates need.
 
     @functools.cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Of the kernel's parameters, by name."""
+        parameters = inspect.signature(self.base_fn).parameters
+        return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+
+    @functools.cached_property
     def source(self) -> str:
         """Digest of the kernel's text and that of the functions that it calls."""
         innermost = _innermost(self.fn)
@@ -412,11 +439,16 @@ class Autotuner(TritonsAutotuner):
         """Whether something of the user's runs before or after a launch with this config."""
         return self.user_defined_pre_hook or self.user_defined_post_hook or config.pre_hook is not None
 
+    def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Any) -> Any:
+        """One launch by Triton; returns what that does."""
+        with INTERPRETING if self.interpreted else contextlib.nullcontext():
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
     def try_out(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """One launch on trial, with the user's hooks around it."""
         keywords = config.all_kwargs()
         if not self.has_hooks(config):
-            self.fn.run(*args, **kwargs, **keywords)
+            self.launch(args, kwargs, config)
             return
         everything = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **keywords}
         if config.pre_hook is not None:
@@ -424,7 +456,7 @@ class Autotuner(TritonsAutotuner):
         if self.user_defined_pre_hook:
             self.pre_hook(everything)
         try:
-            self.fn.run(*args, **kwargs, **keywords)
+            self.launch(args, kwargs, config)
         except Exception as error:
             if self.user_defined_post_hook:
                 self.post_hook(everything, exception=error)
@@ -460,11 +492,35 @@ class Autotuner(TritonsAutotuner):
         """The choice at each regime of sizes met so far, with its grounds."""
         return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
 
+    def _check_launch(self, call: Call) -> None:
+        """Raises InvalidInput where a parameter has no value, whatever config is chosen, or an argument is one too many."""
+        if len(call.args) > len(self.arg_names):
+            raise InvalidInput(
+                f"kernel {self.name!r} was given {len(call.args)} arguments; it has {', '.join(self.arg_names)}, of which "
+                f"configs set {', '.join(sorted(self._set_by_configs())) or 'none'}."
+            )
+        by_heuristics, below = set[str](), self.fn
+        while below is not None and below is not self.base_fn:
+            by_heuristics |= set(getattr(below, "values", None) or ())
+            below = getattr(below, "fn", None)
+        known = {*call.given(), *self.defaults, *by_heuristics, *self._set_by_configs()}
+        if missing := [name for name in self.arg_names if name not in known]:
+            others = sorted(self._set_by_configs() - set(self.arg_names))
+            also = f" They set {', '.join(map(repr, others))}, which is no parameter." if others else ""
+            raise InvalidInput(
+                f"kernel {self.name!r} is launched without {', '.join(map(repr, missing))}: neither the call nor a config gives "
+                f"a value.{also} The kernel has {', '.join(self.arg_names)}."
+            )
+
+    def _set_by_configs(self) -> set[str]:
+        return {name for config in self.configs for name in config.kwargs}
+
     def _define(self, call: Call) -> MultiKernel:
         kind = (call.kind, changing())
         with self._lock:
             if kind in self._made:
                 return self._made[kind]
+            self._check_launch(call)
             conflicts = sorted(call.kwargs.keys() & {name for config in self.configs for name in config.kwargs})
             if conflicts:
                 raise ValueError(
@@ -473,11 +529,12 @@ class Autotuner(TritonsAutotuner):
                 )
             count = searching.SAMPLE if self.space is not None else len(self._named)
             given = {"shortlist": count, "stall": "tune", **self._options}
-            candidates = [TritonConfig(self, name, numbers_of(config), config) for name, config in self._named.items()]
+            timed = self._timed.setdefault(kind, Timed())
+            candidates = [TritonConfig(self, name, numbers_of(config), config, timed) for name, config in self._named.items()]
             with settings.restored(given):
                 made = self._made[kind] = define(self._spec(call), candidates, id(self))
-        if self.extras.hints:
-            made.warm(self.extras.hints)
+        if hints := self._hints_for(call):
+            made.warm(hints)
         return made
 
     def _spec(self, call: Call) -> KernelSpec:
@@ -490,7 +547,7 @@ class Autotuner(TritonsAutotuner):
         spec = KernelSpec(
             name=self.name,
             family="user",
-            kernel=digest(f"{self.base_fn.__module__}.{self.base_fn.__qualname__} {call.tensors} {others}"),
+            kernel=digest(f"{importable_name(self.base_fn)} {call.tensors} {others}"),
             args=tuple(ArgInfo(n, t.dtype, role) for n, t, role in zip(call.tensors, call.flat, roles, strict=False)),
             size_names=call.sizes,
             size_codes=tuple(codes),
@@ -528,6 +585,19 @@ class Autotuner(TritonsAutotuner):
 
     # Arguments that no call brings.
 
+    def arguments_at(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """What a launch at these sizes is given by name, its "grid" too, as make_args= makes it. Raises HintError where that is
+        not there, or makes none of it."""
+        make, name = self.extras.make_args, self.name
+        made = None if make is None else make(**sizes)
+        if not isinstance(made, Mapping) or "grid" not in made:
+            said = "there is none" if make is None else f"it returns {sorted(made) if isinstance(made, Mapping) else made!r}"
+            raise HintError(
+                f"a launch of kernel {name!r} at {sizes_text(sizes.items())} needs make_args= to return the kernel's arguments "
+                f'by name, and its "grid"; {said}.'
+            )
+        return {**{name: size for name, size in sizes.items() if name in self.arg_names}, **made}
+
     @property
     def _can_make_args(self) -> bool:
         stall = {**settings.overridden(), **self._options}.get("stall", "tune")
@@ -538,10 +608,7 @@ class Autotuner(TritonsAutotuner):
         ints = tuple(sizes.get(name) for name in like.sizes)
         sample = self._samples.get((like.kind, ints))
         if sample is None and self.extras.make_args is not None:
-            made = dict(self.extras.make_args(**sizes))
-            others = {name: value for name, value in like.given().items() if name not in like.tensors}
-            launch = {name: value for name, value in like.kwargs.items() if name not in self.arg_names}
-            sample = Call(self.arg_names, self.keys, (), {**others, **sizes, **made, **launch})
+            sample = self._made_up(like, sizes)
             if sample.kind != like.kind:
                 raise HintError(
                     f"make_args= of kernel {self.name!r} makes arguments of other types, on another device, or with other key "
@@ -554,11 +621,43 @@ class Autotuner(TritonsAutotuner):
             current.call = sample
         return sample.flat
 
+    def _made_up(self, like: Call, sizes: Mapping[str, int]) -> Call:
+        """A launch with what make_args= makes at these sizes, otherwise like `like`."""
+        assert self.extras.make_args is not None
+        others = {name: value for name, value in like.given().items() if name not in like.tensors}
+        launch = {name: value for name, value in like.kwargs.items() if name not in self.arg_names}
+        made = {**others, **launch, **sizes, **self.extras.make_args(**sizes)}
+        return Call(self.arg_names, self.keys, (), made, self.effects.constants)
+
+    def _hints_for(self, call: Call) -> list[Mapping[str, int]]:
+        """The hints whose constants are those of a call: others come with the first call of theirs."""
+        return [hint for hint in self.extras.hints if self._made_up(call, hint).kind[-1] == call.kind[-1]]
+
     def _keep_sample(self, call: Call) -> None:
         with self._lock:
             while len(self._samples) >= MOST_SAMPLES:
                 self._samples.pop(next(iter(self._samples)))
             self._samples[call.kind, tuple(call.flat[len(call.tensors) :])] = call.copied()
+
+
+def _check_given(fn: Any, configs: Sequence[Any]) -> None:
+    """Raises SignatureError for what is no Triton kernel, and for configs that are none."""
+    function = python_function(fn)
+    if not hasattr(fn, "arg_names") or function is None:
+        name = getattr(fn, "__name__", repr(fn))
+        raise SignatureError(f"polytile.autotune decorates Triton kernels, and {name} is none: put @triton.jit between the two.")
+    for config in configs:
+        if not hasattr(config, "all_kwargs"):
+            raise SignatureError(
+                f"configs= of kernel {function.__name__!r} takes a list of triton.Config, and has {config!r}; write "
+                'triton.Config({"BLOCK": 64}, num_warps=4).'
+            )
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The parameters that a function has to be given."""
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [n for n, one in inspect.signature(function).parameters.items() if one.default is one.empty and one.kind not in kinds]
 
 
 def _innermost(kernel: Any) -> Any:

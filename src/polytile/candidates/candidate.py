@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytile.candidates.entries import Entry
 from polytile.candidates.handles import Handle
@@ -86,6 +86,11 @@ class Candidate(ABC):
         """How another process gets the kernel (tuning/isolation); runs nothing of it. Default: None, and the first run is in this
         process."""
         return None
+
+    def handle_for(self, args: Sequence[Any]) -> Handle | None:
+        """The same, to run it with these arguments. Raises Unavailable (tuning/isolation/memory.py) where that cannot be, with
+        the reason. Default: the handle for all arguments."""
+        return self.handle()
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         """Kernels with candidates of their own that a call with these integers runs, with the integers of their calls; strides

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from polytile.runtime.cuda.launch import Launch, Scratch
@@ -76,6 +77,17 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
     except TypeError:
         return None
     return PythonHandle(path, name) if path and path.endswith(".py") else None
+
+
+def importable_name(function: Callable[..., Any]) -> str:
+    """"module.name" of a function; for what the main script defines, with the name that the script has where it is imported, so
+    that a command that imports it and the script itself mean the same kernel."""
+    module = str(function.__module__)
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(path).stem if path else module
+    return f"{module}.{function.__qualname__}"
 
 
 def with_keywords(handle: PythonHandle, keywords: Mapping[str, Any]) -> PythonHandle:

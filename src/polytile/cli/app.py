@@ -107,11 +107,14 @@ def explain_choice(
 
 @app.command("tune")
 def tune_ahead(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION|FILE.jsonl", help="What to tune; see above.")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl", help="What to tune; see above.")],
     shapes: Annotated[
         list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
     ] = None,
     dtype: DtypeOfShapes = "float32",
+    at: Annotated[
+        list[str] | None, typer.Option(help="Of a kernel: sizes to tune it at, as M=16,N=4096. May be given again.")
+    ] = None,
     device: DeviceOfShapes = "cpu",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
     sizes: Annotated[
@@ -126,11 +129,12 @@ def tune_ahead(
         typer.Option("--exhaustive", help="Measure every candidate, of a GPU's products all configs there are. Takes hours."),
     ] = False,
 ) -> None:
-    """Compile a function and call it at some sizes, so that later programs find everything measured.
+    """Compile a function, or take a kernel, and call it at some sizes, so that later programs find everything measured.
 
-    With --shapes, FUNCTION is called with random tensors of these shapes. Without, FUNCTION is called once with nothing
-    and returns what to tune: a callable and a list of argument tuples. A FILE.jsonl has a problem on each line:
-    {"target": "FILE.py:FUNCTION", "shapes": ["64x512"], "dtype": "float32", "device": "cuda"}; all but
+    With --shapes, a function is called with random tensors of these shapes. Without, it is called once with nothing
+    and returns what to tune: a callable and a list of argument tuples. A kernel by polytile.kernel or polytile.autotune
+    is called at the sizes of --at, or else of its hints. A FILE.jsonl has a problem on each line:
+    {"target": "FILE.py:NAME", "shapes": ["64x512"], "at": ["M=16"], "dtype": "float32", "device": "cuda"}; all but
     the target may be left out.
 
     Ctrl-C stops it and keeps everything that was measured, and so does the end of --seconds; the same command then goes on
@@ -141,7 +145,7 @@ def tune_ahead(
 
     if quick and exhaustive:
         raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
-    jobs = jobs_of(target, shapes or [], Kind(dtype, device))
+    jobs = jobs_of(target, shapes or [], Kind(dtype, device), at or [])
     raise typer.Exit(tune(jobs, save_plan, seconds, not quick, exhaustive, sizes))
 
 

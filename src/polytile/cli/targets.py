@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 
+from polytile.cli import kernel_targets
 from polytile.cli.plain import in_short
 from polytile.errors import PolytileError
 
 Calls = Sequence[tuple[Any, ...]]
 
-FIELDS = ("target", "shapes", "dtype", "device")
+FIELDS = ("target", "shapes", "at", "dtype", "device")
 """What a line of a file of problems may say; `target` it must."""
 
 
@@ -37,19 +39,40 @@ class Kind:
 
 @dataclass(frozen=True)
 class Job:
-    """A function to compile, and the arguments of each call of it."""
+    """A function, and the arguments of each call of it. `compiled`: whether it is compiled first, as whatever is no kernel is."""
 
     function: Callable[..., Any]
     calls: Calls
+    compiled: bool = True
 
 
-def jobs_of(target: str, shapes: Sequence[str], kind: Kind) -> list[Job]:
-    """Everything to tune. Raises TargetError, with what to do, for what cannot be."""
+def jobs_of(target: str, shapes: Sequence[str], kind: Kind, at: Sequence[str] = ()) -> list[Job]:
+    """Everything to tune; `at` has sizes of a kernel, as "M=16,N=4096". Raises TargetError, with what to do, for what cannot
+    be."""
     if target.endswith(".jsonl"):
-        if shapes:
-            raise TargetError(f"{target} is a file of problems, which says the shapes itself; leave out --shapes.")
+        if shapes or at:
+            raise TargetError(f"{target} is a file of problems, which says the shapes itself; leave out --shapes and --at.")
         return _listed(Path(target), kind)
-    return [Job(*calls_of(target, shapes, kind))]
+    return [_job_of(target, shapes, kind, at)]
+
+
+def _job_of(target: str, shapes: Sequence[str], kind: Kind, at: Sequence[str]) -> Job:
+    function = _function(target)
+    found = kernel_targets.launch_of(function, getattr(torch, kind.dtype, None), kind.device)
+    if found is None:
+        if at:
+            raise TargetError(f"{target} is no kernel of polytile.kernel or polytile.autotune; give --shapes in place of --at.")
+        return Job(*calls_of(target, shapes, kind, function))
+    if shapes:
+        raise TargetError(f"{target} is a kernel; say its sizes by name, as --at M=16,N=4096, in place of --shapes.")
+    launch, hints = found
+    try:
+        calls = [(kernel_targets.sizes_of(text),) for text in at] or [(dict(hint),) for hint in hints]
+    except ValueError:
+        raise TargetError(f"--at {' --at '.join(at)} names no sizes; write them as --at M=16,N=4096.") from None
+    if not calls:
+        raise TargetError(f"{target} is a kernel without hints=; say at which sizes it is to be tuned, as --at M=16,N=4096.")
+    return Job(launch, calls, compiled=False)
 
 
 def _listed(path: Path, kind: Kind) -> list[Job]:
@@ -72,19 +95,22 @@ def _job(line: str, place: str, beside: Path, kind: Kind) -> Job:
         said = json.loads(line)
         if not (isinstance(said, dict) and isinstance(said.get("target"), str) and said.keys() <= set(FIELDS)):
             raise ValueError(line)
-        shapes = [str(shape) for shape in said.get("shapes", ())]
+        shapes, at = ([str(text) for text in said.get(word, ())] for word in ("shapes", "at"))
     except (ValueError, TypeError):
         raise TargetError(f"{place} is no problem; write one as {EXAMPLE}.") from None
     try:
         own = Kind(str(said.get("dtype", kind.dtype)), str(said.get("device", kind.device)))
-        return Job(*calls_of(str(beside / said["target"]), shapes, own))
+        return _job_of(str(beside / said["target"]), shapes, own, at)
     except TargetError as error:
         raise TargetError(f"{place}: {error}") from None
 
 
-def calls_of(target: str, shapes: Sequence[str], kind: Kind) -> tuple[Callable[..., Any], Calls]:
-    """The function to tune and the arguments of each call. Raises TargetError, with what to do, for anything else."""
-    function = _function(target)
+def calls_of(
+    target: str, shapes: Sequence[str], kind: Kind, function: Callable[..., Any] | None = None
+) -> tuple[Callable[..., Any], Calls]:
+    """The function to tune (that of this name where none is given) and the arguments of each call. Raises TargetError, with what
+    to do, for anything else."""
+    function = _function(target) if function is None else function
     if shapes:
         return function, [_tensors(text, kind) for text in shapes]
     try:
@@ -110,14 +136,28 @@ def _function(target: str) -> Callable[..., Any]:
     file, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         raise TargetError(f"{target!r} names no function; write it as FILE.py:function.")
-    if not Path(file).is_file():
+    if Path(file).is_file():
+        module = module_of(Path(file))
+    elif all(part.isidentifier() for part in file.split(".")) and not file.endswith(".py"):
+        module = _imported(file, target)
+    else:
         raise TargetError(f"there is no file {file}; {target!r} should be FILE.py:function.")
-    module = module_of(Path(file))
     function = getattr(module, name, None)
-    if not callable(function):
+    if not callable(function) and not hasattr(function, "run"):
         there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
         raise TargetError(f"{file} has no function {name!r}; it has {there or 'none at all'}.")
     return function
+
+
+def _imported(name: str, target: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise TargetError(f"module {name} cannot be imported: {in_short(error)}.") from error
+        raise TargetError(f"there is no file or module {name}; {target!r} should be FILE.py:function.") from None
+    except Exception as error:
+        raise TargetError(f"module {name} cannot be imported: {in_short(error)}.") from error
 
 
 def module_of(path: Path) -> ModuleType:

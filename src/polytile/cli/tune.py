@@ -104,7 +104,7 @@ def tune(
 def _make_calls(jobs: Sequence[Job], run: Run, time_for_all: Campaign, tell: Tell, sizes: Path | None) -> None:
     """Makes the calls until the time is over. One that fails is reported, and the others go on."""
     for job in jobs:
-        compiled = polytile.compile(job.function, hints=sizes)
+        compiled = polytile.compile(job.function, hints=sizes) if job.compiled else job.function
         for args in job.calls:
             if time_for_all.left() <= 0:
                 run.ended = f"Ended after {time_for_all.seconds:.4g} s: "
@@ -131,12 +131,14 @@ def _decisions() -> dict[tuple[int, Regime], Decision]:
 
 
 def describe(args: tuple[Any, ...]) -> str:
-    """Arguments in short: "float32[64, 512] int64[64] 3"."""
-    parts = [
-        f"{str(arg.dtype).removeprefix('torch.')}{list(arg.shape)}" if isinstance(arg, torch.Tensor) else repr(arg)
-        for arg in args
-    ]
-    return " ".join(parts) or "no arguments"
+    """Arguments in short: "float32[64, 512] int64[64] 3"; sizes of a kernel as "M=16 N=4096"."""
+    return " ".join(map(_described, args)) or "no arguments"
+
+
+def _described(arg: Any) -> str:
+    if isinstance(arg, torch.Tensor):
+        return f"{str(arg.dtype).removeprefix('torch.')}{list(arg.shape)}"
+    return sizes_text(tuple(arg.items())) if isinstance(arg, dict) else repr(arg)
 
 
 @contextlib.contextmanager

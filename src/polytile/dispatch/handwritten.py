@@ -21,7 +21,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.handles import PythonHandle, handle_of_function, with_keywords
+from polytile.candidates.handles import PythonHandle, handle_of_function, importable_name, with_keywords
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import forced
@@ -67,6 +67,24 @@ class Asked:
                 at = sizes_text(sizes.items())
                 log.warning("%s raised %s: %s at %s; %s.", self.said, type(error).__name__, error, at, self.then)
             return self.otherwise
+
+
+class Reference:
+    """A user's reference as the gate calls it. Raises SignatureError where it returns its results: what it should have written is
+    then whatever lay there, and would be taken for right."""
+
+    def __init__(self, name: str, function: Run, signature: Signature, keywords: Keywords) -> None:
+        self.name, self.function, self.keywords = name, function, keywords
+        self.written = [position for position, (_, _, role) in enumerate(signature.tensors) if role != "in"]
+        self.names = [signature.names[position] for position in self.written]
+
+    def __call__(self, *args: Any) -> None:
+        returned = self.function(*args, **self.keywords)
+        if returned is not None and not any(returned is args[position] for position in self.written):
+            raise SignatureError(
+                f"the reference of kernel {self.name!r} returned {type(returned).__name__}; it has to write its results to "
+                f"{', '.join(self.names)}, as in {self.names[0]}.copy_(...), and return nothing."
+            )
 
 
 class LikeTheBest:
@@ -335,6 +353,18 @@ class Kernel:
         """The choice at each regime of sizes met so far, with its grounds."""
         return tuple(decision for multikernel in tuple(self._made.values()) for decision in multikernel.decisions)
 
+    @property
+    def hints(self) -> tuple[Mapping[str, int], ...]:
+        """The sizes that are measured at the first call."""
+        return self._hints
+
+    def tensors_at(self, hint: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Tensors to call it with at the sizes that a hint names: those that `make_args` makes, else random ones of this type.
+        Raises HintError where the hint does not say all sizes."""
+        sizes = self.signature.hinted(self.name, hint)
+        kinds = [(dtype, device, True)] * len(self.signature.names) if self._make_args is None else None
+        return tuple(self._args_for(kinds, sizes)[: len(self.signature.names)])
+
     def _define(self, kinds: tuple[Kind, ...], keywords: Keywords, now: Any) -> MultiKernel:
         """The MultiKernel for tensors of these kinds, with these keyword arguments, under the conditions `now`."""
         devices = {device for _, device, _ in kinds}
@@ -362,14 +392,14 @@ class Kernel:
         spec = KernelSpec(
             name=self.name,
             family="user",
-            kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}{_said(keywords)}"),
+            kernel=digest(f"{importable_name(self.reference)} {signature.text}{_said(keywords)}"),
             args=tuple(ArgInfo(name, dtype, role) for (name, _, role), (dtype, _, _) in pairs),
             size_names=signature.size_names,
             size_codes=(regime.BUCKET,) * len(signature.size_names),
             layouts=tuple(Strided(name) for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
             reduction=self._reduction,
             target=torch.device(device.type) if device.type != "cuda" else device,
-            reference=functools.partial(self.reference, **keywords) if keywords else self.reference,
+            reference=Reference(self.name, self.reference, signature, keywords),
             make_args=functools.partial(self._args_for, kinds) if self._hints else None,
             reported=self._reported,
         )
@@ -379,17 +409,19 @@ class Kernel:
 
         return replace(spec, device=fingerprint(device.index or 0))
 
-    def _args_for(self, kinds: Sequence[Kind], sizes: Sizes) -> tuple[Any, ...]:
-        """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds."""
+    def _args_for(self, kinds: Sequence[Kind] | None, sizes: Sizes) -> tuple[Any, ...]:
+        """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds, unless
+        none are wanted."""
         names, ints = self.signature.names, tuple(sizes[name] for name in self.signature.size_names)
         if self._make_args is None:
+            assert kinds is not None
             shapes = self.signature.shapes(sizes)
             return (*(_example(shapes[name], *kind) for name, kind in zip(names, kinds, strict=True)), *ints)
         arguments = self._make_args(**{name: size for name, size in sizes.items() if name.isidentifier()})
         tensors = tuple(arguments[name] for name in names if name in arguments)
         if len(tensors) != len(names) or self.signature.sizes(self.name, tensors) != ints:
             raise HintError(f"make_args= of kernel {self.name!r} has to make {', '.join(names)} at {sizes_text(sizes.items())}.")
-        if any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
+        if kinds is not None and any((t.dtype, t.device) != kind[:2] for t, kind in zip(tensors, kinds, strict=True)):
             raise HintError(f"make_args= of kernel {self.name!r} makes tensors of other element types, or on another device.")
         return (*tensors, *ints)
 

@@ -626,9 +626,11 @@ class MultiKernel:
         sizes = sizes_text(request.sizes.items())
         known = {**self._tree.excluded(request.key_fields, request.sizes), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
+        own = "Correct the call or the kernel, or add a config or implementation that can run there."
+        others = "Add one that can: products get more by the option sources, of which 'library' can run everything."
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
-            "Add one that can: products get more by the option sources, of which 'library' can run everything."
+            f"{own if self.spec.family == 'user' else others}"
         )
 
     # Calls off the straight path.

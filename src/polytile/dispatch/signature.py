@@ -90,7 +90,9 @@ class Signature:
         given = [*names[: len(args)], *(name for name in later if name in keywords)]
         if len(args) > len(names) or len(given) < len(names):
             lacking = [name for name in names if name not in given]
-            what = f"{', '.join(given)} and lacks {', '.join(lacking)}" if lacking else f"{len(args)}"
+            others = [name for name in keywords if name not in names]
+            also = f", besides {', '.join(others)}" if others else ""
+            what = f"{', '.join(given)}{also} and lacks {', '.join(lacking)}" if lacking else f"{len(args)}"
             raise InvalidInput(f"kernel {kernel!r} takes {len(names)} tensors, {', '.join(names)}; it was given {what}.")
         return (*args, *(keywords.pop(name) for name in later))
 

@@ -14,13 +14,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from polytile.errors import SignatureError
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
 from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square, scaling
@@ -35,6 +37,19 @@ log = logging.getLogger("polytile.tuning")
 Reference = Callable[..., None]
 """Called with the kernel's own flat arguments, tensors then ints; writes the written ones. Must accept float64
 tensors."""
+
+
+class OfCandidates(ABC):
+    """A reference that is made of candidates' own results, and runs them in this process."""
+
+    @abstractmethod
+    def __call__(self, *args: Any) -> None:
+        """As any other reference."""
+
+    @abstractmethod
+    def without(self, names: Collection[str]) -> OfCandidates:
+        """That of the other candidates."""
+
 
 Scales = Mapping[int, "float | torch.Tensor"]
 """By the position of a written argument what errors are relative to besides |expected|: one number, or one for each element."""
@@ -93,7 +108,7 @@ class Gate:
         self._own: list[torch.Tensor] | None = None
         if reference and not self._wide:
             self._expected = self._kept_result()
-            if self._expected is None:
+            if self._expected is None and not isinstance(reference, OfCandidates):  # these say themselves how they fail
                 log.warning("Candidates are used without a check of their results, for %s.", self.unavailable)
         written = zip(self._written, self._expected or (), strict=self._expected is not None)
         self._scales: Scales = {position: root_mean_square(right) for position, right in written}
@@ -270,7 +285,7 @@ class Gate:
         try:
             with one_thread() if elements <= SMALL else contextlib.nullcontext():
                 self._reference(*args)
-        except (IndexError, torch.OutOfMemoryError):
+        except (IndexError, torch.OutOfMemoryError, SignatureError):
             raise
         except Exception as error:
             self.unavailable = f"the reference failed ({type(error).__name__}: {error})"

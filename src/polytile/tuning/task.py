@@ -32,6 +32,7 @@ class Task:
     limits          of the race
     apart           names of candidates that run in a worker process first, for at most `trial_seconds` of processor time; with
                     `only_apart` one that cannot is not used at all
+    barred          names of candidates that failed before, and are none of `candidates`: a reference runs none of them
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
     patient         nobody waits: candidates may run for as long as it takes
@@ -55,6 +56,7 @@ class Task:
     apart: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
     only_apart: bool = False
+    barred: frozenset[str] = frozenset()
     target: torch.device = CPU
     seconds: float = math.inf
     last_chance: bool = True

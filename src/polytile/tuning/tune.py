@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock, share_of
 from polytile.tuning.decide import Entrant, place_of, threads_of
-from polytile.tuning.gate import Gate, Verdict
+from polytile.tuning.gate import Gate, OfCandidates, Verdict
 from polytile.tuning.headroom import NoHeadroom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
@@ -99,8 +100,7 @@ class _Trial:
         try:
             with torch.no_grad(), _random_state_kept(task.args), contextlib.ExitStack() as held:
                 with counters.stage("checking"):
-                    gate = held.enter_context(contextlib.closing(_gate(task)))
-                    self._check_all(gate)
+                    gate = self._checked(held)
                 with counters.stage("measuring"):
                     self._time_all(gate)
         except KeyboardInterrupt:
@@ -113,32 +113,46 @@ class _Trial:
         for candidate in self.task.candidates:
             candidate.prepare()
         isolated.begin(self.task)
-        with torch.no_grad(), _random_state_kept(self.task.args), counters.stage("checking"):
-            with contextlib.closing(_gate(self.task)) as gate:
-                self._check_all(gate)
+        with torch.no_grad(), _random_state_kept(self.task.args), counters.stage("checking"), contextlib.ExitStack() as held:
+            self._checked(held)
         right = [(self.task.candidates[index], entry, error) for index, (entry, error) in sorted(self.passed.items())]
         return right, [self.attempts[index] for index in sorted(self.attempts)]
 
-    def _check_all(self, gate: Gate) -> None:
+    def _checked(self, held: contextlib.ExitStack) -> Gate:
+        """The gate, which `held` closes, once the candidates went through it."""
+        with isolated.Trials(self.task, self.attempts) as apart:
+            gate = held.enter_context(contextlib.closing(_gate(self._with_safe_reference(apart))))
+            self._check_all(gate, apart)
+        return gate
+
+    def _with_safe_reference(self, apart: isolated.Trials) -> Task:
+        """The task with a reference that runs no candidate which has to run in the worker first and has failed there."""
+        task = self.task
+        if not isinstance(task.reference, OfCandidates):
+            return task
+        apart.first_runs()
+        failed = {task.candidates[index].name for index in self.attempts}
+        return dataclasses.replace(task, reference=task.reference.without(failed | task.barred))
+
+    def _check_all(self, gate: Gate, apart: isolated.Trials) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
         promise = dict(enumerate(self.task.predicted))
-        with isolated.Trials(self.task, gate, self.attempts) as apart:
-            for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
-                self._tell(self.task.candidates[index].name)
-                if self.left <= 0 and self.passed:
-                    self.attempts[index] = _untried(self.task, index)
-                    continue
-                verdict = apart.verdict(index)
-                if index in self.attempts:
-                    continue
-                entry = _entry(self.task, index, self.attempts)
-                if entry is None:
-                    continue
-                failure = verdict if verdict is not None else self._tried(gate, index, entry)
-                if isinstance(failure, Attempt):
-                    self.attempts[index] = failure
-                else:
-                    self.passed[index] = entry, failure.max_error
+        for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
+            self._tell(self.task.candidates[index].name)
+            if self.left <= 0 and self.passed:
+                self.attempts.setdefault(index, _untried(self.task, index))
+                continue
+            verdict = apart.verdict(index, gate)
+            if index in self.attempts:
+                continue
+            entry = _entry(self.task, index, self.attempts)
+            if entry is None:
+                continue
+            failure = verdict if verdict is not None else self._tried(gate, index, entry)
+            if isinstance(failure, Attempt):
+                self.attempts[index] = failure
+            else:
+                self.passed[index] = entry, failure.max_error
 
     def _tried(self, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
         """Runs a candidate through the gate, and notes how long that takes."""

@@ -201,6 +201,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
+        barred=frozenset(request.rejected),
         target=spec.target,
         seconds=math.inf if tightest is None else tightest.left(),
         sampler=spec.sampler,
@@ -220,7 +221,8 @@ def _keep(request: Request, attempts: Sequence[Attempt], remember: bool) -> None
         if result is not None
     ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
-    if remember and measurements:
+    at_fault = request.spec.family == "user" and bool(measurements) and all(m.outcome is Outcome.RAISED for m in measurements)
+    if remember and measurements and not at_fault:  # where all raise, the arguments are to blame, and no later call is
         request.store.append(*measurements)
 
 

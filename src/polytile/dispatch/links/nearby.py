@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile.candidates.candidate import Candidate
-from polytile.dispatch.links.prior import shortlist
+from polytile.dispatch.links.prior import CLEAR_LOSER, shortlist
 from polytile.dispatch.request import Answer, Request, must_measure
 from polytile.dispatch.subdivision import Evidence, Expectation, distance
 from polytile.problem import sizes_text
@@ -106,12 +106,22 @@ def _measured(request: Request, radius: float, wanted: Callable[[], Sequence[Can
         known = combine(summaries)
         names = {name for name, _, _ in known}
         needed = wanted() if needed is None else needed
-        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in needed):
+        worth = _worth(request, needed, sizes)
+        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in worth):
             continue
         scores = request.scores(known)
         best = request.pick(request.usable(scores), sizes)
         if best is not None:
             yield Neighbour(sizes, octaves(sizes), inside(sizes), best, tuple(scores))
+
+
+def _worth(request: Request, wanted: Sequence[Candidate], sizes: Mapping[str, int]) -> Sequence[Candidate]:
+    """Those of `wanted` that were worth measuring at other sizes too: of a user's kernel the predictions there are what was
+    measured nearby, and a clear loser was left out."""
+    if request.spec.family != "user":
+        return wanted
+    cost = {candidate.name: candidate.cost(sizes) for candidate in wanted}
+    return [candidate for candidate in wanted if cost[candidate.name] <= CLEAR_LOSER * min(cost.values())]
 
 
 def in_regime(request: Request) -> Callable[[Mapping[str, int]], bool]:

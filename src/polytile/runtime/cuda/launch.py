@@ -30,6 +30,9 @@ TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 """Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
 word for run-time checks, a null pointer, and a tensor's descriptor by value. All but the word and the null pointer go with an
 index."""
+LITERAL = 7
+"""A number by value, its bits in place of the index. Trials in a worker alone know it (tuning/isolation/device.py); launch.c does
+not."""
 MOST_DESCRIBED = 2
 """Descriptors that one launch may have."""
 

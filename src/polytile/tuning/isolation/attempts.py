@@ -44,13 +44,39 @@ class Trials:
     """The trials apart of one task: on one copy of its arguments, which is made for the first of them; on a GPU many at once.
     Used in a `with`."""
 
-    def __init__(self, task: Task, gate: Gate, attempts: MutableMapping[int, Attempt]) -> None:
-        self.task, self.gate, self.attempts = task, gate, attempts
+    def __init__(self, task: Task, attempts: MutableMapping[int, Attempt]) -> None:
+        self.task, self.attempts = task, attempts
         self._arena: Arena | None = None
         self._safe: set[int] = set()
         """Candidates whose first run on a GPU did no harm."""
 
-    def verdict(self, number: int) -> Verdict | None:
+    def first_runs(self) -> None:
+        """Runs all candidates that are to be tried apart, whatever they compute. What became of those that failed goes into
+        `attempts`."""
+        for number in range(len(self.task.candidates)):
+            handle = _handle(self.task, number, self.attempts) if self._wanted(number) else None
+            if isinstance(handle, DeviceHandle):
+                self._run_on_device(number, handle)
+            elif handle is not None:
+                self._run_once(number, handle)
+
+    def _run_once(self, number: int, handle: NativeHandle | PythonHandle) -> None:
+        try:
+            arena = self._opened()
+            arena.clones.restore()
+            arena.run(handle, self.task.trial_seconds)
+        except Unavailable as reason:
+            _not_apart(self.task, number, str(reason), self.attempts)
+        except Failure as failure:
+            self.attempts[number] = _failed(self.task, number, failure)
+
+    def _opened(self) -> Arena:
+        """The copy of the arguments. Raises Unavailable."""
+        if self._arena is None:
+            self._arena = Arena(self.task.args, self.task.roles)
+        return self._arena
+
+    def verdict(self, number: int, gate: Gate) -> Verdict | None:
         """Runs a candidate in the worker, if `task.apart` names it, through the gate. The verdict if it came back right and
         may run here now; None if it was not to be tried apart, or could not be, which is logged, or if the worker cannot tell
         right from wrong, as on a GPU. What became of it otherwise goes into `attempts`.
@@ -66,12 +92,11 @@ class Trials:
             self._run_on_device(number, handle)
             return None
         try:
-            if self._arena is None:
-                self._arena = Arena(self.task.args, self.task.roles)
+            arena = self._opened()
         except Unavailable as reason:
             _not_apart(self.task, number, str(reason), self.attempts)
             return None
-        return _tried(self.task, number, handle, self.gate, self._arena, self.attempts)
+        return _tried(self.task, number, handle, gate, arena, self.attempts)
 
     def __enter__(self) -> Trials:
         return self
@@ -167,7 +192,10 @@ def _failed(task: Task, number: int, failure: Failure) -> Attempt:
 def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
     """What the worker needs to find the kernel; None if there is no such thing, or no kernel."""
     try:
-        handle = task.candidates[number].handle()
+        handle = task.candidates[number].handle_for(task.args)
+    except Unavailable as reason:
+        _not_apart(task, number, str(reason), attempts)
+        return None
     except Exception as error:
         attempts[number] = unmade(task, number, error)
         return None

@@ -29,7 +29,7 @@ GUARD = 1 << 16
 GUARD_BYTE, NUMBER_BYTE = 0x5C, 0x3C
 """0x3C in every byte is 0.0115 in float32 and bfloat16, 1.06 in float16, 1.5e-18 in float64."""
 
-TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
+TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR, LITERAL = range(8)
 """Kinds of parameters, as in runtime/cuda/launch.py."""
 FETCH_128_BYTES = 2
 
@@ -184,6 +184,8 @@ class Device:
                 values.append((ctypes.c_int32 if kind == INT32 else ctypes.c_int64)(request["integers"][index]))
             elif kind == SCRATCH:
                 values.append(ADDRESS(owned[index]))
+            elif kind == LITERAL:
+                values.append(ADDRESS(index))
             else:
                 values.append(ADDRESS(owned[-1] if kind == ERROR_WORD else 0))
         return values
