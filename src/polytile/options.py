@@ -504,7 +504,7 @@ def as_markdown() -> str:
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
         choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
-        rows.append(f"| `{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
+        rows.append(f'| <a id="{option.name}"></a>`{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |')
     return f"# Which settings are there?\n\n{ABOUT}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
 
 
