@@ -114,6 +114,8 @@ class Noisy(Device):
     noise: Noise = field(default_factory=Noise)
     limits: Limits = GPU_THOROUGH
     seconds: float = 0.0
+    measured: list[Measurement] = field(default_factory=list)
+    """What its races have found."""
 
     def tune(self, task: Task) -> list[Attempt]:
         """A Tuner: the candidates race, the best predicted first, and each is measured as the race finds it."""
@@ -126,7 +128,8 @@ class Noisy(Device):
         for candidate in task.candidates:
             tried, timing = super().attempt(task.problem, candidate), timings[candidate.name]
             assert tried.measurement is not None
-            attempts.append(Attempt(candidate, replace(tried.measurement, samples=timing.samples), timing.seconds, timing.noise))
+            self.measured.append(replace(tried.measurement, samples=timing.samples))
+            attempts.append(Attempt(candidate, self.measured[-1], timing.seconds, timing.noise))
         return attempts
 
     @contextmanager
