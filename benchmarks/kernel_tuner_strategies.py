@@ -1,8 +1,9 @@
 """In which order Kernel Tuner's strategies try the candidates of a recorded matrix, in its simulation mode.
 
 The parameters are the numbers and words of the candidates' configs; a combination that was not recorded is one that its
-restrictions forbid. A strategy counts as ended when it has tried everything, or has asked REPEATED times as often as there are
-candidates: some go round the same few for good in spaces of 10 to 150.
+restrictions forbid. A strategy counts as ended when it has tried everything, has asked REPEATED times as often as there are
+candidates, or has computed for SECONDS: in spaces of 10 to 150 some go round the same few for good, or seek neighbours that are
+not there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import io
 import json
 import random
+import signal
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ from unittest import mock
 from polytile.tuning.replay import Matrix, Recorded
 
 STRATEGIES = ("random_sample", "greedy_mls", "genetic_algorithm", "simulated_annealing", "basinhopping")
-REPEATED = 30
+REPEATED, SECONDS = 10, 0.5
 MISSING = -1
 """A parameter that a config has not."""
 
@@ -90,6 +92,9 @@ def _tried(space: Sequence[Mapping[str, int]], times: Sequence[float], strategy:
     def recorded(row: Mapping[str, int]) -> bool:  # Kernel Tuner takes no lambda for one that is asked of a whole row
         return _key({name: row[name] for name in parameters}) in allowed
 
+    def too_long(*_: object) -> None:
+        raise StopCriterionReached("it has computed for too long")
+
     allowed = {_key(row) for row in space}
     parameters = {name: sorted({row[name] for row in space}) for name in space[0]}
     random.seed(seed)
@@ -98,12 +103,15 @@ def _tried(space: Sequence[Mapping[str, int]], times: Sequence[float], strategy:
         warnings.simplefilter("ignore")
         cache = Path(folder) / "cache.json"
         cache.write_text(json.dumps(_cache(space, times, parameters)))
+        signal.signal(signal.SIGVTALRM, too_long)
         with mock.patch.object(simulation, "SimulationRunner", Watched), contextlib.suppress(StopCriterionReached):
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
             tune_kernel(
                 "recorded", "__global__ void recorded() {}", 1, [], parameters, lang="CUDA", cache=str(cache), quiet=True,
                 restrictions=recorded,
                 strategy=strategy, strategy_options={"max_fevals": len(space)}, simulation_mode=True,
             )  # fmt: skip
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return [key for key in seen if key in allowed]
 
 
