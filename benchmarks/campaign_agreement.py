@@ -86,8 +86,8 @@ def table(found: Mapping[str, Any]) -> Table:
         Column("most", thousandths), Column("beyond 1.02, of all", percent), Column("× fastest", thousandths),
     ]  # fmt: skip
     rows = [
-        (name, processes, one["regimes"], one["campaigns"], one["agree"], one["least"], one["apart"], one["apart_p95"], one["apart_most"],
-         one["beyond"], one["regret"])
+        (name, processes, one["regimes"], one["campaigns"], one["agree"], one["least"], one["apart"], one["apart_p95"],
+         one["apart_most"], one["beyond"], one["regret"])
         for name, by_processes in found.items() for processes, one in by_processes.items()
     ]  # fmt: skip
     return Table.from_rows("Independent campaigns on recorded times, with recorded noise", columns, rows)

@@ -117,9 +117,10 @@ def _tried(space: Sequence[Mapping[str, int]], times: Sequence[float], strategy:
 
 def _cache(space: Sequence[Mapping[str, int]], times: Sequence[float], parameters: Mapping[str, list[int]]) -> dict[str, Any]:
     """The file from which Kernel Tuner simulates."""
-    nothing = dict.fromkeys(("compile_time", "verification_time", "strategy_time", "framework_time"), 0.0)
+    besides = dict.fromkeys(("compile_time", "verification_time", "strategy_time", "framework_time"), 0.0)
+    when = "2026-01-01 00:00:00+00:00"
     results = {
-        _key(row): {**row, "time": time, "times": [time], "benchmark_time": time, **nothing, "timestamp": "2026-01-01 00:00:00+00:00"}
+        _key(row): {**row, "time": time, "times": [time], "benchmark_time": time, **besides, "timestamp": when}
         for row, time in zip(space, times, strict=True)
     }
     return {

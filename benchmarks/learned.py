@@ -50,7 +50,8 @@ def _records(row: dict[str, Any], device: DeviceFacts, number: int) -> Iterator[
     accesses = Access(bool(k % 16), True), Access(bool(n % 16)) if by_rows else Access(bool(k % 16), True)
     size = {"batch": row.get("batch") or 1, "M": m, "N": n, "K": k}
     dtype = DTYPES[row["dtype"]]
-    problem = Problem("mm", f"{row['function']} {row['dtype']}", tuple(size.items()), (dtype,) * 3, (), f"cuda-recorded-{device.name}")
+    name, place = f"{row['function']} {row['dtype']}", f"cuda-recorded-{device.name}"
+    problem = Problem("mm", name, tuple(size.items()), (dtype,) * 3, (), place)
     configs = {label(config): config for config in space(kind, device).configs}
     for name, us in row["us"].items():
         config = configs.get(name)

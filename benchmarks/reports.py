@@ -42,7 +42,9 @@ def h200() -> list[Record]:
     ]  # fmt: skip
 
 
-def _product(part: dict[str, Any], cell: dict[str, Any], name: str, us: float, machine: tuple[tuple[str, str], ...]) -> Measurement:
+def _product(
+    part: dict[str, Any], cell: dict[str, Any], name: str, us: float, machine: tuple[tuple[str, str], ...]
+) -> Measurement:
     sizes = tuple(zip("MNK", cell["shape"], strict=True))
     kernel = f"{part['name']} {part['dtype']}"
     problem = Problem("mm", kernel, sizes, (DTYPES[part["dtype"]],) * 3, (), "cuda-recorded-H200")
@@ -94,7 +96,8 @@ def table(reports: dict[str, Report]) -> Table:
         "report", "kernel", Column("sizes", count), Column("candidates", count), "chosen, by source", "one for all sizes",
         Column("× fastest", ratio), Column("at worst", ratio),
     ]  # fmt: skip
-    return Table.from_rows("What the recorded times show", columns, [row for name, each in reports.items() for row in _rows(name, each)])
+    rows = [row for name, each in reports.items() for row in _rows(name, each)]
+    return Table.from_rows("What the recorded times show", columns, rows)
 
 
 def _rows(name: str, found: Report) -> Iterator[tuple[Any, ...]]:
@@ -103,7 +106,8 @@ def _rows(name: str, found: Report) -> Iterator[tuple[Any, ...]]:
         said = ", ".join(f"{winners.count(origin)} {origin}" for origin in sorted(set(winners), key=winners.count, reverse=True))
         one = single(curves)
         cost = (one.candidate, one.geomean, one.worst[0]) if one is not None else (None, None, None)
-        yield f"[{name}](../benchmarks/results/reports/{name}.html)", panel.name, len(panel.cells), len(panel.candidates), said, *cost
+        link = f"[{name}](../benchmarks/results/reports/{name}.html)"
+        yield link, panel.name, len(panel.cells), len(panel.candidates), said, *cost
 
 
 def main() -> None:

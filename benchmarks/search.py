@@ -144,7 +144,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     for name, each in found.items():
         size, everything = each["timings"], each["tuning"]["exhaustive"]
         rows = [
-            (way, one["timings"], one["timings"] / size, one["bursts"] / everything["bursts"], one["regret"], one["p95"], one["worst"])
+            (way, one["timings"], one["timings"] / size, one["bursts"] / everything["bursts"], one["regret"], one["p95"],
+             one["worst"])
             for way, one in each["tuning"].items()
         ]
         columns: list[Column | str] = [
@@ -155,7 +156,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         made.append(Table.from_rows(title, columns, rows))
         columns = ["order", *(Column(f"{share:.0%}", thousandths) for share in SHARES), Column(f"share for {ENOUGH}", percent)]
         rows = [(way, *(one[f"{share:.0%}"] for share in SHARES), one["needed"]) for way, one in each["orders"].items()]
-        made.append(Table.from_rows(f"{name}: × fastest of the best among the first so many of each problem's candidates", columns, rows))
+        title = f"{name}: × fastest of the best among the first so many of each problem's candidates"
+        made.append(Table.from_rows(title, columns, rows))
     return made
 
 

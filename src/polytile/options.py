@@ -110,7 +110,8 @@ TABLE: tuple[Option, ...] = (
         choices=("never", "compile", "tune")),
     Option("builder", str, "process",
         "Where programs and kernels for a CPU are generated while calls go on (stall=never). process: in another process if "
-        "possible, so that calls do not wait for Python's lock. thread: in a thread of this process, which takes less memory.", choices=("process", "thread"), keys=NOTHING),
+        "possible, so that calls do not wait for Python's lock. thread: in a thread of this process, which takes less memory.",
+        choices=("process", "thread"), keys=NOTHING),
     Option("interpret", bool, False,
         "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU kernels "
         "without a GPU.", keys=PROGRAMS),
@@ -503,7 +504,8 @@ def as_markdown() -> str:
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
         choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
-        rows.append(f'| <a id="{option.name}"></a>`{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |')
+        name = f'<a id="{option.name}"></a>`{option.name}`'
+        rows.append(f"| {name} | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
     return f"# Which settings are there?\n\n{ABOUT}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
 
 

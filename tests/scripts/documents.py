@@ -37,7 +37,8 @@ def blocks(page: str) -> Iterator[Block]:
 def anchors(text: str) -> set[str]:
     """What links into a page may name: its headings, as GitHub spells them, and its own anchors."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", found).lower().replace(" ", "-") for found in headings} | set(re.findall(r'<a id="([^"]+)"', text))
+    spelled = {re.sub(r"[^\w -]", "", found).lower().replace(" ", "-") for found in headings}
+    return spelled | set(re.findall(r'<a id="([^"]+)"', text))
 
 
 MASKS = (

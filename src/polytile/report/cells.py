@@ -35,8 +35,8 @@ class Certainty(enum.Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate at one size: its score, and what its newest measurement says of it. `seconds` of a call are None where it has no
-    time, or one that a clock was too coarse for. `measured` counts all its measurements, `live` those of them that timed a
+    """A candidate at one size: its score, and what its newest measurement says of it. `seconds`, of a call, are None where it has
+    no time, or one that a clock was too coarse for. `measured` counts all its measurements, `live` those of them that timed a
     program's own calls."""
 
     candidate: str
