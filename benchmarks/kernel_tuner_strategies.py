@@ -80,7 +80,7 @@ def _tried(space: Sequence[Mapping[str, int]], times: Sequence[float], strategy:
     seen: dict[str, None] = {}
     asked = [0]
 
-    class Watched(simulation.SimulationRunner):  # type: ignore[misc]
+    class Watched(simulation.SimulationRunner):
         def run(self, parameter_space: Any, tuning_options: Any) -> Any:
             elements = list(parameter_space)
             seen.update(dict.fromkeys(",".join(map(str, element)) for element in elements))

@@ -43,7 +43,8 @@ def products() -> list[Record]:
 def loops() -> list[Record]:
     """A measurement for each schedule of each loop, with today's predictions."""
     found = json.loads((record.RESULTS / "gpu_loops.json").read_text())["results"]
-    machine, made = machine_of(named(found["device"])), []
+    machine = machine_of(named(found["device"]))
+    made: list[Record] = []
     for function, dtype in dict.fromkeys((cell["function"], cell["dtype"]) for cell in found["cells"]):
         kernel = Kernel(BY_NAME[function], dtype, small=True)
         for number, cell in enumerate(found["cells"]):
