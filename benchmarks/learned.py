@@ -50,7 +50,8 @@ def _records(row: dict[str, Any], device: DeviceFacts, number: int) -> Iterator[
     accesses = Access(bool(k % 16), True), Access(bool(n % 16)) if by_rows else Access(bool(k % 16), True)
     size = {"batch": row.get("batch") or 1, "M": m, "N": n, "K": k}
     dtype = DTYPES[row["dtype"]]
-    problem = Problem("mm", f"{row['function']} {row['dtype']}", tuple(size.items()), (dtype,) * 3, (), f"recorded-{device.name}")
+    name, place = f"{row['function']} {row['dtype']}", f"cuda-recorded-{device.name}"
+    problem = Problem("mm", name, tuple(size.items()), (dtype,) * 3, (), place)
     configs = {label(config): config for config in space(kind, device).configs}
     for name, us in row["us"].items():
         config = configs.get(name)
@@ -64,13 +65,18 @@ def _measurement(
 ) -> Measurement:
     kind, size, device, accesses = about
     parts = {**_work(kind, size, accesses), **terms(kind, config, size, device, accesses)}
-    machine = {**{name: str(value) for name, value in dataclasses.asdict(device).items()}, **MEMORY, "kind": "cuda"}
     return Measurement(
         problem, name, config, "recorded", Outcome.OK, (us * 1e-6,) * 5, origin="triton",
         predicted=cost(kind, config, size, device, accesses),
         state=tuple(sorted((TERM + part, float(f"{value:.4g}")) for part, value in parts.items())),
-        machine=tuple(sorted(machine.items())),
+        machine=machine_of(device),
     )  # fmt: skip
+
+
+def machine_of(device: DeviceFacts) -> tuple[tuple[str, str], ...]:
+    """What the store would hold of the device."""
+    facts = {name: str(value) for name, value in dataclasses.asdict(device).items()}
+    return tuple(sorted({**facts, **MEMORY, "kind": "cuda"}.items()))
 
 
 def _work(kind: Kind, size: dict[str, int], accesses: Accesses) -> dict[str, float]:

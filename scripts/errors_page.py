@@ -31,7 +31,8 @@ def as_markdown() -> str:
     rows = ["| error | is also | meaning |", "| --- | --- | --- |"]
     for error in catalogue():
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base is not errors.PolytileError)
-        rows.append(f"| `{error.__name__}` | {bases} | {' '.join(inspect.cleandoc(error.__doc__ or '').split())} |")
+        name, meaning = error.__name__, " ".join(inspect.cleandoc(error.__doc__ or "").split())
+        rows.append(f'| <a id="{name}"></a>`{name}` | {bases} | {meaning} |')
     return f"{INTRODUCTION}\n\n" + "\n".join(rows) + "\n"
 
 

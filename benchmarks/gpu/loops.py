@@ -31,6 +31,7 @@ from polytile.dispatch.links.prior import CLEAR_LOSER, varied
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.request import Request
 from polytile.report import Table, show
+from polytile.store import words
 
 NEAR = 2.0
 """Candidates that are predicted to take so many times as long as the best, or more, are not measured."""
@@ -55,7 +56,7 @@ class Kernel:
         call(*(on_the_host(function, dtype) if small else function.make(traced, DTYPES[dtype])))
         made = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
         self.kernel: MultiKernel = max(made, key=lambda kernel: len(kernel.candidates))
-        sizes = dict(self.kernel.decisions[-1].sizes)
+        sizes = self.kernel.spec.sizes(self.kernel.decisions[-1].ints)
         factors = {traced[0]: (0,), traced[1]: (1,), math.prod(traced): (0, 1)}
         self.places = {name: factors[size] for name, size in sizes.items()}
 
@@ -133,7 +134,8 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         costs = {candidate.name: candidate.cost for candidate in kernel.kernel.candidates}
         for row in rows:
             if (row["function"], row["dtype"]) == (function, dtype) and row["us"]:
-                times = {name: us for name, us in row["us"].items() if name in costs}
+                present = {words.candidate(name): us for name, us in row["us"].items()}
+                times = {name: us for name, us in present.items() if name in costs}
                 sizes = kernel.sizes(row["shape"])
                 predicted = {name: costs[name](sizes) * 1e6 for name in times}
                 shortlist = tried(kernel.kernel.candidates, predicted)

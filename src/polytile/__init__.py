@@ -3,11 +3,11 @@
 `import polytile` makes the torch.compile backend "polytile" known. The public names:
 
 compile         torch.compile with this backend, with hints, kernels compiled ahead, and options
-kernel          makes one call of several kernels that you wrote
+kernel          makes one function of several kernels that you wrote
 autotune        takes the place of triton.autotune: tunes the configs of a Triton kernel for ranges of sizes
 explain         reports what became of every operator of a function, which kernels run, and why
 record_sizes    records into a file which sizes calls have, and how often
-profile         calls a function some times, and says how long each kernel of it takes
+profile         calls a function a few times, and says how long each of its kernels takes
 options         every setting; `options.override(...)` sets some within a block
 counters        a mapping of what was compiled, measured and found on record
 wait            waits until the background has compiled and measured everything that calls have asked for
@@ -121,8 +121,8 @@ def compile(
         Sizes, in elements, for which kernels are measured before the first call returns. A list gives the sizes that every
         dynamic dimension takes in turn; a mapping from "s0", "s1", ... (dynamic sizes in argument order) gives a list for each,
         every combination of which is taken; a list of mappings, as [{"s0": 8, "s1": 128}], gives combinations themselves.
-        0 and 1 are passed over, because PyTorch never makes them dynamic. The path of a file of recorded sizes (`record_sizes`)
-        gives those that most calls had.
+        0 and 1 are ignored, because PyTorch never makes them dynamic. The path of a file of recorded sizes (`record_sizes`)
+        stands for the sizes that most calls had.
     compile_ahead
         Sizes in the same forms. Their kernels start compiling in the background at the first call; which of them run is decided
         later.
@@ -184,7 +184,7 @@ def kernel(
     make_args: Callable[..., Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Kernel]:
-    """Makes one call of several implementations of a kernel; decorates the reference, which must be right and may be slow.
+    """Makes one function of several implementations of a kernel. Decorates the reference, which must be right and may be slow.
 
     The reference and the implementations are called with the tensors, then with the sizes: `f(x, weight, y, M, N)`. They write
     the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype. If it has
@@ -262,9 +262,9 @@ def autotune(
     configs, key, prune_configs_by, reset_to_zero, restore_value, pre_hook, post_hook, do_bench
         As in `triton.autotune`.
     warmup, rep, use_cuda_graph, cache_results
-        Taken, and without effect: polytile times in its own way and always keeps results.
+        Accepted, but without effect: polytile times in its own way and always keeps results.
     exact
-        Names in `key` whose every value has a choice of its own; True: all.
+        Names in `key` for which each value has a choice of its own; True means all.
     hints
         Sizes, as [{"M": 16, "N": 4096}], that are tuned at the first call. They need `make_args`.
     make_args
@@ -350,9 +350,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
 
 
 def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
-    """Calls `function(*args, **kwargs)` some twenty times, and says how long each kernel and ATen operator of it takes.
+    """Calls `function(*args, **kwargs)` about twenty times, and reports the time of each of its kernels and ATen operators.
 
-    Half of the calls are as they are, half under torch's profiler. What a call changes in place is changed as often.
+    Half of the calls run as they are, half under torch's profiler. What a call changes in place changes at every call.
 
     Returns
     -------
@@ -403,8 +403,8 @@ def package(
 ) -> Path:
     """Writes a model to one file that holds all it takes to run it on a CPU: no compiler, no tracing, and from C++ no Python.
 
-    docs/packages.md says what can be packaged. The kernels are those that measurements have shown to be fastest, or that are
-    predicted to be, at sizes within the bounds of `dynamic_shapes`; elsewhere something runs that is right at all sizes.
+    docs/packages.md says what can be packaged. Within the bounds of `dynamic_shapes` the kernels run that measurements or
+    predictions show to be the fastest. At other sizes a kernel runs that is right at all sizes.
 
     Parameters
     ----------
@@ -465,7 +465,7 @@ def load_package(path: str | Path, *, verify: bool = False) -> Package:
     path
         The file or folder.
     verify
-        Whether to compare the weights, too, with their digest; everything else always is. They are read as a whole then.
+        Whether to compare the weights, too, with their digest, which reads all of them. Everything else is always compared.
 
     Returns
     -------

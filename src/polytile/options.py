@@ -85,12 +85,12 @@ TABLE: tuple[Option, ...] = (
         "Number of compilers that run at the same time. 0 means one for each core, fewer if memory is short.",
         least=0, keys=NOTHING),
     Option("tune", str, "auto",
-        "How much is measured. auto: a shortlist at sizes of which nothing is known. thorough: a shortlist, for longer, and "
+        "How much is measured. auto: a shortlist at sizes without measurements. thorough: a shortlist, for longer, and "
         "again if the record leaves the choice in doubt. all: every candidate in every regime, which fills a store for "
         "replays. off: nothing; the store and the prediction decide.", choices=("auto", "thorough", "all", "off")),
     Option("shortlist", int, 3,
-        "Largest number of candidates that are measured at sizes of which nothing is known. On a GPU, where candidates "
-        "compile in parallel, twice as many.", least=1),
+        "Largest number of candidates that are measured at sizes without measurements. It is doubled on a GPU, where candidates "
+        "compile in parallel.", least=1),
     Option("configs", str, "tables",
         "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the family's whole "
         "space, which is hundreds of kernels, as `polytile tune --exhaustive` does (docs/configs.md).",
@@ -109,9 +109,9 @@ TABLE: tuple[Option, ...] = (
         "compiled; nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
         choices=("never", "compile", "tune")),
     Option("builder", str, "process",
-        "Where programs and kernels for a CPU are generated while calls go on (stall=never). process: in a process of their own, "
-        "where they can be, so that calls do not wait for Python's lock. thread: in a thread of this process, which takes less "
-        "memory.", choices=("process", "thread"), keys=NOTHING),
+        "Where programs and kernels for a CPU are generated while calls go on (stall=never). process: in another process if "
+        "possible, so that calls do not wait for Python's lock. thread: in a thread of this process, which takes less memory.",
+        choices=("process", "thread"), keys=NOTHING),
     Option("interpret", bool, False,
         "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU kernels "
         "without a GPU.", keys=PROGRAMS),
@@ -129,7 +129,7 @@ TABLE: tuple[Option, ...] = (
         "Who decides which kernels run. alone: each process. ranks: the ranks of a job of torch.distributed together, so that "
         "all run the same (docs/distributed.md).", choices=("alone", "ranks")),
     Option("agree_seconds", float, 60.0,
-        "With agree=ranks, how long a rank waits for the decision of another, in seconds; then the prediction decides.", least=0,
+        "With agree=ranks, seconds that a rank waits for another's decision; then the prediction decides.", least=0,
         keys=NOTHING),
     Option("check_inputs", bool, False,
         "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names of the "
@@ -144,7 +144,7 @@ TABLE: tuple[Option, ...] = (
         "Let models that were trained on measurements choose where they are sure, and rank what is measured where they are "
         "not."),
     Option("collect", str, "",
-        "Path of a store to measure every candidate into, at the first call of each range of sizes, for `polytile learn`. No "
+        "Path of a store for `polytile learn`: at the first call of each range of sizes every candidate is measured into it. No "
         "choice depends on it. Empty: nothing is collected.", path=True, keys=NOTHING),
     Option("record_sizes", str, "",
         "Path of a file to which the sizes of calls are added, with their frequencies (docs/campaigns.md). Empty: nothing is "
@@ -161,16 +161,16 @@ TABLE: tuple[Option, ...] = (
         "Random numbers. eager: the same stream as in eager mode. philox: a faster counter-based generator with another "
         "stream.", choices=("eager", "philox"), keys=PROGRAMS),
     Option("front_door", str, "on",
-        "How a call finds its compiled code. on: polytile asks Dynamo's guards itself, without Dynamo's evaluation of frames, "
-        "where that changes nothing (docs/calls.md). off: always as torch.compile does. check: as torch.compile does, and "
+        "How a call finds its compiled code. on: polytile evaluates Dynamo's guards itself, without Dynamo's evaluation of "
+        "frames, where the result is the same (docs/calls.md). off: as torch.compile does. check: as torch.compile does, but "
         "FrontDoorError is raised where polytile would have run other code.", choices=("on", "off", "check"), keys=NOTHING),
     Option("cuda_graphs", str, "off",
-        "CUDA graphs. off: each kernel is launched by itself. auto: launches that come again are made together, as a graph that "
-        "is replayed, or updated for other sizes and addresses, where that takes the host less time (docs/cuda-graphs.md).",
+        "CUDA graphs. off: each kernel is launched by itself. auto: where it saves host time, repeated launches become a graph "
+        "that is replayed, or updated for other sizes and addresses (docs/cuda-graphs.md).",
         choices=("off", "auto"), keys=NOTHING),
     Option("race_eager", bool, True,
-        "Whether calls of small CPU tensors run eager's own code where that has measured faster than the compiled code and all "
-        "that surrounds it (docs/calls.md).", keys=NOTHING),
+        "Whether calls with small CPU tensors run eager's own code where it was measured to be faster than the compiled code "
+        "with its overhead (docs/calls.md).", keys=NOTHING),
     Option("threads", int, 0, "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().", least=0),
     Option("packed_weights_mib", int, 4096,
         "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made (docs/cpu-products.md).",
@@ -504,7 +504,8 @@ def as_markdown() -> str:
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
         choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
-        rows.append(f"| `{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
+        name = f'<a id="{option.name}"></a>`{option.name}`'
+        rows.append(f"| {name} | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
     return f"# Which settings are there?\n\n{ABOUT}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
 
 

@@ -102,6 +102,19 @@ def test_a_sizes_winner_grounds_and_source_are_two_clicks_away(opened: Page) -> 
     assert "polytile why 228d962c0c6a657c M=7 N=512 K=64 --store store.sqlite3" in page.locator("#cell").inner_text()
 
 
+def test_the_winner_grounds_and_source_of_any_size_are_three_clicks_away(opened: Page) -> None:
+    page = opened.page
+    for k, m, n, winner in [(64, 1, 64, 0), (64, 300, 4096, 1), (128, 7, 64, 1)]:
+        page.get_by_role("button", name="loop_228d962c").first.click()  # one
+        listed = page.get_by_label("Map at")
+        if listed.input_value() != f"K={k}":
+            listed.select_option(f"K={k}")  # two
+        page.get_by_role("button", name=f"M={m} N={n} K={k}: tile {winner}").click()  # three
+        told = page.locator("#cell").inner_text()
+        assert f"tile {winner} runs" in told and "source cpp" in told
+        assert f"polytile why 228d962c0c6a657c M={m} N={n} K={k}" in told
+
+
 def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
     page = opened.page
     page.locator("#kernels-view input").focus()

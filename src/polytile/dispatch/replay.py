@@ -9,27 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from polytile import options
 from polytile.dispatch import selector
 from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.tree import DecisionTree
 from polytile.facts import Fact
+from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.problem import Problem
 from polytile.runtime import regime
+from polytile.runtime.device import kind_of
 from polytile.store import Store
 from polytile.tuning.replay import Device, Matrix, Recorded, Report, evaluate
+
+TARGETS = {"cuda": torch.device("cuda")}
+"""By the kind of the device on which a matrix was recorded; any other counts as a processor."""
 
 SHARED = "decided for its regime"
 """Grounds of a choice that an earlier size of the same regime brought along."""
 
 
-def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None = None) -> Report:
+def replay(
+    matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None = None, device: Device | None = None
+) -> Report:
     """The selector's choices on the problems in this order, as the options in force have them (plans aside).
 
-    `store` is what the program knows beforehand: nothing, if it is not given. Grounds are the names of the links.
+    `store` is what the program knows beforehand: nothing, if it is not given. `device` answers for the matrix in place of one
+    that repeats its times. Grounds are the names of the links.
     """
-    device = Device(matrix)
+    device = device if device is not None else Device(matrix)
     known = store if store is not None else Store(None)
     decided: dict[tuple[KernelSpec, tuple[Fact, ...]], DecisionTree] = {}
 
@@ -59,5 +69,5 @@ def spec_of(problem: Problem) -> KernelSpec:
     names = tuple(name for name, _ in problem.sizes)
     return KernelSpec(
         f"{problem.family}_{problem.kernel[:8]}", problem.family, problem.kernel, (), names,
-        (regime.BUCKET,) * len(names), device=problem.device,
+        (regime.BUCKET,) * len(names), device=problem.device, target=TARGETS.get(kind_of(problem.device), CPU_DEVICE),
     )  # fmt: skip

@@ -15,7 +15,6 @@ from polytile.store.reading import Record
 from polytile.store.records import compact
 from polytile.tuning.decide import BUSY
 from polytile.tuning.replay import Recorded, matrices
-from polytile.tuning.run_conditions import TERM
 
 FOLDS, TEST = 5, 0
 """Parts that all examples are in, by their sizes; the one that is held out for the report."""
@@ -92,7 +91,7 @@ def examples(records: Iterable[Record]) -> Examples:
             ran = [c for c in calm if math.isfinite(c.predicted) and c.predicted > 0]
             if len(ran) < 2:
                 alone += 1
-            elif not any(_terms(c) for c in ran):
+            elif not any(c.terms({}) for c in ran):
                 without += 1
             else:
                 found.append(_example(problem, sorted(ran, key=lambda c: (c.name, c.source_hash))))
@@ -102,10 +101,6 @@ def examples(records: Iterable[Record]) -> Examples:
 
 def _example(problem: Problem, ran: Sequence[Recorded]) -> Example:
     machine = dict(next((c.measurement.machine for c in ran if c.measurement.machine), ()))
-    offers = tuple(Offer(c.name, c.config, c.origin, c.predicted, lambda c=c: _terms(c)) for c in ran)  # type: ignore[misc]
+    offers = tuple(Offer(c.name, c.config, c.origin, c.predicted, lambda c=c: c.terms({})) for c in ran)  # type: ignore[misc]
     return Example(problem, machine, offers, tuple(c.score.seconds for c in ran))
 
-
-def _terms(recorded: Recorded) -> dict[str, float]:
-    state = recorded.measurement.state
-    return {name.removeprefix(TERM): float(value) for name, value in state if name.startswith(TERM)}

@@ -35,14 +35,16 @@ class Certainty(enum.Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate at one size: its score, and what its newest measurement says of it. `measured` counts all its measurements,
-    `live` those of them that timed a program's own calls."""
+    """A candidate at one size: its score, and what its newest measurement says of it. `seconds`, of a call, are None where it has
+    no time, or one that a clock was too coarse for. `measured` counts all its measurements, `live` those of them that timed a
+    program's own calls."""
 
     candidate: str
     config: str
     origin: str
     source: str
     score: Score
+    seconds: float | None
     predicted: float | None
     resources: Resources
     max_error: float | None
@@ -50,11 +52,6 @@ class Entry:
     detail: str
     measured: int
     live: int
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of a call; None where it has no time, or one that a clock was too coarse for."""
-        return self.score.seconds if self.score.ok and self.score.seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -167,13 +164,14 @@ def _certainty(scores: Sequence[Score], alike: int, loaded: bool, band: float, e
 
 
 def _entry(standing: Standing) -> Entry:
-    newest = standing.measured[-1]
+    newest, score = standing.measured[-1], standing.score
     return Entry(
         newest.candidate,
         str(newest.config),
         newest.origin,
         newest.source_hash[:8],
-        standing.score,
+        score,
+        score.seconds if score.ok and score.seconds > 0 else None,
         newest.predicted,
         newest.resources,
         newest.max_error,

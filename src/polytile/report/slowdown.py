@@ -46,13 +46,13 @@ def curves(panel: Panel) -> tuple[Curve, ...]:
     with the least geometric mean. None where fewer than two cells have a time, as nothing is fixed there."""
     points: dict[str, dict[int, float]] = {CHOSEN: {}}
     for place, cell in enumerate(panel.cells):
-        winner = cell.winner
-        if cell.best is None or winner is None or winner.seconds is None:
+        best, winner = cell.best, cell.winner
+        if best is None or winner is None or winner.seconds is None:
             continue
-        points[CHOSEN][place] = winner.seconds / cell.best
+        points[CHOSEN][place] = winner.seconds / best
         for entry in cell.entries:  # of one name the fastest counts, which comes first
             if entry.seconds is not None:
-                points.setdefault(entry.candidate, {}).setdefault(place, entry.seconds / cell.best)
+                points.setdefault(entry.candidate, {}).setdefault(place, entry.seconds / best)
     of = len(points[CHOSEN])
     if of < 2:
         return ()

@@ -24,6 +24,7 @@ from polytile.store.records import Environment, Identity, reading_of
 from polytile.store.summary import summarise
 from polytile.tuning.decide import Score, combine
 from polytile.tuning.measure import Contender
+from polytile.tuning.run_conditions import TERM
 from polytile.tuning.task import Attempt, Task
 
 
@@ -46,6 +47,11 @@ class Recorded(Candidate):
     def cost(self, sizes: Mapping[str, int]) -> float:
         """What its own model predicted for its problem, in seconds."""
         return self.predicted
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """What that prediction was made of; empty where the measurement does not say."""
+        state = self.measurement.state
+        return {name.removeprefix(TERM): float(value) for name, value in state if name.startswith(TERM)}
 
     def entry(self) -> Entry:
         raise CandidateRejected(f"{self.name!r} is known by its measurements alone and cannot run; ask its Device.")
