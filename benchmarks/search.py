@@ -57,7 +57,7 @@ class HeldOut:
 
     def expect(self, problem: Problem, offers: Sequence[Offer]) -> Mapping[str, float] | None:
         """The seconds that it expects of each offer."""
-        found = self.models[problem].of(problem, self.machine, offers) if problem in self.models else None
+        found = self.models[problem].judge_on(problem, self.machine, offers) if problem in self.models else None
         return found.seconds if found is not None else None
 
 

@@ -98,7 +98,7 @@ def compile(
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}
         compiled_function = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
-        return front_door.install(compiled_function, function, backend, dynamic, door, may_race)
+        return front_door.install(compiled_function, function, backend, dynamic, door, may_race, backend.expect)
 
     return compiled if function is None else compiled(function)
 

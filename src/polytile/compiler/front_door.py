@@ -33,6 +33,8 @@ from polytile.errors import FrontDoorError
 from polytile.runtime import entry
 from polytile.runtime.entry import DECLINED
 
+Expect = Callable[[Iterable[Any]], None]
+
 BROKEN = ("__resume_at", "torch_dynamo_resume_in")
 """What names of the functions begin with that go on after a graph break."""
 COMPILED = "__compiled_fn"
@@ -50,19 +52,28 @@ def door_of(compiled: Any) -> FrontDoor | None:
     return getattr(call, "polytile_front_door", None)
 
 
-def install(compiled: Any, function: Any, backend: Any, dynamic: bool | None, mode: str, may_race: bool = False) -> Any:
+def install(
+    compiled: Any,
+    function: Any,
+    backend: Any,
+    dynamic: bool | None,
+    mode: str,
+    may_race: bool = False,
+    expect: Expect = lambda values: None,
+) -> Any:
     """What torch.compile made of `function`, behind a front door where there can be one. `mode` is the option `front_door`;
-    `may_race`: calls that eager answers faster are eager's own (races.py)."""
+    `may_race`: calls that eager answers faster are eager's own (races.py). `expect` hears of what a call is given that Dynamo is
+    about to trace."""
     if mode == "off" or torch._dynamo.config.caching_precompile or torch._dynamo.config.compiled_autograd:
         return compiled
     if isinstance(compiled, torch._dynamo.OptimizedModule):
         if "_forward" not in vars(compiled):  # which lazy modules have until they know their sizes
-            door = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race)
+            door = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race, expect)
             compiled.forward = door.function()
         return compiled
     inner = torch._dynamo.eval_frame.innermost_fn(function)
     if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:
-        return FrontDoor(compiled, inner, backend, dynamic, mode == "check", may_race).function()
+        return FrontDoor(compiled, inner, backend, dynamic, mode == "check", may_race, expect).function()
     return compiled
 
 
@@ -70,9 +81,17 @@ class FrontDoor:
     """The front door of `compiled`, which torch.compile made of a function, or as the forward of a module."""
 
     def __init__(
-        self, compiled: Callable[..., Any], owner: Any, backend: Any, dynamic: bool | None, checks: bool, may_race: bool = False
+        self,
+        compiled: Callable[..., Any],
+        owner: Any,
+        backend: Any,
+        dynamic: bool | None,
+        checks: bool,
+        may_race: bool = False,
+        expect: Expect = lambda values: None,
     ) -> None:
         self.compiled, self.backend, self.dynamic, self.checks = compiled, backend, dynamic, checks
+        self._expect = expect
         self._function = owner if isinstance(owner, types.FunctionType) else None
         self._module = None if self._function is owner else owner
         self.entry: Any = None
@@ -108,7 +127,7 @@ class FrontDoor:
             if result is not DECLINED:
                 return result
         if self.entry is None and not self.refusals:
-            self.backend.expect((*args, *kwargs.values(), *self._parameters()))
+            self._expect((*args, *kwargs.values(), *self._parameters()))
         before = counters["graphs_compiled"]
         result = self.compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]

@@ -55,8 +55,9 @@ def reset() -> None:
 
 def is_raised(error: Exception) -> bool:
     """Whether an error is raised and not replaced by ATen calls."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # the process that makes programs does without it: half a second to import
-    return isinstance(error, (*RAISED, *([dynamo.TorchDynamoException] if dynamo else ()))) or options.get("on_failure") == "raise"
+    dynamo = sys.modules.get("torch._dynamo.exc")  # half a second to import, which the process that makes programs does without
+    raised = RAISED if dynamo is None else (*RAISED, dynamo.TorchDynamoException)
+    return isinstance(error, raised) or bool(options.get("on_failure") == "raise")
 
 
 def failure(kind: str, name: str, error: Exception, graph: torch.fx.GraphModule) -> Failure:
