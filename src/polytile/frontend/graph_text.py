@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower import registry
 from polytile.frontend.taken_apart import KEY, Name, Result, Whole
+from polytile.ir import sizes
 from polytile.ir.serialise import Unstorable
 
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
@@ -37,9 +38,9 @@ def guards_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
     env = next((number.node.shape_env for number in _symbolic(graph)), None)
     if env is None:
         return ()
-    symbols = {symbol for number in _symbolic(graph) for symbol in number.node.expr.free_symbols}
-    known = [str(guard.expr) for guard in env.guards if guard.expr.free_symbols & symbols]
-    known += [str(check.expr) for checks in env.deferred_runtime_asserts.values() for check in checks]
+    symbols = {symbol for number in _symbolic(graph) for symbol in sizes.symbols(number.node.expr)}
+    known = [sizes.structure(guard.expr) for guard in env.guards if sizes.symbols(guard.expr) & symbols]
+    known += [sizes.structure(check.expr) for checks in env.deferred_runtime_asserts.values() for check in checks]
     known += [f"{symbol} in {env.var_to_range[symbol]}" for symbol in symbols if symbol in env.var_to_range]
     return tuple(sorted(known))
 
@@ -142,8 +143,11 @@ class _Text:
 @functools.lru_cache(maxsize=4096)
 def _number(number: Any) -> str:
     """A size with what its symbols are assumed to be."""
-    symbols = getattr(number, "free_symbols", ())
-    return f"{number}{[(s.name, s.is_positive, s.is_nonnegative) for s in sorted(symbols, key=str)] if symbols else ''}"
+    if not isinstance(number, sympy.Basic):
+        return str(number)
+    symbols = sizes.symbols(number)
+    assumed = [(s.name, s.is_positive, s.is_nonnegative) for s in sorted(symbols, key=str)] if symbols else ""
+    return f"{sizes.structure(number)}{assumed}"
 
 
 def _is_polytiles(lowering: Callable[..., Any]) -> bool:

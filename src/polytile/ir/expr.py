@@ -287,7 +287,7 @@ def free_symbols(*roots: Node) -> set[sympy.Symbol]:
     """Index symbols anywhere in the DAG, indirect stand-ins aside."""
     symbols: set[sympy.Symbol] = set()
     for node in walk(*roots):
-        own = set().union(*[e.free_symbols for e in node.indices]) if node.indices else set()
+        own = set().union(*map(sizes.symbols, node.indices))
         if isinstance(node, Load):
             own -= {indirect_symbol(k) for k in range(len(node.indirect))}
         symbols |= own

@@ -97,10 +97,25 @@ def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]
     return rows * columns * channels, ONE, columns * channels, channels
 
 
+@functools.lru_cache(maxsize=100_000)
+def symbols(expr: sympy.Basic) -> frozenset[sympy.Symbol]:
+    """`expr.free_symbols`, for which sympy walks through the whole expression each time."""
+    return frozenset().union(*map(symbols, expr.args)) if expr.args else frozenset(expr.free_symbols)
+
+
+@functools.lru_cache(maxsize=100_000)
+def structure(expr: sympy.Basic) -> str:
+    """A text that only equal expressions have, made of those of its parts. sympy's is for people, and takes some ten times as
+    long to make."""
+    return f"{type(expr).__name__}({', '.join(map(structure, expr.args))})" if expr.args else str(expr)
+
+
 @functools.lru_cache(maxsize=50_000)
 def expand(expr: sympy.Expr) -> sympy.Expr:
     """`sympy.expand(expr)`, divisions included. Each division is expanded once: torch's classes are slow to make, and sizes of
     padded images in windows hold several, one in the other, in every term."""
+    if _is_expanded(expr):
+        return expr
     if not has_division(expr):
         return sympy.expand(expr)
     if _is_division(expr):
@@ -110,6 +125,18 @@ def expand(expr: sympy.Expr) -> sympy.Expr:
     flat = sympy.expand(expr.xreplace(stand_ins))
     made = flat.xreplace({stand_ins[division]: made for division, made in divisions.items()})
     return made if all(map(_is_division, divisions.values())) else sympy.expand(made)
+
+
+def _is_expanded(expr: sympy.Expr) -> bool:
+    """Whether `expr` is seen to be a sum of products already, as most indices are: sympy takes long to find that out."""
+    return all(_is_factor(factor) for term in sympy.Add.make_args(expr) for factor in sympy.Mul.make_args(term))
+
+
+def _is_factor(expr: sympy.Expr) -> bool:
+    """Whether `expr` is an atom, a whole power of a symbol, or a division of sums of products."""
+    if _is_division(expr):
+        return all(map(_is_expanded, expr.args))
+    return expr.is_Atom or bool(expr.is_Pow and expr.base.is_Symbol and expr.exp.is_Integer)
 
 
 def _is_division(expr: sympy.Expr) -> bool:
@@ -137,7 +164,7 @@ def is_nonnegative(expr: sympy.Expr) -> bool:
         return is_nonnegative(expr.xreplace({division: _stand_in(division) for division in _outermost_divisions(expr)}))
     if expr.is_nonnegative:
         return True
-    shifted = expr.xreplace({s: _shifted(s) for s in expr.free_symbols if s.is_positive})
+    shifted = expr.xreplace({s: _shifted(s) for s in symbols(expr) if s.is_positive})
     expanded = expand(shifted)
     return all(_nonnegative_term(term) for term in sympy.Add.make_args(expanded))
 
@@ -200,7 +227,7 @@ def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Ex
 
 @functools.lru_cache(maxsize=50_000)
 def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
-    return tuple(sorted(expr.free_symbols, key=str))
+    return tuple(sorted(symbols(expr), key=str))
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -214,12 +241,12 @@ def _upper_bound(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], .
                 return None
             bound += inner
             continue
-        factor, axes = term.as_independent(*[s for s in term.free_symbols if s in ranges], as_Add=False)
+        factor, axes = term.as_independent(*[s for s in symbols(term) if s in ranges], as_Add=False)
         by_axes[axes] = by_axes.get(axes, ZERO) + factor
     for axes, factor in by_axes.items():
         if not _is_nonnegative_within(expand(factor), ranges):
             return None
-        bound += factor * axes.xreplace({a: ranges[a] - 1 for a in axes.free_symbols})
+        bound += factor * axes.xreplace({a: ranges[a] - 1 for a in symbols(axes)})
     return expand(bound)
 
 
@@ -267,7 +294,7 @@ def split_by(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.E
 def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     """(q, r) by polynomial division for a divisor such as s - 1, in a symbol whose leading coefficient there is 1; (0, expr)
     where there is none."""
-    for symbol in sorted(divisor.free_symbols, key=str):
+    for symbol in sorted(symbols(divisor), key=str):
         if has_division(expr + divisor) or not divisor.is_polynomial(symbol) or not expr.is_polynomial(symbol):
             continue
         top = sympy.Poly(divisor, symbol)
@@ -279,7 +306,7 @@ def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, s
 
 def _divided_by_axes(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     """(q, r) of an index whose coefficients the divisor divides, or not: p·(a - 1)·(b - 1) + q by (a - 1)·(b - 1)."""
-    own = expr.free_symbols - divisor.free_symbols
+    own = symbols(expr) - symbols(divisor)
     coefficients: dict[sympy.Expr, sympy.Expr] = {}
     for term in sympy.Add.make_args(expr):
         factor, axes = term.as_independent(*own, as_Add=False) if own else (term, ONE)
@@ -300,15 +327,15 @@ def _is_nonnegative_within(expr: sympy.Expr, ranges: Ranges) -> bool:
     """Whether `expr` is ≥ 0 wherever axes of these ranges have points: a range of s - 3 elements says that s - 3 > 0."""
     if is_nonnegative(expr):
         return True
-    known = {s: _shifted(s) + least for n in ranges.values() for s, least in _least(n) if s in expr.free_symbols}
+    known = {s: _shifted(s) + least for n in ranges.values() for s, least in _least(n) if s in symbols(expr)}
     return bool(known) and is_nonnegative(expand(expr.xreplace(known)))
 
 
 def _least(extent: sympy.Expr) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
     """(s, n) of an extent s - n: s is greater than n."""
-    symbols = extent.free_symbols
-    least = next(iter(symbols)) - extent if len(symbols) == 1 else ZERO
-    return ((next(iter(symbols)), least),) if least.is_Integer and least > 0 else ()
+    own = symbols(extent)
+    least = next(iter(own)) - extent if len(own) == 1 else ZERO
+    return ((next(iter(own)), least),) if least.is_Integer and least > 0 else ()
 
 
 def floor_div(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
@@ -341,13 +368,18 @@ def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if rest == 0 or _fits_below(rest, d, ranges):
         return rest
     if is_nonnegative(rest):
-        return Mod(rest, d)
-    return Mod(x, d) if is_nonnegative(x) else PythonMod(x, d)
+        return _modulus(rest, d)
+    return _modulus(x, d) if is_nonnegative(x) else PythonMod(x, d)
+
+
+def _modulus(x: sympy.Expr, d: sympy.Expr) -> sympy.Expr:
+    """x % d, which none of the rules above makes simpler: torch's own ask sympy whether x < d, and it searches long."""
+    return Mod(x, d, evaluate=x.is_number or d == 2)
 
 
 def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     """`expr` with every division and modulus removed that the ranges allow, ungrouped and expanded."""
-    if not expr.free_symbols:
+    if not symbols(expr):
         return expr
     if not has_division(expr):
         return expanded(expr)
@@ -407,14 +439,14 @@ def _rejoin(expr: sympy.Expr) -> sympy.Expr:
 @functools.lru_cache(maxsize=100_000)
 def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     """c where expr = c·symbol + rest and neither c nor rest holds symbol; None where expr is not linear in symbol."""
-    if symbol not in expr.free_symbols:
+    if symbol not in symbols(expr):
         return ZERO
     total = ZERO
     for term in sympy.Add.make_args(expanded(expr)):
-        if symbol not in term.free_symbols:
+        if symbol not in symbols(term):
             continue
         rest = term / symbol
-        if symbol in rest.free_symbols:
+        if symbol in symbols(rest):
             return None
         total += rest
     return total
@@ -431,8 +463,12 @@ def solve(equal_to: sympy.Expr, symbol: sympy.Symbol, value: sympy.Expr) -> symp
 
 def substitute(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
     """Simultaneous replacement of symbols."""
-    if not mapping or not (expr.free_symbols & mapping.keys()):
-        return expr
+    own = symbols(expr) & mapping.keys()
+    return _substituted(expr, frozenset((symbol, mapping[symbol]) for symbol in own)) if own else expr
+
+
+@functools.lru_cache(maxsize=100_000)
+def _substituted(expr: sympy.Expr, mapping: frozenset[tuple[sympy.Symbol, sympy.Expr]]) -> sympy.Expr:
     return expr.xreplace(dict(mapping))
 
 
@@ -445,7 +481,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
     if (expr.is_Mul or expr.is_Add) and all(part.is_integer for part in expr.args):  # sympy's own way takes some 30 times as long
         parts = [evaluate(part, values) for part in expr.args]
         return math.prod(parts) if expr.is_Mul else sum(parts)
-    missing = [s for s in expr.free_symbols if s not in values]
+    missing = [s for s in symbols(expr) if s not in values]
     if missing:
         raise KeyError(f"size {expr} needs a value for {missing[0]}")
-    return int(expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols}))
+    return int(expr.xreplace({s: sympy.Integer(values[s]) for s in symbols(expr)}))

@@ -73,13 +73,13 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
     rest = sizes.ZERO
     held = set(axes)
     for term in sympy.Add.make_args(sizes.simplify(index, {})):
-        inside = term.free_symbols & held
+        inside = sizes.symbols(term) & held
         if not inside:
             rest += term
             continue
         symbol = next(iter(inside))
         factor = term / symbol
-        if len(inside) > 1 or symbol in factor.free_symbols:
+        if len(inside) > 1 or symbol in sizes.symbols(factor):
             return None
         coefficients[symbol] = coefficients.get(symbol, sizes.ZERO) + factor
     return Linear({s: sizes.expand(c) for s, c in coefficients.items()}, rest)

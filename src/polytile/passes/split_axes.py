@@ -68,21 +68,18 @@ class _Split:
         return after, {new.symbol: parts.get(old.symbol, origin.get(old.symbol, sizes.ZERO)) for new, old in pairs}
 
 
-def _divisions(loop: Loop) -> list[sympy.Expr]:
-    """Divisions and moduli of the loop's axes in its indices, once each."""
-    axes = set(loop.ranges)
-    divisions: dict[sympy.Expr, None] = {}
-    for index in indices(loop):
-        if index.has(*_DIVISIONS):
-            divisions.update({e: None for e in index.atoms(*_DIVISIONS) if e.free_symbols & axes})
-    return sorted(divisions, key=lambda e: (len(str(e)), str(e)))
+def _divisions(loop: Loop) -> set[sympy.Expr]:
+    """Divisions and moduli of the loop's axes in its indices."""
+    axes = loop.ranges.keys()
+    found = set().union(*(index.atoms(*_DIVISIONS) for index in indices(loop) if sizes.has_division(index)))
+    return {division for division in found if sizes.symbols(division) & axes}
 
 
-def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[_Split]:
-    """The loop with one axis split at the divisor of one of its divisions."""
+def _candidates(loop: Loop, divisions: set[sympy.Expr]) -> Iterator[_Split]:
+    """The loop with one axis split at the divisor of one of its divisions, simple ones first."""
     tried = set()
     whole = {a.symbol for a in loop.reduced} if has_scan(loop) else set()
-    for division in divisions:
+    for division in sorted(divisions, key=lambda e: (len(sizes.structure(e)), sizes.structure(e))):
         numerator, divisor = division.args[0], division.args[1]
         for axis in loop.axes + loop.reduced:
             form = linear(numerator, (axis.symbol,)) if not numerator.has(*_DIVISIONS) else None

@@ -53,7 +53,7 @@ class LoopKernel:
         """The symbols that the loop itself has; those left over are of the calls that it came from."""
         expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
         expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
-        return frozenset().union(*[index.free_symbols for index in expressions]) & frozenset(self.symbols)
+        return frozenset().union(*map(sizes.symbols, expressions)) & frozenset(self.symbols)
 
     def storage(self, name: str) -> torch.dtype:
         return next(t.dtype for t in self.tensors if t.name == name)
@@ -112,7 +112,7 @@ def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Ex
     if isinstance(e, sympy.Symbol):
         return set() if e in own or e.name.startswith("ind") else {e}
     simple = not e.args or (isinstance(e, _IN_KERNELS) and not (isinstance(e, sympy.Pow) and not e.exp.is_Integer))
-    if simple or any(not _arguments(s, own, ()) for s in e.free_symbols):
+    if simple or any(not _arguments(s, own, ()) for s in sizes.symbols(e)):
         return set().union(*[_arguments(a, own, whole) for a in e.args])
     return {e}
 
@@ -185,7 +185,7 @@ def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
 
 def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, sympy.Symbol]) -> Loop:
     def index_map(e: sympy.Expr) -> sympy.Expr:
-        return e.xreplace(symbols) if e.free_symbols else e
+        return e.xreplace(symbols) if sizes.symbols(e) else e
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
         node = expr.rebuild(node, children, index_map)

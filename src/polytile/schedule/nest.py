@@ -209,7 +209,7 @@ class Nest:
 
 def _symbols(indices: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
     symbols: set[sympy.Symbol] = set()
-    return symbols.union(*[e.free_symbols for e in indices])
+    return symbols.union(*map(sizes.symbols, indices))
 
 
 def is_result(node: Node) -> bool:
@@ -239,7 +239,7 @@ def _score(loop: Loop, axis: Axis) -> float:
     accessed once for each row of a reduction, hardly counts beside what every point reads."""
     accesses = [(n.index, 1.0, expr.free_symbols(n)) for n in expr.loads(*loop.roots)]
     everywhere = set(loop.ranges)
-    accesses += [(s.index, 2.0, everywhere if element_level(loop, s) else s.index.free_symbols) for s in loop.stores]
+    accesses += [(s.index, 2.0, everywhere if element_level(loop, s) else sizes.symbols(s.index)) for s in loop.stores]
     total = 0.0
     for index, weight, symbols in accesses:
         stride = sizes.coefficient(index, axis.symbol)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
 import sympy
 
-from polytile.ir import expr, ops
+from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Buffer, Loop
 
@@ -24,11 +25,8 @@ def estimate(size: sympy.Expr) -> int:
 def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool) -> int:
     """Elements that an access reaches: the product of the axes in its index (all of the loop's points if it is
     indirect)."""
-    total = 1
-    for symbol, size in axes.items():
-        if indirect or symbol in index.free_symbols:
-            total *= size
-    return total
+    own = sizes.symbols(index)
+    return math.prod(size for symbol, size in axes.items() if indirect or symbol in own)
 
 
 def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], dict[str, int]]:
