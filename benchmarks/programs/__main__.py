@@ -16,7 +16,7 @@ import os
 import queue
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from benchmarks.programs.report import report, slowest
 Key = tuple[str, str]
 CONTESTANT = "benchmarks.programs.contestant:main"
 SHARED = ("torch._dynamo", "benchmarks.direct", "benchmarks.timing", "benchmarks.programs.contestant")
+EVERY = 15.0
+"""Seconds between two writings of the file of results."""
 STEP = 29
 """The order of a run: every so many places of the tables, which it has no factor in common with."""
 
@@ -74,7 +76,7 @@ def _read(path: Path) -> dict[Key, dict[str, Any]]:
 @dataclass(frozen=True)
 class Run:
     """How contestants are run: who makes processes, on which device, the lock file for times, when to stop, how long one may
-    take, seconds of timing."""
+    take, seconds of timing, PyTorch's threads (0: its own number)."""
 
     processes: queue.SimpleQueue[Processes]
     device: str
@@ -83,6 +85,7 @@ class Run:
     grace: float
     limit: float
     timing: float
+    threads: int
     table: str
     rows: Rows = field(repr=False)
 
@@ -92,7 +95,7 @@ class Run:
         if left <= 0:
             return
         asked = {"program": program.name, "contestant": who, "device": self.device, "seconds": self.timing}
-        asked |= {"lock": str(self.lock) if self.lock else "", "table": self.table}
+        asked |= {"lock": str(self.lock) if self.lock else "", "table": self.table, "threads": self.threads}
         until = min(self.limit, left + self.grace)
         processes = self.processes.get()
         try:
@@ -140,6 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes at a time; while one is timed others only compile"
     )
+    parser.add_argument("--threads", type=int, default=0, help="of PyTorch in each process; 0: its own number")
     parser.add_argument("--seconds", type=float, default=1e6, help="when no further process is begun")
     parser.add_argument(
         "--grace", type=float, default=30, help="seconds after which those that are running then are ended"
@@ -156,12 +160,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resume", type=Path, nargs="*", default=[], help="files of rows of earlier runs to go on from"
     )
-    parser.add_argument("--json", action="store_true", help="also write OUT/programs_DEVICE.json")
+    parser.add_argument("--json", action="store_true", help="also write OUT/programs_DEVICE.json, now and then and in the end")
     parser.add_argument("--show", action="store_true", help="only print the tables of what is on record")
     return parser.parse_args()
 
 
-def carry_out(given: argparse.Namespace, table: str, rows: Rows) -> None:
+def carry_out(given: argparse.Namespace, table: str, rows: Rows, results: Results) -> None:
     named = table_of(table)
     programs, contestants = wanted(given, named), given.contestants
     if given.first_calls:
@@ -174,7 +178,7 @@ def carry_out(given: argparse.Namespace, table: str, rows: Rows) -> None:
     for one in own:
         processes.put(one)
     until = time.monotonic() + given.seconds
-    run = Run(processes, given.device, lock, until, given.grace, given.limit, given.timing, table, rows)
+    run = Run(processes, given.device, lock, until, given.grace, given.limit, given.timing, given.threads, table, rows)
     with ThreadPoolExecutor(given.jobs) as pool:
         begun = [
             pool.submit(run.one, program, who)
@@ -182,8 +186,9 @@ def carry_out(given: argparse.Namespace, table: str, rows: Rows) -> None:
             for who in contestants
             if given.anew or (program.name, who) not in rows
         ]
-        for future in begun:
+        for future in as_completed(begun):
             future.result()
+            results.write_now_and_then()
     for one in own:
         one.close()
     if lock is not None:
@@ -195,17 +200,38 @@ def main(suite: str = "programs", table: str = "benchmarks.programs.suite:PROGRA
     given = arguments()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = Rows(given.out / f"{suite}_{given.device}.jsonl", given.resume)
+    results = Results(given, suite, table_of(table), rows)
     try:
         if not given.show:
-            carry_out(given, table, rows)
+            carry_out(given, table, rows, results)
     finally:
         report(rows.all)
         if given.json:
-            device = (
-                torch.cuda.get_device_name() if given.device == "cuda" and torch.cuda.is_available() else given.device
-            )
-            results = {"device": device, "rows": sorted_rows(rows.all, table_of(table))}
-            print(record.write(f"{suite}_{given.device}", results, given.out))
+            print(results.write())
+
+
+class Results:
+    """The file of results, which is also there for a run that is ended before it has come to its end."""
+
+    def __init__(self, given: argparse.Namespace, suite: str, programs: Mapping[str, Program], rows: Rows) -> None:
+        self.given, self.suite, self.programs, self.rows = given, suite, programs, rows
+        self._written = time.monotonic()
+
+    def write_now_and_then(self) -> None:
+        if self.given.json and time.monotonic() - self._written > EVERY:
+            self.write()
+
+    def write(self) -> Path:
+        device = self.given.device
+        found = {
+            "device": torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else device,
+            "programs in the suite": len(self.programs),
+            "processes at a time": self.given.jobs,
+            "rows": sorted_rows(self.rows.all, self.programs),
+        }
+        path = record.write(f"{self.suite}_{device}", found, self.given.out)
+        self._written = time.monotonic()
+        return path
 
 
 def sorted_rows(rows: Sequence[dict[str, Any]], programs: Mapping[str, Program]) -> list[dict[str, Any]]:

@@ -27,14 +27,17 @@ SETTLED = 60.0
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    """The row of {"table", "program", "contestant", "device", "seconds", "lock"}: `seconds` are for timing, 0 for none."""
+    """The row of {"table", "program", "contestant", "device", "seconds", "lock", "threads"}: `seconds` are for timing, 0 for none;
+    `threads` are PyTorch's, 0 for as many as it takes by itself."""
+    if asked.get("threads"):
+        torch.set_num_threads(asked["threads"])
     program, who, device = table_of(asked["table"])[asked["program"]], asked["contestant"], asked["device"]
     lock = Path(asked["lock"]) if asked.get("lock") else None
     with torch.set_grad_enabled(program.training):
         function, inputs = program.make(Draw(device))
         right = reference(program, function, inputs)
         tune_in_turn(who, lock)
-        row: dict[str, Any] = {}
+        row: dict[str, Any] = {"threads": torch.get_num_threads()}
         call, graphs = compiled(function, who, program.training)
         results = first_calls(program, call, function, inputs, row)
         row |= judged(program, who, right, results) | facts(who, graphs)
@@ -148,7 +151,7 @@ def times(
     seconds: float,
 ) -> dict[str, Any]:
     """Seconds of a call of this contestant and of eager: whole calls ("called"), calls without guards on the CPU ("direct"),
-    kernels alone on a GPU ("kernels")."""
+    kernels alone on a GPU ("kernels"). "beside": the cores that other processes kept busy meanwhile."""
     from benchmarks.timing import compare
     from polytile.runtime import compile as compiler
 
@@ -157,20 +160,22 @@ def times(
     own: Callable[[], Any] = functools.partial(call, *inputs)
     if program.training:
         eager, own = (functools.partial(step, program, each, function, inputs) for each in (function, call))
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"beside": {}}
+
+    def compared(way: str, mine: Callable[[], Any], for_seconds: float) -> None:
+        comparison = compare({"eager": eager, who: mine}, seconds=for_seconds)
+        found[way] = {name: timing.low for name, timing in comparison.timings.items()}
+        found["beside"][way] = round(comparison.others, 2)
+
     if inputs and inputs[0].is_cuda:
         from benchmarks.gpu.replay import kernel_times
 
         us = kernel_times({"eager": eager, who: own}, rounds=9, places=2)
         found["kernels"] = {name: t * 1e-6 for name, t in us.items()}
     elif direct is not None:
-        found["direct"] = low(compare({"eager": eager, who: direct}, seconds=seconds))
-    found["called"] = low(compare({"eager": eager, who: own}, seconds=seconds / 2))
+        compared("direct", direct, seconds)
+    compared("called", own, seconds / 2)
     return found
-
-
-def low(comparison: Any) -> dict[str, float]:
-    return {name: timing.low for name, timing in comparison.timings.items()}
 
 
 def synchronize(inputs: Any) -> None:

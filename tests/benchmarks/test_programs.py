@@ -82,10 +82,13 @@ def test_time_of_a_call_is_told_by_stage() -> None:
 def test_a_program_runs_from_the_command_line_and_is_not_run_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["--device", "cpu", "--only", "one element", "--contestants", "polytile", "--timing", "0.05", "--json"]
+    given = ["--device", "cpu", "--only", "one element", "--contestants", "polytile", "--timing", "0.05", "--threads", "1", "--json"]
     monkeypatch.setattr(sys, "argv", ["programs", *given, "--out", str(tmp_path)])
     programs.main()
-    (row,) = json.loads((tmp_path / "programs_cpu.json").read_text())["results"]["rows"]
+    results = json.loads((tmp_path / "programs_cpu.json").read_text())["results"]
+    (row,) = results["rows"]
+    assert results["programs in the suite"] == len(PROGRAMS) and results["processes at a time"] == 1
+    assert row["threads"] == 1 and set(row["beside"]) == {"direct", "called"} and min(row["beside"].values()) >= 0
     assert row["wrong"] == "" and row["first_call_s"] > 0 and row["graphs"] == 1 and set(row["direct"]) == {"eager", "polytile"}
     programs.main()
     assert len((tmp_path / "programs_cpu.jsonl").read_text().splitlines()) == 1
