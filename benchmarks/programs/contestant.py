@@ -27,8 +27,8 @@ SETTLED = 60.0
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    """The row of {"table", "program", "contestant", "device", "seconds", "lock", "threads"}: `seconds` are for timing, 0 for none;
-    `threads` are PyTorch's, 0 for as many as it takes by itself."""
+    """The row of {"table", "program", "contestant", "device", "seconds", "lock", "threads"}: `seconds` are for timing, 0 for
+    none; `threads` are PyTorch's, 0 for as many as it takes by itself."""
     if asked.get("threads"):
         torch.set_num_threads(asked["threads"])
     program, who, device = table_of(asked["table"])[asked["program"]], asked["contestant"], asked["device"]

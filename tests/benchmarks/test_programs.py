@@ -82,8 +82,8 @@ def test_time_of_a_call_is_told_by_stage() -> None:
 def test_a_program_runs_from_the_command_line_and_is_not_run_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["--device", "cpu", "--only", "one element", "--contestants", "polytile", "--timing", "0.05", "--threads", "1", "--json"]
-    monkeypatch.setattr(sys, "argv", ["programs", *given, "--out", str(tmp_path)])
+    given = ["--device", "cpu", "--only", "one element", "--contestants", "polytile", "--timing", "0.05", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["programs", *given, "--json", "--out", str(tmp_path)])
     programs.main()
     results = json.loads((tmp_path / "programs_cpu.json").read_text())["results"]
     (row,) = results["rows"]

@@ -51,8 +51,9 @@ def replace_calls(module: torch.fx.GraphModule) -> bool:
 
 KNOWN = frozenset((
     "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "is_causal", "scale", "window_size", "enable_gqa",
-    "seqused_k", "block_table",
+    "seqused_k", "block_table", "backend",
 ))  # fmt: skip
+"""`backend` is the kernel that torch would run."""
 
 
 def _is_ours(arguments: dict[str, Any]) -> bool:

@@ -239,17 +239,32 @@ def pow_tensor(builder: Builder, base: Operand, exponent: Tensor) -> Tensor:
 
 @lowers(*overloads("clamp clamp.Tensor clip clip.Tensor"))
 def clamp(builder: Builder, x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:
-    return elementwise(builder, _clamped, Promotion.DEFAULT, x, min, max)
+    return elementwise(builder, _clamped, Promotion.DEFAULT, x, *_effective(x.dtype, min, max))
 
 
 @lowers(*overloads("clamp_min clamp_min.Tensor"))
 def clamp_min(builder: Builder, x: Tensor, min: Operand) -> Tensor:
-    return elementwise(builder, _clamped, Promotion.DEFAULT, x, min, None)
+    return clamp(builder, x, min, None)
 
 
 @lowers(*overloads("clamp_max clamp_max.Tensor"))
 def clamp_max(builder: Builder, x: Tensor, max: Operand) -> Tensor:
-    return elementwise(builder, _clamped, Promotion.DEFAULT, x, None, max)
+    return clamp(builder, x, None, max)
+
+
+WRAPS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+"""Whether a bound that an integer type cannot hold wraps around, as -1 does to 255: since 2.15 such a bound holds nothing back."""
+
+
+def _effective(dtype: torch.dtype, low: Operand, high: Operand) -> tuple[Operand, Operand]:
+    """The bounds without those beyond every number of an integer type. Raises LoweringError for those that leave no number: the
+    operator's own error is wanted."""
+    if WRAPS or dtype.is_floating_point or dtype == torch.bool or not all(isinstance(b, int | None) for b in (low, high)):
+        return low, high
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    if (low is not None and low > most) or (high is not None and high < least):
+        raise LoweringError(f"a bound that no {dtype} reaches is left to the library.")
+    return None if low is None or low < least else low, None if high is None or high > most else high
 
 
 def _clamped(x: Node, low: Node | None, high: Node | None) -> Node:
