@@ -253,13 +253,14 @@ def clamp_max(builder: Builder, x: Tensor, max: Operand) -> Tensor:
 
 
 WRAPS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
-"""Whether a bound that an integer type cannot hold wraps around, as -1 does to 255: since 2.15 such a bound holds nothing back."""
+"""Whether a bound that an integer type cannot hold wraps around, as -1 does to 255: since 2.15 it holds nothing back."""
 
 
 def _effective(dtype: torch.dtype, low: Operand, high: Operand) -> tuple[Operand, Operand]:
     """The bounds without those beyond every number of an integer type. Raises LoweringError for those that leave no number: the
     operator's own error is wanted."""
-    if WRAPS or dtype.is_floating_point or dtype == torch.bool or not all(isinstance(b, int | None) for b in (low, high)):
+    whole = all(isinstance(bound, int | None) for bound in (low, high))
+    if WRAPS or dtype.is_floating_point or dtype == torch.bool or not whole:
         return low, high
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     if (low is not None and low > most) or (high is not None and high < least):
