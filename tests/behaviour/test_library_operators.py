@@ -26,6 +26,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a gather": lambda x: x.gather(1, (x > 0).long()),
     "a copy across memory": lambda x: x.t().contiguous(),
     "turned around": lambda x: x.flip(1),
+    "padded and cropped": lambda x: F.pad(x, (1, -2, -3, 4), value=1.5),
+    "a transposed part, padded": lambda x: F.pad(x.t()[1:], (2, 0)),
+    "cropped": lambda x: F.pad(x[None], (-1, -1, -2, 0)),
     "costly": lambda x: torch.special.i1e(x.double()),
 }
 SIZES = ((5, 4), (17, 33), (64, 20))

@@ -30,6 +30,9 @@ from polytile.schedule.canonical import LoopKernel
 COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 """Operators whose forms that write into a given tensor copy twice."""
 
+PAD = torch.ops.aten.constant_pad_nd.default
+"""An operator whose form that writes into a given tensor pads first and copies all of it then."""
+
 MOST_SHAPES = 256
 """Shapes for which a candidate remembers the sizes and strides of its arguments."""
 
@@ -162,6 +165,9 @@ class AtenCalls(Candidate):
         named, outputs = dict(kwargs), [None if view is None else look(view) for view in call.outputs]
         if call.target in COPIES and outputs[0] is not None and not apart:
             return _Step(number, torch.Tensor.copy_, (outputs[0], args[0]), {})
+        if call.target == PAD and isinstance(args[0], _Look) and outputs[0] is not None and not apart:
+            value = args[2] if len(args) > 2 else kwargs.get("value", 0)
+            return _Step(number, _filled, (outputs[0], value, *_overlap(outputs[0], args[0], args[1])), {})
         into, names = into_form(call.target)
         if outputs and None not in outputs and into is not None and not apart and len(names) == len(outputs):
             return _Step(number, into, args, named | dict(zip(names, outputs, strict=True)))
@@ -179,6 +185,25 @@ class AtenCalls(Candidate):
             composed([_Step(0, lambda *given, **more: laid.extend((given, more)), tuple(args), named)])(tensors)
             self._function = quickest(target, *laid)
         return self._function
+
+
+def _filled(out: torch.Tensor, value: Any, inside: torch.Tensor, x: torch.Tensor) -> None:
+    out.fill_(value)
+    inside.copy_(x)
+
+
+def _overlap(out: _Look, x: _Look, pad: Sequence[int]) -> tuple[_Look, _Look]:
+    """Where both a padded result and its argument have elements, in either; `pad` is (before, after) of the last dimension, then
+    of the one before it, and so on, negative where it crops."""
+    before = [0] * (len(x.sizes) - len(pad) // 2) + list(pad[-2::-2])
+    after = [0] * (len(x.sizes) - len(pad) // 2) + list(pad[-1::-2])
+    kept = tuple(max(0, n + min(0, b) + min(0, a)) for n, b, a in zip(x.sizes, before, after, strict=True))
+
+    def part(look: _Look, starts: Sequence[int]) -> _Look:
+        begin = look.offset + sum(max(0, start) * stride for start, stride in zip(starts, look.strides, strict=True))
+        return _Look(look.at, False, look.dtype, kept, look.strides, begin)
+
+    return part(out, before), part(x, [-b for b in before])
 
 
 Bound = Callable[[Sequence[Any]], Any]
