@@ -42,6 +42,24 @@ def test_expanding_and_simplifying_keep_the_value(index: sympy.Expr) -> None:
 
 
 @given(INDICES, INDICES)
+def test_symbols_and_structure_are_those_of_the_expression(a: sympy.Expr, b: sympy.Expr) -> None:
+    assert sizes.symbols(a) == a.free_symbols
+    assert (sizes.structure(a) == sizes.structure(b)) == (a == b)
+
+
+@given(INDICES)
+def test_a_remainder_is_one(index: sympy.Expr) -> None:
+    for divisor in (sympy.Integer(2), sympy.Integer(3), S, 2 * T):
+        assert values(sizes.modulo(index, divisor, RANGES)) == [n % d for n, d in zip(values(index), values(divisor), strict=True)]
+
+
+@given(INDICES)
+def test_what_is_expanded_stays_as_it_is(index: sympy.Expr) -> None:
+    once = sizes.expand(index)
+    assert sizes.expand(once) == once
+
+
+@given(INDICES, INDICES)
 def test_what_is_called_nonnegative_is(a: sympy.Expr, b: sympy.Expr) -> None:
     for difference in (a - b, a):
         if sizes.is_nonnegative(sizes.expand(difference)):
