@@ -237,8 +237,8 @@ def _score(loop: Loop, axis: Axis) -> float:
     """How well `axis` serves as the vector: accesses of stride 1 count for it, others against; a store counts twice, since
     it moves its line twice. An access counts as often as it finds another element: what is repeated along an axis, or is
     accessed once for each row of a reduction, hardly counts beside what every point reads."""
-    accesses = [(n.index, 1.0, expr.free_symbols(n)) for n in expr.loads(*loop.roots)]
-    everywhere = set(loop.ranges)
+    accesses = [(n.index, 1.0, frozenset(expr.free_symbols(n))) for n in expr.loads(*loop.roots)]
+    everywhere = frozenset(loop.ranges)
     accesses += [(s.index, 2.0, everywhere if element_level(loop, s) else sizes.symbols(s.index)) for s in loop.stores]
     total = 0.0
     for index, weight, symbols in accesses:
