@@ -65,11 +65,12 @@ def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
     import torch.autograd.profiler
     import torch.fx._symbolic_trace
 
-    expected = (
+    expected = [
         (torch.compiler, "_is_exporting_flag", False),
-        (torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
         (torch.autograd.profiler, "_is_profiler_enabled", False),  # profiles show Dynamo's ranges
-    )
+    ]
+    if not _fx_tracing():
+        expected.append((torch.fx._symbolic_trace, "_is_fx_tracing_flag", False))
     plain = torch._dynamo.eval_frame.DynamoStance()
     stance = torch._dynamo.eval_frame._stance
     found = [(vars(owner), name, value) for owner, name, value in expected]
@@ -80,7 +81,15 @@ def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
 
 def _questions() -> tuple[tuple[Any, Any], ...]:
     """The same by functions: (function, what it gives then)."""
-    return (torch._C._dynamo.eval_frame.get_eval_frame_callback, None), (torch._C._is_tracing, False)
+    return (torch._C._dynamo.eval_frame.get_eval_frame_callback, None), (torch._C._is_tracing, False), *_fx_tracing()
+
+
+def _fx_tracing() -> tuple[tuple[Any, Any], ...]:
+    """Whether FX traces, asked of a function: before torch 2.15 a flag of its module says so."""
+    import torch.fx._symbolic_trace
+
+    function = getattr(torch.fx._symbolic_trace, "_get_is_fx_tracing", None)
+    return () if function is None else ((function, False),)
 
 
 def _collectives() -> tuple[dict[Any, Any], Any]:
