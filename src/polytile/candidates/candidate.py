@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytile.candidates.entries import Entry
-from polytile.candidates.handles import Handle
+from polytile.candidates.handles import Handle, Portable
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
 
@@ -91,6 +91,20 @@ class Candidate(ABC):
         """The same, to run it with these arguments. Raises Unavailable (tuning/isolation/memory.py) where that cannot be, with
         the reason. Default: the handle for all arguments."""
         return self.handle()
+
+    @property
+    def right_anywhere(self) -> bool:
+        """Whether it is right, or declines the call, at all sizes at which its facts hold, `valid` or not. Default: no."""
+        return False
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether it has a form that runs without Python and torch, in packages. Default: no."""
+        return False
+
+    def portable(self) -> Portable | None:
+        """That form; waits until it is compiled. Default: None."""
+        return None
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         """Kernels with candidates of their own that a call with these integers runs, with the integers of their calls; strides

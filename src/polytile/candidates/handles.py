@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.runtime.cuda.launch import Launch, Scratch
+from polytile.runtime.cuda.products import Product
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,18 @@ class DeviceHandle:
     scratch: tuple[Scratch, ...] = ()
 
 
+@dataclass(frozen=True)
+class ProductHandle:
+    """A product by cuBLASLt: proposal number `rank` of its heuristic, elsewhere than at the sizes `fastest_at` the first one."""
+
+    product: Product
+    rank: int = 0
+    fastest_at: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
 Handle = NativeHandle | PythonHandle | DeviceHandle
+Portable = NativeHandle | DeviceHandle | ProductHandle
+"""What runs without Python and torch."""
 
 
 def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:

@@ -275,6 +275,17 @@ class Specialised(Candidate):
         self.prepare()
         return self._described()
 
+    @property
+    def right_anywhere(self) -> bool:
+        return not self.hard_limits
+
+    @property
+    def is_portable(self) -> bool:
+        return not self.interpreted
+
+    def portable(self) -> DeviceHandle | None:
+        return self.handle()
+
     def _described(self) -> DeviceHandle:
         """Waits for the cubins. Raises ResourcesExceeded if they need more than a multiprocessor has."""
         work = self.base.work

@@ -15,13 +15,15 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from polytile import options as settings
+from polytile.candidates.handles import DeviceHandle, NativeHandle, ProductHandle
 from polytile.compiler.programs import Scheduled, program_name, schedule_program
 from polytile.compiler.stored import calls_at
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.packaged import Met, packaged_table
 from polytile.errors import PackageError
 from polytile.frontend import hints as hinted
-from polytile.ir.program import IS_PACKED
+from polytile.ir import sizes
+from polytile.ir.program import IS_PACKED, Buffer
 from polytile.packages import archive, text
 from polytile.packages.archive import Content
 from polytile.packages.capture import Captured, capture, exported
@@ -31,6 +33,8 @@ from polytile.packages.text import PackagedKernel, PackageWriter
 from polytile.packages.weights import Weights
 from polytile.runtime import compile as compiling
 from polytile.runtime import regime, toolchain
+from polytile.runtime.cuda import launch, products
+from polytile.runtime.target import Target
 from polytile.version import __version__
 
 PROGRAM_FLAGS = ("-O1",)
@@ -65,13 +69,13 @@ def package(
         scheduled = schedule_program(captured.lowered, captured.traced, wanted)
         writer = PackageWriter(scheduled, captured.bounds)
         kernels = _kernels(writer.used, scheduled, captured, wanted)
-        weights = Weights(writer.held)
-        libraries = _libraries(kernels)
-        content = text.Content(kernels, libraries, toolchain.features(), platform.machine(), weights)
+        content = _content(kernels, Weights(writer.held), captured.device)
         binary = compiling.compile_c("packaged_program", writer.program_source(content), PROGRAM_FLAGS).result()
         runtime = compiling.compile_c("package_runtime", text.runtime_source(), ("-lpthread", "-ldl")).result()
         files = {archive.PROGRAM: Content.of(binary.path.read_bytes()), archive.RUNTIME: Content.of(runtime.path.read_bytes())}
-        files |= {name: Content.of(Path(library).read_bytes()) for name, library in libraries.items()}
+        files |= {name: Content.of(Path(library).read_bytes()) for name, library in content.libraries.items()}
+        files |= {name: Content.of(image) for name, image in content.images.items()}
+        weights = content.weights
         _write(path, files, Content(weights.bytes, weights.chunks), _manifest(captured, content), weights_apart, folder)
         if check:
             _check(path, program, args, kwargs)
@@ -117,7 +121,7 @@ def _kernels(
                 f"all sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow "
                 "more sources by the option sources, or leave the operator out of the packaged part."
             )
-        handles = tuple(leaf.candidate.handle() for leaf in table.leaves)
+        handles = tuple(leaf.form for leaf in table.leaves)
         found.append(PackagedKernel(multikernel, table, handles))
     return found
 
@@ -156,15 +160,26 @@ def _product(counts: Iterable[int]) -> int:
     return total
 
 
-def _libraries(kernels: Sequence[PackagedKernel]) -> dict[str, str]:
-    """The shared objects of all kernels, by the names of their files in the package."""
-    paths = [
-        path
-        for kernel in kernels
-        for handle in kernel.handles
-        for path in (handle.path, *([handle.bind[2]] if handle.bind is not None else []))
-    ]
-    return {f"kernels/{place}.so": path for place, path in enumerate(dict.fromkeys(paths))}
+def _content(kernels: Sequence[PackagedKernel], weights: Weights, device: torch.device) -> text.Content:
+    """What the package of these kernels holds."""
+    forms = [form for kernel in kernels for form in kernel.handles]
+    native = [form for form in forms if isinstance(form, NativeHandle)]
+    paths = [path for form in native for path in (form.path, *([form.bind[2]] if form.bind is not None else []))]
+    images = [one.function.image for form in forms if isinstance(form, DeviceHandle) for one in form.launches]
+    launcher = str(launch.prepare().result().path) if images else ""
+    multiplier = str(products.prepare().result().path) if any(isinstance(form, ProductHandle) for form in forms) else ""
+    libraries = dict.fromkeys(path for path in (*paths, launcher, multiplier) if path)
+    return text.Content(
+        kernels,
+        {f"kernels/{place}.so": path for place, path in enumerate(libraries)},
+        {f"kernels/{place}.cubin": image for place, image in enumerate(dict.fromkeys(images))},
+        toolchain.features(),
+        platform.machine(),
+        weights,
+        Target.of(device).facts.capability if device.type == "cuda" else 0,
+        launcher,
+        multiplier,
+    )
 
 
 # what people and load.py read -----------------------------------------------------------------------------------------
@@ -177,7 +192,7 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
         {
             "name": given.name,
             **({"constant": _plain(given.constant)} if given.is_constant else {}),
-            **(_described(buffers[given.name]) if given.name in buffers else {}),
+            **(_described(buffers[given.name], captured) if given.name in buffers else {}),
         }
         for given in captured.given
     ]
@@ -186,7 +201,8 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
         "format": FORMAT,
         "polytile": __version__,
         "torch": torch.__version__,
-        "device": "cpu",
+        "device": captured.device.type,
+        "architectures": [content.architecture] if content.architecture else [],
         "machine": content.machine,
         "features": list(content.features),
         "compiler": toolchain.find().version,
@@ -208,8 +224,11 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
     }
 
 
-def _described(buffer: Any) -> dict[str, Any]:
-    return {"dtype": str(buffer.dtype).removeprefix("torch."), "shape": [str(size) for size in buffer.sizes]}
+def _described(buffer: Buffer, captured: Captured) -> dict[str, Any]:
+    """`order`: the dimensions, the one whose elements are farthest apart first."""
+    strides = [sizes.evaluate(stride, captured.traced) for stride in buffer.strides]
+    order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+    return {"dtype": str(buffer.dtype).removeprefix("torch."), "shape": [str(size) for size in buffer.sizes], "order": order}
 
 
 def _plain(value: Any) -> Any:

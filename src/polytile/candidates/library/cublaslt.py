@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from polytile.candidates.handles import ProductHandle
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library.epilogue import library_epilogue
 from polytile.candidates.library.native import NativeProduct
@@ -110,6 +111,18 @@ class LtCandidate(NativeProduct):
         if self._plan is None:
             self._plan = Plan(self.product, self.device, self.rank, self._fastest_at)
         return self._plan
+
+    @property
+    def right_anywhere(self) -> bool:
+        return True
+
+    @property
+    def is_portable(self) -> bool:
+        """A kernel of its own for the epilogue is looked up through Python."""
+        return not self.second_kernel and not self._converts
+
+    def portable(self) -> ProductHandle | None:
+        return ProductHandle(self.product, self.rank, self._fastest_at) if self.is_portable else None
 
     # calls that C declines ----------------------------------------------------------------------------------------------
 
