@@ -26,7 +26,7 @@ ROWS = (1, 2, 3, 8, 9, 40, 64, 100, 300)
 
 
 class Model(nn.Module):
-    """Products with and without an epilogue; an embedding, whose indices are checked; a softmax; a result that is an input's view."""
+    """Products with and without an epilogue; an embedding, whose indices are checked; a softmax; an input's view."""
 
     def __init__(self) -> None:
         super().__init__()

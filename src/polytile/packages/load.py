@@ -116,7 +116,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.polytile_close.restype, library.polytile_close.argtypes = None, (ctypes.c_void_p,)
     library.polytile_outputs.argtypes = (ctypes.c_void_p,)
     library.polytile_call_on.argtypes = (
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t,
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p,
+        ctypes.c_size_t,
     )  # fmt: skip
     return library
 
@@ -126,9 +127,9 @@ class Package:
 
     Inputs are tensors in the processor's memory or, of a package for GPUs, in that of one GPU, on whose current stream the call
     runs; of the element types and sizes that the package was made for. One whose strides are not those of the example is copied
-    first. Results share no memory with inputs or weights. Raises PackageError, a ValueError, for inputs that do not fit, IndexError
-    for an index out of range (on a GPU in a later call), RuntimeError for an assertion that fails, and DeviceError where a GPU
-    refuses.
+    first. Results share no memory with inputs or weights. Raises PackageError, a ValueError, for inputs that do not fit,
+    IndexError for an index out of range (on a GPU in a later call), RuntimeError for an assertion that fails, and DeviceError
+    where a GPU refuses.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -206,8 +207,8 @@ class Package:
             raise PackageError(f"input {name!r} of the package {self.path} has to be a dense tensor; it is {_kind(value)}.")
         if value.device.type != self._device or str(value.dtype) != f"torch.{dtype}" or value.ndim != len(own["shape"]):
             raise PackageError(
-                f"input {name!r} of the package {self.path} has to be {dtype}[{', '.join(own['shape'])}] on {self._device}; it is "
-                f"{_kind(value)}."
+                f"input {name!r} of the package {self.path} has to be {dtype}[{', '.join(own['shape'])}] on {self._device}; it "
+                f"is {_kind(value)}."
             )
         value = value.detach().resolve_conj().resolve_neg()
         return _in_order(value, own["order"]) if value.is_cuda else value

@@ -49,7 +49,7 @@ def _part(name: str) -> str:
 def runtime_source() -> str:
     """The C text of what opens packages and makes their calls, complete."""
     includes = "\n".join(f"#include <{head}>" for head in HEADERS.split())
-    parts = "formula.c keys.c program.h arena.c cuda/launch.h cuda/product.h tables.h polytile_package.h gpu.c package.c on_gpu.c runtime.c"
+    parts = f"formula.c keys.c program.h arena.c {' '.join(DATA)} polytile_package.h gpu.c package.c on_gpu.c runtime.c"
     return "\n".join([f"#define _GNU_SOURCE\n{includes}\n", *map(_part, parts.split())])
 
 
@@ -73,8 +73,8 @@ class PackagedKernel:
 
 @dataclass(frozen=True)
 class Content:
-    """What the text of program.so is made of besides its function: paths of the shared objects and images of GPU code, by the names
-    of their files in the package; of a package for GPUs its architecture, and the files of `libraries` that launch and multiply."""
+    """What the text of program.so is made of besides its function: paths of the shared objects and images of GPU code, by the
+    names of their files in the package; of a package for GPUs its architecture, and the paths of what launches and multiplies."""
 
     kernels: Sequence[PackagedKernel]
     libraries: Mapping[str, str]
