@@ -13,6 +13,7 @@ from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.candidates.inner_kernel import InnerKernel
+    from polytile.runtime.cuda.device import DeviceFacts
 
 READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
@@ -105,6 +106,14 @@ class Candidate(ABC):
     def portable(self) -> Portable | None:
         """That form; waits until it is compiled. Default: None."""
         return None
+
+    def prepare_for(self, device: DeviceFacts) -> Sequence[Any]:
+        """Starts compiling the form for GPUs of another architecture; what it waits for. Default: nothing."""
+        return ()
+
+    def portable_to(self, device: DeviceFacts) -> Portable | None:
+        """The form for GPUs of another architecture; waits until it is compiled. Default: the same form serves all."""
+        return self.portable()
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         """Kernels with candidates of their own that a call with these integers runs, with the integers of their calls; strides

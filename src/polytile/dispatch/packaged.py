@@ -30,6 +30,7 @@ from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.runtime import regime
+from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.launcher import SIZE_DIVIDED, SIZE_IS, LeafFact
 from polytile.schedule.facts import Facts
 
@@ -74,17 +75,21 @@ class Met:
     fixed: Fixed
 
 
-def packaged_table(multikernel: MultiKernel, calls: Sequence[Met]) -> PackagedTable | None:
-    """The table for these calls, the first of which matters most; None where no portable kernel can make one of them."""
-    maker = _Maker(multikernel, calls)
+def packaged_table(
+    multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts] = ()
+) -> PackagedTable | None:
+    """The table for these calls, the first of which matters most; None where no portable kernel can make one of them. It serves
+    GPUs like `devices` too: what has no form for them is passed over there."""
+    maker = _Maker(multikernel, calls, devices)
     return maker.table() if all(maker.choose(met) is not None for met in calls) else None
 
 
 class _Maker:
     """One kernel on its way to a table."""
 
-    def __init__(self, multikernel: MultiKernel, calls: Sequence[Met]) -> None:
+    def __init__(self, multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> None:
         self.multikernel, self.spec, self.keys, self.calls = multikernel, multikernel.spec, multikernel.keys, calls
+        self.devices = devices
         self.leaves: dict[Leaf, int] = {}
         self.decisions: list[tuple[str, str, str]] = []
         self._chosen: dict[tuple[int, ...], Candidate | None] = {}
@@ -211,24 +216,34 @@ class _Maker:
         for met in {tuple(met.fixed.items()): met for met in self.calls}.values():
             corners = ({**dict.fromkeys(self.keys.size_names, 1), **met.fixed},)
             own = self._right(candidates, corners, (), met.fixed)
-            if not any(self._always(self._leaf(number), met.fixed) for number in own):
-                plain = [self.multikernel.named(c.name).specialise(Facts(wide=True)) for c in candidates]
-                left = [form for c in self.multikernel.candidates if (form := c.specialise(Facts(wide=True))).is_portable]
-                sizes = self.spec.sizes(met.ints)
-                able = [c for c in left if c not in plain and self._facts(c, corners, (), met.fixed) is not None]
-                able.sort(key=lambda candidate: candidate.cost(sizes))
-                usable = filter(self._usable, (*plain, *able[:MOST_CANDIDATES]))
-                last = (self._right([c], corners, (), met.fixed) for c in usable)
-                own += next(filter(None, last), ())
+            for device in (None, *self.devices):
+                if any(self._always(self._leaf(number), met.fixed, device) for number in own):
+                    continue
+                own += self._last(candidates, corners, met, device)
             found |= dict.fromkeys(own)
         return tuple(found)
+
+    def _last(
+        self, candidates: Sequence[Candidate], corners: Sequence[Mapping[str, int]], met: Met, device: DeviceFacts | None
+    ) -> tuple[int, ...]:
+        """The leaf that takes nothing for granted, by which every call with a call's fixed integers ends; () if there is none."""
+        plain = [self.multikernel.named(c.name).specialise(Facts(wide=True)) for c in candidates]
+        left = [form for c in self.multikernel.candidates if (form := c.specialise(Facts(wide=True))).is_portable]
+        able = [c for c in left if c not in plain and self._facts(c, corners, (), met.fixed) is not None]
+        able.sort(key=lambda candidate: candidate.cost(self.spec.sizes(met.ints)))
+        for candidate in filter(self._usable, (*plain, *able[:MOST_CANDIDATES])):
+            own = self._right([candidate], corners, (), met.fixed)
+            if own and self._always(self._leaf(own[0]), met.fixed, device):
+                return own
+        return ()
 
     def _leaf(self, number: int) -> Leaf:
         return list(self.leaves)[number]
 
-    def _always(self, leaf: Leaf, fixed: Fixed) -> bool:
-        """Whether a leaf makes every call with these fixed integers."""
-        return not isinstance(leaf.form, ProductHandle) and all(
+    def _always(self, leaf: Leaf, fixed: Fixed, device: DeviceFacts | None) -> bool:
+        """Whether a leaf makes every call with these fixed integers; on another GPU, if one is given."""
+        form = leaf.form if device is None else leaf.candidate.portable_to(device)
+        return not isinstance(form, ProductHandle | None) and all(
             kind in (SIZE_IS, SIZE_DIVIDED)
             and (own := fixed.get(self.keys.size_names[place])) is not None
             and (own == number if kind == SIZE_IS else own % number == 0)

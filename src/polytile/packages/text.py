@@ -68,13 +68,14 @@ class PackagedKernel:
 
     multikernel: MultiKernel
     table: PackagedTable
-    handles: tuple[Portable, ...]
+    handles: tuple[Mapping[int, Portable], ...]
+    """By the architecture of GPUs; 0: it has none, it is a processor's or a library's."""
 
 
 @dataclass(frozen=True)
 class Content:
     """What the text of program.so is made of besides its function: paths of the shared objects and images of GPU code, by the
-    names of their files in the package; of a package for GPUs its architecture, and the paths of what launches and multiplies."""
+    names of their files in the package; the architectures of GPUs, and the paths of what launches and multiplies there."""
 
     kernels: Sequence[PackagedKernel]
     libraries: Mapping[str, str]
@@ -82,7 +83,7 @@ class Content:
     features: Sequence[str]
     machine: str
     weights: Weights
-    architecture: int = 0
+    architectures: tuple[int, ...] = ()
     launcher: str = ""
     multiplier: str = ""
 
@@ -92,17 +93,15 @@ class Content:
         return Places(
             {path: place for place, path in enumerate(self.libraries.values())},
             {image: place for place, image in enumerate(self.images.values())},
-            self.architecture,
         )
 
 
 @dataclass(frozen=True)
 class Places:
-    """Numbers of shared objects by their paths, and of images by their content; the GPU's architecture."""
+    """Numbers of shared objects by their paths, and of images by their content."""
 
     libraries: Mapping[str, int]
     images: Mapping[bytes, int]
-    architecture: int
 
 
 class PackageWriter(cpp.UnitWriter):
@@ -190,7 +189,7 @@ class PackageWriter(cpp.UnitWriter):
             "abi": str(ABI),
             "machine": _string(content.machine),
             "features": _string(f" {' '.join(content.features)} "),
-            "device_type": "2" if content.architecture else "1",
+            "device_type": "2" if content.architectures else "1",
             "inputs": str(self.arguments),
             "outputs": str(self.outputs),
             "tensors": str(len(self.tensors)),
@@ -318,15 +317,17 @@ def _kernel(packaged: PackagedKernel, places: Places) -> str:
     })  # fmt: skip
 
 
-def _leaf(leaf: Leaf, handle: Portable, places: Places) -> str:
-    fields = {"library": "NO_LIBRARY", "core": "NO_LIBRARY"}
-    match handle:
-        case NativeHandle():
-            fields |= _native(handle, places.libraries)
-        case DeviceHandle():
-            fields |= {"build_count": "1", "builds": _array("PackagedBuild", [_build(handle, places)])}
-        case ProductHandle():
-            fields |= {"product": f"&(const ProductPlan){_product(handle)}"}
+def _leaf(leaf: Leaf, handles: Mapping[int, Portable], places: Places) -> str:
+    fields, builds = {"library": "NO_LIBRARY", "core": "NO_LIBRARY"}, []
+    for architecture, handle in handles.items():
+        match handle:
+            case NativeHandle():
+                fields |= _native(handle, places.libraries)
+            case DeviceHandle():
+                builds.append(_build(handle, architecture, places))
+            case ProductHandle():
+                fields |= {"product": f"&(const ProductPlan){_product(handle)}"}
+    fields |= {"build_count": str(len(builds)), "builds": _array("PackagedBuild", builds)}
     facts = [number for fact in leaf.facts for number in fact]
     return _struct({**fields, "fact_count": str(len(leaf.facts)), "facts": _numbers("int64_t", facts)})
 
@@ -344,12 +345,12 @@ def _native(handle: NativeHandle, libraries: Mapping[str, int]) -> dict[str, str
     }
 
 
-def _build(handle: DeviceHandle, places: Places) -> str:
+def _build(handle: DeviceHandle, architecture: int, places: Places) -> str:
     codes = [f"{{{places.images[one.function.image]}, {_string(one.function.symbol)}}}" for one in handle.launches]
     reports = any(kind == launch.ERROR_WORD for one in handle.launches for kind, _ in one.parameters)
     scratch = [f"{{{_numbers('int64_t', one.bytes)}, {int(one.zeroed)}}}" for one in handle.scratch]
     return _struct({
-        "architecture": str(places.architecture),
+        "architecture": str(architecture),
         "launch_count": str(len(handle.launches)),
         "scratch_count": str(len(scratch)),
         "reports": str(int(reports)),

@@ -15,12 +15,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from polytile import options as settings
-from polytile.candidates.handles import DeviceHandle, NativeHandle, ProductHandle
+from polytile.candidates.handles import DeviceHandle, NativeHandle, Portable, ProductHandle
 from polytile.compiler.programs import Scheduled, program_name, schedule_program
 from polytile.compiler.stored import calls_at
 from polytile.dispatch.multikernel import MultiKernel
-from polytile.dispatch.packaged import Met, packaged_table
-from polytile.errors import PackageError
+from polytile.dispatch.packaged import Leaf, Met, PackagedTable, packaged_table
+from polytile.errors import DeviceError, PackageError
 from polytile.frontend import hints as hinted
 from polytile.ir import sizes
 from polytile.ir.program import IS_PACKED, Buffer
@@ -33,7 +33,9 @@ from polytile.packages.text import PackagedKernel, PackageWriter
 from polytile.packages.weights import Weights
 from polytile.runtime import compile as compiling
 from polytile.runtime import regime, toolchain
+from polytile.runtime.cuda import device as gpus
 from polytile.runtime.cuda import launch, products
+from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.target import Target
 from polytile.version import __version__
 
@@ -57,6 +59,7 @@ def package(
     weights_apart: bool = False,
     folder: bool = False,
     check: bool = True,
+    architectures: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
     """See `polytile.package`."""
@@ -68,8 +71,9 @@ def package(
         wanted = hinted.combinations(hinted.checked(hints), captured.traced, True)
         scheduled = schedule_program(captured.lowered, captured.traced, wanted)
         writer = PackageWriter(scheduled, captured.bounds)
-        kernels = _kernels(writer.used, scheduled, captured, wanted)
-        content = _content(kernels, Weights(writer.held), captured.device)
+        devices = _devices(captured.device, architectures)
+        kernels = _kernels(writer.used, scheduled, captured, wanted, devices)
+        content = _content(kernels, Weights(writer.held), devices)
         binary = compiling.compile_c("packaged_program", writer.program_source(content), PROGRAM_FLAGS).result()
         runtime = compiling.compile_c("package_runtime", text.runtime_source(), ("-lpthread", "-ldl")).result()
         files = {archive.PROGRAM: Content.of(binary.path.read_bytes()), archive.RUNTIME: Content.of(runtime.path.read_bytes())}
@@ -103,9 +107,10 @@ def _write(
 
 
 def _kernels(
-    used: Iterable[MultiKernel], scheduled: Scheduled, captured: Captured, wanted: Sequence[hinted.Values]
+    used: Iterable[MultiKernel], scheduled: Scheduled, captured: Captured, wanted: Sequence[hinted.Values],
+    devices: Sequence[DeviceFacts],
 ) -> list[PackagedKernel]:
-    """The program's kernels with their tables. Raises PackageError for one that has no generated form."""
+    """The program's kernels with their tables. Raises PackageError for one that has no portable form."""
     grid = [captured.traced, *wanted, *_grid(captured)]
     found = []
     for multikernel in used:
@@ -113,7 +118,7 @@ def _kernels(
         own = [call for call in scheduled.calls if call[0] is multikernel]
         met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
         calls = [Met(ints, fixed[place]) for ints, place in met]
-        table = packaged_table(multikernel, calls) if calls else None
+        table = packaged_table(multikernel, calls, devices[1:]) if calls else None
         if table is None:
             spec = multikernel.spec
             raise PackageError(
@@ -121,9 +126,46 @@ def _kernels(
                 f"all sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow "
                 "more sources by the option sources, or leave the operator out of the packaged part."
             )
-        handles = tuple(leaf.form for leaf in table.leaves)
-        found.append(PackagedKernel(multikernel, table, handles))
-    return found
+        for leaf, device in itertools.product(table.leaves, devices[1:]):
+            leaf.candidate.prepare_for(device)
+        found.append((multikernel, table))
+    for multikernel, table in found:
+        _check_forms(multikernel, table, devices)
+    return [PackagedKernel(kernel, table, tuple(_forms(leaf, devices) for leaf in table.leaves)) for kernel, table in found]
+
+
+def _devices(device: torch.device, architectures: Sequence[int]) -> list[DeviceFacts]:
+    """The GPU, and one of each other architecture; none for a CPU. Raises PackageError."""
+    if device.type == "cpu":
+        if architectures:
+            raise PackageError("architectures= are those of GPUs, and the model is on a CPU. Move it to a GPU.")
+        return []
+    own = Target.of(device).facts
+    try:
+        return [own, *(gpus.of_capability(each) for each in dict.fromkeys(architectures) if each != own.capability)]
+    except DeviceError as error:
+        raise PackageError(f"the program cannot be packaged for architectures={tuple(architectures)}: {error}") from None
+
+
+def _forms(leaf: Leaf, devices: Sequence[DeviceFacts]) -> dict[int, Portable]:
+    """The code of a leaf, by architecture where it is a GPU's."""
+    form = leaf.form
+    if not isinstance(form, DeviceHandle):
+        return {0: form}
+    others = {device.capability: leaf.candidate.portable_to(device) for device in devices[1:]}
+    return {devices[0].capability: form, **{capability: other for capability, other in others.items() if other is not None}}
+
+
+def _check_forms(multikernel: MultiKernel, table: PackagedTable, devices: Sequence[DeviceFacts]) -> None:
+    """Raises PackageError where no kernel runs at all sizes on GPUs of some architecture."""
+    last = [table.leaves[number] for number in table.anywhere]
+    for device in devices:
+        if not any(isinstance(_forms(leaf, devices).get(device.capability), DeviceHandle) for leaf in last):
+            spec = multikernel.spec
+            raise PackageError(
+                f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for "
+                f"all sizes on GPUs of architecture {device.capability}. Leave that architecture out, or the operator."
+            )
 
 
 def _fixed(multikernel: MultiKernel, call: Any) -> dict[str, int]:
@@ -160,9 +202,9 @@ def _product(counts: Iterable[int]) -> int:
     return total
 
 
-def _content(kernels: Sequence[PackagedKernel], weights: Weights, device: torch.device) -> text.Content:
+def _content(kernels: Sequence[PackagedKernel], weights: Weights, devices: Sequence[DeviceFacts]) -> text.Content:
     """What the package of these kernels holds."""
-    forms = [form for kernel in kernels for form in kernel.handles]
+    forms = [form for kernel in kernels for handles in kernel.handles for form in handles.values()]
     native = [form for form in forms if isinstance(form, NativeHandle)]
     paths = [path for form in native for path in (form.path, *([form.bind[2]] if form.bind is not None else []))]
     images = [one.function.image for form in forms if isinstance(form, DeviceHandle) for one in form.launches]
@@ -173,10 +215,10 @@ def _content(kernels: Sequence[PackagedKernel], weights: Weights, device: torch.
         kernels,
         {f"kernels/{place}.so": path for place, path in enumerate(libraries)},
         {f"kernels/{place}.cubin": image for place, image in enumerate(dict.fromkeys(images))},
-        toolchain.features(),
+        toolchain.features() if native else (),  # the program itself is compiled for any processor of the kind
         platform.machine(),
         weights,
-        Target.of(device).facts.capability if device.type == "cuda" else 0,
+        tuple(device.capability for device in devices),
         launcher,
         multiplier,
     )
@@ -202,7 +244,7 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
         "polytile": __version__,
         "torch": torch.__version__,
         "device": captured.device.type,
-        "architectures": [content.architecture] if content.architecture else [],
+        "architectures": list(content.architectures),
         "machine": content.machine,
         "features": list(content.features),
         "compiler": toolchain.find().version,
