@@ -1,5 +1,5 @@
-"""`python -m tests.packages.on_stub FOLDER`: writes a package of a model on a GPU that is not there, and calls it. The driver and
-cuBLASLt are those of tests/runtime/cuda, which run no kernel and keep what they are asked. Prints what there was to see, as JSON."""
+"""`python -m tests.packages.on_stub FOLDER`: writes a package of a model on a GPU that is not there, and calls it. The driver
+and cuBLASLt are those of tests/runtime/cuda, which run no kernel and keep what they are asked. Prints what it saw, as JSON."""
 
 from __future__ import annotations
 

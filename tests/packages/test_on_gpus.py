@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +62,7 @@ def test_a_call_runs_on_the_gpu_of_its_inputs(seen: dict[str, Any], call: str, r
 def test_what_cannot_run_is_refused_with_the_reason(seen: dict[str, Any], call: str, status: int, why: str) -> None:
     made = seen["calls"][call]
     assert made["status"] == status and not made["launches"]
-    with pytest.raises(PackageError, match=why):
-        raise PackageError(made["why"])
+    assert re.search(why, made["why"])
 
 
 def test_all_memory_is_let_go(seen: dict[str, Any]) -> None:
