@@ -133,11 +133,9 @@ def main() -> None:
     given = parser.parse_args()
     dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
     found = measured(given.device, given.layers, dtype, {"sources": given.sources} if given.sources else {})
-    print(
-        f"{found['kernels']} kernels, {found['files']} files, {found['bytes_without_weights'] / 1e6:.2f} MB without weights; "
-        f"written in {found['writing']:.1f} s, loaded in {', '.join(f'{1e3 * each:.1f}' for each in found['loading'])} ms, first call "
-        f"{1e3 * found['first_call']:.1f} ms"
-    )
+    loads = ", ".join(f"{1e3 * each:.1f}" for each in found["loading"])
+    print(f"{found['kernels']} kernels, {found['files']} files, {found['bytes_without_weights'] / 1e6:.2f} MB without weights")
+    print(f"written in {found['writing']:.1f} s, loaded in {loads} ms, first call {1e3 * found['first_call']:.1f} ms")
     names = ("package", "C", "live", "eager", "host")
     times = [Column(f"{name}, µs", micros) for name in names]
     columns = [Column("tokens"), *times, Column("same bits"), Column("off eager")]

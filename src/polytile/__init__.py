@@ -402,8 +402,7 @@ def package(
     architectures: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a model to one file that holds all it takes to run it, on a CPU or an NVIDIA GPU: no compiler, no tracing, and from C++
-    no Python.
+    """Writes a model to one file that runs on a CPU or an NVIDIA GPU without a compiler and tracing, and from C++ without Python.
 
     docs/packages.md says what can be packaged. Within the bounds of `dynamic_shapes` the kernels run that measurements or
     predictions show to be the fastest. At other sizes a kernel runs that is right at all sizes.

@@ -19,8 +19,9 @@ def written(
 ) -> str:
     """Writes the package; a sentence about it. Raises PolytileError as its parts do."""
     function, calls = calls_of(target, shapes, kind)
-    how = {"hints": hints, "weights_apart": apart, "folder": folder, "architectures": architectures}
-    path = polytile.package(function, calls[0], output, **how)
+    path = polytile.package(
+        function, calls[0], output, hints=hints, weights_apart=apart, folder=folder, architectures=architectures
+    )
     files = polytile.load_package(path).manifest["files"]
     total = sum(each["bytes"] for each in files.values())
     weights = files["weights.safetensors"]["bytes"]

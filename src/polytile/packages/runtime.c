@@ -270,13 +270,13 @@ static int64_t cell_of(int64_t size)
 
 /* What is known of calls like this one: decided for these sizes or their regime, else predicted for the cell around them. `fields`
    gets the fields of the key. */
-static PackagedRow row_of(const PackagedKernel *kernel, void *const *pointers, int tensor_count, const int64_t *integers, int64_t *fields)
+static PackagedRow row_of(const PackagedKernel *kernel, void *const *pointers, const int64_t *integers, int64_t *fields)
 {
     int64_t finer[kernel->fields + 1], *next = fields;
     for (int32_t i = 0; i < kernel->integers; i++)
         next = append_integer_field(next, kernel->codes[i], integers[i]);
     int64_t *sizes_end = next;
-    for (int i = 0; kernel->tensor_codes != NULL && i < tensor_count; i++)
+    for (int i = 0; kernel->tensor_codes != NULL && i < kernel->tensors; i++)
         if (kernel->tensor_codes[i] != ANY)
             *next++ = tensor_field(kernel->tensor_codes[i], (uintptr_t)pointers[i]);
     for (int32_t i = 0; i < kernel->formula_count; i++)
@@ -316,6 +316,26 @@ static int is_right(const PackagedLeaf *leaf, const Call *call)
     return 1;
 }
 
+static long dispatch(Frame *frame, int number, void *const *pointers, const int64_t *integers);
+
+/* A product, and the kernel that reads it from memory (pair.c does the same in live programs). */
+static long multiply_then(Frame *frame, const PackagedLeaf *leaf, void *plan, const Call *call)
+{
+    const PackagedKernel *then = &frame->package->program->kernel[leaf->then];
+    int64_t bytes = leaf->element_bytes * call->integers[0] * call->integers[1] * call->integers[2];
+    Memory *memory = bytes > 0 ? new_memory(frame->on->gpu, bytes) : NULL;
+    if (memory == NULL)
+        return DECLINED;
+    void *operands[] = {call->pointers[0], call->pointers[1], memory->data}, *given[then->tensors];
+    memcpy(&given[1], &call->pointers[2], (size_t)(then->tensors - 1) * sizeof *given);
+    given[0] = memory->data;
+    long code = frame->package->multiply(operands, (const long *)call->integers, (long)(intptr_t)plan);
+    if (code == 0)
+        code = dispatch(frame, leaf->then, given, call->integers + leaf->product->integers);
+    drop(memory);
+    return code;
+}
+
 /* What a leaf returns; DECLINED where it makes no such call, or none on this device. RAISED_HERE with a sentence. */
 static long call_leaf(Frame *frame, int number, const Call *call)
 {
@@ -330,6 +350,8 @@ static long call_leaf(Frame *frame, int number, const Call *call)
         return RAISED_HERE;
     if (plan == &absent)
         return DECLINED;
+    if (leaf->then != NO_KERNEL)
+        return multiply_then(frame, leaf, plan, call);
     Kernel run = leaf->product != NULL ? package->multiply : package->launch;
     return run(call->pointers, integers, (long)(intptr_t)plan);
 }
@@ -345,31 +367,38 @@ static long call_first(Frame *frame, const unsigned short *leaves, int32_t count
     return code;
 }
 
-static int call_kernel(Frame *frame, int number, const int *tensors, int tensor_count, const int64_t *integers, int count)
+/* 0; DECLINED where there is no form for these sizes; or RAISED_HERE with a sentence. */
+static long dispatch(Frame *frame, int number, void *const *pointers, const int64_t *integers)
 {
     const PackagedKernel *kernel = &frame->package->program->kernel[number];
-    void *pointers[tensor_count + 1];
     int64_t fields[kernel->fields + 1];
-    for (int i = 0; i < tensor_count; i++)
-        pointers[i] = frame->tensors[tensors[i]].data;
     const Call call = {number, pointers, integers, fields};
-    PackagedRow row = row_of(kernel, pointers, tensor_count, integers, fields);
-    (void)count;
+    PackagedRow row = row_of(kernel, pointers, integers, fields);
     long code = call_first(frame, row.leaves, row.count, &call);
     if (code == DECLINED)
         code = call_first(frame, kernel->anywhere, kernel->anywhere_count, &call);
-    if (code == 0)
-        return 0;
-    if (code == RAISED_HERE)
-        return RAISED;
+    if (code == 0 || code == DECLINED || code == RAISED_HERE)
+        return code;
+    if (code < 0)
+        failed_on_gpu(frame->package, kernel, code, &frame->why);
+    else
+        fail(&frame->why, POLYTILE_INDEX, "kernel '%s': %s", kernel->name,
+             code <= kernel->check_count ? kernel->checks[code - 1] : "a run-time check failed.");
+    return RAISED_HERE;
+}
+
+static int call_kernel(Frame *frame, int number, const int *tensors, int tensor_count, const int64_t *integers, int count)
+{
+    void *pointers[tensor_count + 1];
+    for (int i = 0; i < tensor_count; i++)
+        pointers[i] = frame->tensors[tensors[i]].data;
+    (void)count;
+    long code = dispatch(frame, number, pointers, integers);
     if (code == DECLINED)
         return fail(&frame->why, POLYTILE_REFUSED, "package %s has no form of kernel '%s' for these sizes%s. Write it with %s that have them.",
-                    frame->package->path, kernel->name, frame->on == NULL ? "" : " on this GPU",
+                    frame->package->path, frame->package->program->kernel[number].name, frame->on == NULL ? "" : " on this GPU",
                     frame->on == NULL ? "sizes" : "sizes or architectures=");
-    if (code < 0)
-        return failed_on_gpu(frame->package, kernel, code, &frame->why);
-    const char *sentence = code <= kernel->check_count ? kernel->checks[code - 1] : "a run-time check failed.";
-    return fail(&frame->why, POLYTILE_INDEX, "kernel '%s': %s", kernel->name, sentence);
+    return code == 0 ? 0 : RAISED;
 }
 
 /* What packages never hold: packages/text.py refuses lines that need it. */

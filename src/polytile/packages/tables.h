@@ -1,6 +1,6 @@
 /* The content of a package's program.so, as data. packages/text.py writes it, runtime.c reads it. */
 
-enum { PACKAGE_ABI = 2, NO_LIBRARY = -1 };
+enum { PACKAGE_ABI = 2, NO_LIBRARY = -1, NO_KERNEL = -1 };
 
 typedef struct { /* the machine code of one launch: the file, and the kernel in it */
     int32_t image;
@@ -28,6 +28,8 @@ typedef struct { /* a kernel's machine code, and the calls for which it is right
     int32_t build_count; /* of a kernel for GPUs, which has no library */
     const PackagedBuild *builds;
     const ProductPlan *product; /* without what belongs to a process or a device; NULL: it is none */
+    int32_t then;               /* the kernel that reads a product in memory, or NO_KERNEL: it is the result */
+    int32_t element_bytes;      /* of that memory */
 } PackagedLeaf;
 
 typedef struct { /* which leaves serve, the first to look at first; no leaves: the regime is subdivided */
@@ -43,7 +45,7 @@ typedef struct { /* rows in the order of their keys */
 
 typedef struct {
     const char *name;
-    int32_t integers, fields;
+    int32_t tensors, integers, fields;
     const unsigned char *codes, *tensor_codes; /* of regime keys; tensor codes may be NULL */
     int32_t formula_count;
     const int64_t *const *formulas;

@@ -93,15 +93,17 @@ class Content:
         return Places(
             {path: place for place, path in enumerate(self.libraries.values())},
             {image: place for place, image in enumerate(self.images.values())},
+            {id(kernel.multikernel): place for place, kernel in enumerate(self.kernels)},
         )
 
 
 @dataclass(frozen=True)
 class Places:
-    """Numbers of shared objects by their paths, and of images by their content."""
+    """Numbers of shared objects by their paths, of images by their content, and of kernels."""
 
     libraries: Mapping[str, int]
     images: Mapping[bytes, int]
+    kernels: Mapping[int, int]
 
 
 class PackageWriter(cpp.UnitWriter):
@@ -299,6 +301,7 @@ def _kernel(packaged: PackagedKernel, places: Places) -> str:
     formulas = [_numbers("int64_t", condition.formula) for condition in spec.conditions]
     return _struct({
         "name": _string(spec.name),
+        "tensors": str(len(spec.args)),
         "integers": str(len(spec.size_codes)),
         "fields": str(len(keys.fields((0,) * len(spec.size_codes)))),
         "codes": _numbers("unsigned char", spec.size_codes),
@@ -318,7 +321,7 @@ def _kernel(packaged: PackagedKernel, places: Places) -> str:
 
 
 def _leaf(leaf: Leaf, handles: Mapping[int, Portable], places: Places) -> str:
-    fields, builds = {"library": "NO_LIBRARY", "core": "NO_LIBRARY"}, []
+    fields, builds = {"library": "NO_LIBRARY", "core": "NO_LIBRARY", "then": "NO_KERNEL"}, []
     for architecture, handle in handles.items():
         match handle:
             case NativeHandle():
@@ -326,7 +329,8 @@ def _leaf(leaf: Leaf, handles: Mapping[int, Portable], places: Places) -> str:
             case DeviceHandle():
                 builds.append(_build(handle, architecture, places))
             case ProductHandle():
-                fields |= {"product": f"&(const ProductPlan){_product(handle)}"}
+                fields |= {"product": f"&(const ProductPlan){_product(handle)}", "element_bytes": str(handle.element_bytes)}
+                fields |= {"then": str(places.kernels[id(handle.then)])} if handle.then is not None else {}
     fields |= {"build_count": str(len(builds)), "builds": _array("PackagedBuild", builds)}
     facts = [number for fact in leaf.facts for number in fact]
     return _struct({**fields, "fact_count": str(len(leaf.facts)), "facts": _numbers("int64_t", facts)})

@@ -112,26 +112,50 @@ def _kernels(
 ) -> list[PackagedKernel]:
     """The program's kernels with their tables. Raises PackageError for one that has no portable form."""
     grid = [captured.traced, *wanted, *_grid(captured)]
-    found = []
-    for multikernel in used:
-        fixed = [_fixed(multikernel, call) for kernel, call in scheduled.calls if kernel is multikernel]
-        own = [call for call in scheduled.calls if call[0] is multikernel]
-        met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
-        calls = [Met(ints, fixed[place]) for ints, place in met]
-        table = packaged_table(multikernel, calls, devices[1:]) if calls else None
-        if table is None:
-            spec = multikernel.spec
-            raise PackageError(
-                f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for "
-                f"all sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow "
-                "more sources by the option sources, or leave the operator out of the packaged part."
-            )
-        for leaf, device in itertools.product(table.leaves, devices[1:]):
-            leaf.candidate.prepare_for(device)
-        found.append((multikernel, table))
-    for multikernel, table in found:
+    met = {multikernel: _met(multikernel, scheduled, grid) for multikernel in used}
+    tables: dict[MultiKernel, PackagedTable] = {}
+    while left := [multikernel for multikernel in met if multikernel not in tables]:
+        for multikernel in left:
+            tables[multikernel] = table = _table(multikernel, met[multikernel], devices)
+            for leaf, device in itertools.product(table.leaves, devices[1:]):
+                leaf.candidate.prepare_for(device)
+            for leaf in table.leaves:
+                for inner, calls in _inner(leaf, multikernel, met[multikernel]).items():
+                    met[inner] = list(dict.fromkeys([*met.get(inner, ()), *calls]))
+    for multikernel, table in tables.items():
         _check_forms(multikernel, table, devices)
-    return [PackagedKernel(kernel, table, tuple(_forms(leaf, devices) for leaf in table.leaves)) for kernel, table in found]
+    forms = {kernel: tuple(_forms(leaf, devices) for leaf in table.leaves) for kernel, table in tables.items()}
+    return [PackagedKernel(kernel, table, forms[kernel]) for kernel, table in tables.items()]
+
+
+def _met(multikernel: MultiKernel, scheduled: Scheduled, grid: Sequence[hinted.Values]) -> list[Met]:
+    """The program's calls of a kernel at these sizes."""
+    own = [call for call in scheduled.calls if call[0] is multikernel]
+    fixed = [_fixed(multikernel, call) for _, call in own]
+    met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
+    return [Met(ints, fixed[place]) for ints, place in met]
+
+
+def _inner(leaf: Leaf, multikernel: MultiKernel, calls: Sequence[Met]) -> dict[MultiKernel, list[Met]]:
+    """The calls of kernels that a leaf makes itself, one behind a product."""
+    inner = leaf.form.then if isinstance(leaf.form, ProductHandle) else None
+    if not isinstance(inner, MultiKernel):
+        return {}
+    names = set(inner.spec.size_names)
+    pairs = [(met, tuple(ints)) for met in calls for _, ints in leaf.candidate.inner_calls(met.ints)]
+    return {inner: [Met(ints, {name: n for name, n in met.fixed.items() if name in names}) for met, ints in pairs]}
+
+
+def _table(multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> PackagedTable:
+    table = packaged_table(multikernel, calls, devices[1:]) if calls else None
+    if table is None:
+        spec = multikernel.spec
+        raise PackageError(
+            f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for all "
+            f"sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow more "
+            "sources by the option sources, or leave the operator out of the packaged part."
+        )
+    return table
 
 
 def _devices(device: torch.device, architectures: Sequence[int]) -> list[DeviceFacts]:

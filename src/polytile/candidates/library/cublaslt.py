@@ -118,11 +118,13 @@ class LtCandidate(NativeProduct):
 
     @property
     def is_portable(self) -> bool:
-        """A kernel of its own for the epilogue is looked up through Python."""
-        return not self.second_kernel and not self._converts
+        return not self._converts
 
     def portable(self) -> ProductHandle | None:
-        return ProductHandle(self.product, self.rank, self._fastest_at) if self.is_portable else None
+        if not self.is_portable:
+            return None
+        then = self.unfused if self.second_kernel else None
+        return ProductHandle(self.product, self.rank, self._fastest_at, then, self.kernel.product_storage.itemsize)
 
     # calls that C declines ----------------------------------------------------------------------------------------------
 
