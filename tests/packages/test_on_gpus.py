@@ -28,8 +28,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     words = [sys.executable, "-m", "tests.packages.on_stub", str(folder)]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     root = Path(__file__).parents[2]
-    told = subprocess.run(words, cwd=root, env=environment, check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    told = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    found: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
     return found
 
 

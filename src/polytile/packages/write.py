@@ -114,14 +114,17 @@ def _kernels(
     grid = [captured.traced, *wanted, *_grid(captured)]
     met = {multikernel: _met(multikernel, scheduled, grid) for multikernel in used}
     tables: dict[MultiKernel, PackagedTable] = {}
-    while left := [multikernel for multikernel in met if multikernel not in tables]:
-        for multikernel in left:
-            tables[multikernel] = table = _table(multikernel, met[multikernel], devices)
-            for leaf, device in itertools.product(table.leaves, devices[1:]):
-                leaf.candidate.prepare_for(device)
-            for leaf in table.leaves:
-                for inner, calls in _inner(leaf, multikernel, met[multikernel]).items():
-                    met[inner] = list(dict.fromkeys([*met.get(inner, ()), *calls]))
+    left = [*met]
+    while left:
+        multikernel = left.pop(0)
+        tables[multikernel] = table = _table(multikernel, met[multikernel], devices)
+        for leaf, device in itertools.product(table.leaves, devices[1:]):
+            leaf.candidate.prepare_for(device)
+        for inner, calls in itertools.chain.from_iterable(_inner(leaf, met[multikernel]).items() for leaf in table.leaves):
+            known = {call.ints for call in met.setdefault(inner, [])}
+            if added := [call for call in calls if call.ints not in known]:
+                met[inner] += added
+                left.append(inner)
     for multikernel, table in tables.items():
         _check_forms(multikernel, table, devices)
     forms = {kernel: tuple(_forms(leaf, devices) for leaf in table.leaves) for kernel, table in tables.items()}
@@ -136,14 +139,15 @@ def _met(multikernel: MultiKernel, scheduled: Scheduled, grid: Sequence[hinted.V
     return [Met(ints, fixed[place]) for ints, place in met]
 
 
-def _inner(leaf: Leaf, multikernel: MultiKernel, calls: Sequence[Met]) -> dict[MultiKernel, list[Met]]:
+def _inner(leaf: Leaf, calls: Sequence[Met]) -> dict[MultiKernel, list[Met]]:
     """The calls of kernels that a leaf makes itself, one behind a product."""
     inner = leaf.form.then if isinstance(leaf.form, ProductHandle) else None
     if not isinstance(inner, MultiKernel):
         return {}
     names = set(inner.spec.size_names)
     pairs = [(met, tuple(ints)) for met in calls for _, ints in leaf.candidate.inner_calls(met.ints)]
-    return {inner: [Met(ints, {name: n for name, n in met.fixed.items() if name in names}) for met, ints in pairs]}
+    own = {ints: Met(ints, {name: n for name, n in met.fixed.items() if name in names}) for met, ints in pairs}
+    return {inner: list(own.values())}
 
 
 def _table(multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> PackagedTable:
