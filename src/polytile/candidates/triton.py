@@ -132,6 +132,10 @@ class TritonCandidate(Candidate):
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
         return dict(self._terms(sizes))
 
+    def right_where(self, facts: Facts) -> bool:
+        """Whether it is right at all sizes at which these facts hold."""
+        return not self.hard_limits
+
     def specialise(self, facts: Facts) -> Specialised:
         """The candidate for regimes with these facts; the same object for the same facts."""
         with self._lock:
@@ -304,7 +308,7 @@ class Specialised(Candidate):
 
     @property
     def right_anywhere(self) -> bool:
-        return not self.hard_limits
+        return self.base.right_where(self.facts)
 
     @property
     def is_portable(self) -> bool:

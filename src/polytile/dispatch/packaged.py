@@ -188,7 +188,12 @@ class _Maker:
                 own = self.multikernel.named(name).specialise(self.keys.facts_for_code(decision.ints, pointers))
                 return [own.pinned_to(dict(decision.measured_at or decision.sizes))]
 
-            candidate = self._choose(decision.ints, regime.pack(fields), form, pointers)
+            (own,) = form(decision.candidate)
+            if own.is_portable and self._usable(own):
+                self.decisions.append((str(decision.regime), decision.candidate, f"{decision.link}: {decision.provenance}"))
+                candidate: Candidate | None = own
+            else:
+                candidate = self._choose(decision.ints, regime.pack(fields), form, pointers)
             if candidate is None:
                 continue
             found[fields] = (self._number(candidate),)
@@ -226,9 +231,12 @@ class _Maker:
     def _last(
         self, candidates: Sequence[Candidate], corners: Sequence[Mapping[str, int]], met: Met, device: DeviceFacts | None
     ) -> tuple[int, ...]:
-        """The leaf that takes nothing for granted, by which every call with a call's fixed integers ends; () if there is none."""
-        plain = [self.multikernel.named(c.name).specialise(Facts(wide=True)) for c in candidates]
-        left = [form for c in self.multikernel.candidates if (form := c.specialise(Facts(wide=True))).is_portable]
+        """The leaf that takes nothing but a call's fixed integers for granted, by which every call with them ends; () if there is
+        none."""
+        exact = self._shared(tuple(met.fixed.items())).exact
+        facts = Facts(wide=True, exact=tuple((name, value) for name, value in exact if name in met.fixed))
+        plain = [self.multikernel.named(c.name).specialise(facts) for c in candidates]
+        left = [form for c in self.multikernel.candidates if (form := c.specialise(facts)).is_portable]
         able = [c for c in left if c not in plain and self._facts(c, corners, (), met.fixed) is not None]
         able.sort(key=lambda candidate: candidate.cost(self.spec.sizes(met.ints)))
         for candidate in filter(self._usable, (*plain, *able[:MOST_CANDIDATES])):

@@ -185,9 +185,9 @@ def _forms(leaf: Leaf, devices: Sequence[DeviceFacts]) -> dict[int, Portable]:
 
 
 def _check_forms(multikernel: MultiKernel, table: PackagedTable, devices: Sequence[DeviceFacts]) -> None:
-    """Raises PackageError where no kernel runs at all sizes on GPUs of some architecture."""
+    """Raises PackageError where no kernel runs at all sizes on GPUs of some other architecture."""
     last = [table.leaves[number] for number in table.anywhere]
-    for device in devices:
+    for device in devices[1:]:
         if not any(isinstance(_forms(leaf, devices).get(device.capability), DeviceHandle) for leaf in last):
             spec = multikernel.spec
             raise PackageError(
