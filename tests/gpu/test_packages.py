@@ -145,6 +145,19 @@ def test_measured_sizes_run_what_the_live_program_runs(tmp_path: Path, dtype: to
                 assert torch.equal(got[name], want[name]), (rows, name, told, package.manifest["kernels"])
 
 
+def test_attention_runs_at_every_length(tmp_path: Path) -> None:
+    def parts(length: int) -> list[Tensor]:
+        made = torch.Generator("cuda").manual_seed(length)
+        return [torch.randn(1, 8, length, 64, generator=made, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    attention, length = torch.nn.functional.scaled_dot_product_attention, Dim("length", min=1, max=1 << 15)
+    path = polytile.package(attention, parts(48), tmp_path / "attention.ptp", dynamic_shapes=(({2: length},) * 3,))
+    package = polytile.load_package(path)
+    for rows in (1, 5, 48, 300, 1000, 20000):
+        q, k, v = parts(rows)
+        torch.testing.assert_close(package(q, k, v), attention(q, k, v), rtol=2e-2, atol=2e-2)
+
+
 def test_what_has_no_form_is_named(tmp_path: Path) -> None:
     x = torch.randn(6, 8, device="cuda")
     with pytest.raises(PackageError, match=r"aten\.sort.*library.*Leave that operator out"):
