@@ -80,7 +80,7 @@ GROUPS: dict[str, tuple[Requirement, ...]] = {
              "wrapper/test_cpp::a_whole_function_runs_in_c",
              "behaviour/test_stored_programs::a_second_process_needs_no_compiler",
              "packages/test_packages::a_cpp_program_without_python_gives_eagers_results",
-             missing="Packages are for CPUs."),
+             "gpu/test_packages::a_cpp_program_without_python_gives_the_same"),
         _row("M11", "Each decision is a row of a table and a line of the log.",
              "behaviour/test_choice::every_decision_is_a_row_of_the_metrics_table",
              "behaviour/test_choice::the_debug_log_says_a_decision_in_one_line"),

@@ -56,6 +56,9 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/cuda/launch.c": (DRIVER,),
     "runtime/cuda/product.c": ("tests/runtime/cuda/test_native_products.py",),
     "learn/forest.c": ("tests/learn/test_model.py",),
+    "packages/gpu.c": ("tests/packages/test_on_gpus.py",),
+    "packages/on_gpu.c": ("tests/packages/test_on_gpus.py",),
+    "packages/package.c": ("tests/packages/test_packages.py",),
     "packages/runtime.c": ("tests/packages/test_packages.py",),
 }
 """By C file under src/polytile. Those under cuda/ run on drivers that the tests build; what a real driver does with what

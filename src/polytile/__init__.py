@@ -399,9 +399,10 @@ def package(
     weights_apart: bool = False,
     folder: bool = False,
     check: bool = True,
+    architectures: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a model to one file that holds all it takes to run it on a CPU: no compiler, no tracing, and from C++ no Python.
+    """Writes a model to one file that runs on a CPU or an NVIDIA GPU without a compiler and tracing, and from C++ without Python.
 
     docs/packages.md says what can be packaged. Within the bounds of `dynamic_shapes` the kernels run that measurements or
     predictions show to be the fastest. At other sizes a kernel runs that is right at all sizes.
@@ -425,6 +426,8 @@ def package(
         Whether to write a folder of files in place of one file.
     check
         Whether to call the package on the example inputs, and to compare its results with eager's.
+    architectures
+        Compute capabilities (80 for 8.0) of other NVIDIA GPUs than this one on which a model on a GPU is to run too.
     options
         Values of `polytile.options` while kernels are generated and chosen.
 
@@ -453,7 +456,7 @@ def package(
     with waits.during(f"packaging {path}"):
         return write.package(
             model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart,
-            folder=folder, check=check, options=options,
+            folder=folder, check=check, architectures=architectures, options=options,
         )  # fmt: skip
 
 

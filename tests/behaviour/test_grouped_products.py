@@ -67,6 +67,25 @@ def test_every_form_at_any_length(form: str, options: dict[str, Any]) -> None:
     assert only_templates(run, *args)
 
 
+def scaled(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_grouped_mm(a, b, by_row, by_column, offs=offs, out_dtype=BF16)
+
+
+@needs_triton
+@pytest.mark.parametrize("sources", ["triton", "library"])
+def test_rows_of_8_bit_floats_with_scales(sources: str) -> None:
+    torch.manual_seed(0)
+    run = polytile.compile(scaled, options={**OPTIONS, "interpret": True, "sources": sources})
+    for length, offs in ((40, ends(7, 9, 40)), (24, ends(0, 24, 24)), (64, ends(1, 2, 60))):
+        a, b = (torch.randn(*shape).to(torch.float8_e4m3fn) for shape in ((length, 32), (3, 24, 32)))
+        args = a, b.transpose(1, 2), offs, torch.rand(length), torch.rand(3, 24)
+        group = (torch.arange(length)[:, None] >= offs).sum(1)
+        weights = torch.where(group[:, None, None] < 3, args[1].float()[group.clamp(max=2)], 0.0)
+        exact = torch.bmm(a.float()[:, None], weights)[:, 0] * args[3][:, None] * args[4][group.clamp(max=2)]
+        close(run(*args), exact.to(BF16))
+    assert only_templates(run, *args)
+
+
 def weighted(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return F.silu(F.grouped_mm(a, b, offs=offs)) * weights[:, None]
 

@@ -237,3 +237,17 @@ def test_a_proposal_of_cublaslt_is_recorded_in_a_graph(rank: int) -> None:
     got.zero_()
     graph.replay()
     agree(got, product(*args), product(*widened(args)))
+
+
+def test_scaled_grouped_products_are_generated() -> None:
+    """Of rows of 8-bit floats by matrices of such, beside ATen's kernel, at lengths of one compile."""
+
+    def scaled(a: Tensor, b: Tensor, offs: Tensor, by_row: Tensor, by_column: Tensor) -> Tensor:
+        return torch._scaled_grouped_mm(a, b, by_row, by_column, offs=offs, out_dtype=BF16)
+
+    call = compiled(scaled, sources="triton")
+    for length, parts in ((40, (7, 9, 40)), (512, (0, 500, 512)), (1000, (1, 2, 1000))):
+        a, b = data(length, 256).to(FP8), data(3, 128, 256).to(FP8).transpose(1, 2)
+        scales = torch.rand(length, device="cuda"), torch.rand(3, 128, device="cuda")
+        args = a, b, torch.tensor(parts, dtype=torch.int32, device="cuda"), *scales
+        torch.testing.assert_close(call(*args), scaled(*args), rtol=2e-2, atol=2e-1)

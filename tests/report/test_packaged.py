@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polytile.packages.manifest import FORMAT
 from polytile.report.html import package_page
 from polytile.report.packaged import MEASURED, Package, PackageReport, changes, strips, tables
 from tests.cli.helpers import run
@@ -24,7 +25,7 @@ DECISIONS = [
 def manifest(*decisions: list[str], kernel: str = "mm_0123abcd") -> dict[str, Any]:
     forms = sorted({form for _, form, _ in decisions})
     return {
-        "format": 1, "polytile": "0.1.0", "torch": "2.13.0", "device": "cpu", "machine": "x86_64", "features": ["avx2"],
+        "format": FORMAT, "polytile": "0.1.0", "torch": "2.13.0", "device": "cpu", "machine": "x86_64", "features": ["avx2"],
         "compiler": "g++ 12", "weights_apart": False, "sizes": {"s0": [2, 1 << 62], "s1": [2, 300]}, "inputs":
         [{"name": "x", "dtype": "float32", "shape": ["s0", "64"]}, {"name": "scale", "constant": 2.0}],
         "kernels": [{"name": kernel, "operators": ["aten.mm.default"], "forms": forms, "decisions": list(decisions)}],

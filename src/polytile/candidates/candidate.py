@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytile.candidates.entries import Entry
-from polytile.candidates.handles import Handle
+from polytile.candidates.handles import Handle, Portable
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.candidates.inner_kernel import InnerKernel
+    from polytile.runtime.cuda.device import DeviceFacts
 
 READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
@@ -91,6 +92,28 @@ class Candidate(ABC):
         """The same, to run it with these arguments. Raises Unavailable (tuning/isolation/memory.py) where that cannot be, with
         the reason. Default: the handle for all arguments."""
         return self.handle()
+
+    @property
+    def right_anywhere(self) -> bool:
+        """Whether it is right, or declines the call, at all sizes at which its facts hold, `valid` or not. Default: no."""
+        return False
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether it has a form that runs without Python and torch, in packages. Default: no."""
+        return False
+
+    def portable(self) -> Portable | None:
+        """That form; waits until it is compiled. Default: None."""
+        return None
+
+    def prepare_for(self, device: DeviceFacts) -> Sequence[Any]:
+        """Starts compiling the form for GPUs of another architecture; what it waits for. Default: nothing."""
+        return ()
+
+    def portable_to(self, device: DeviceFacts) -> Portable | None:
+        """The form for GPUs of another architecture; waits until it is compiled. Default: the same form serves all."""
+        return self.portable()
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         """Kernels with candidates of their own that a call with these integers runs, with the integers of their calls; strides

@@ -164,6 +164,13 @@ class CompiledCandidate(Candidate):
     def handle(self) -> NativeHandle: ...
 
     @property
+    def is_portable(self) -> bool:
+        return True
+
+    def portable(self) -> NativeHandle:
+        return self.handle()
+
+    @property
     def threads(self) -> int:
         """The number of threads that the kernel runs on."""
         return int(self.config.get("threads", 1) or 1)

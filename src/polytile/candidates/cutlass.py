@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +25,7 @@ from polytile.problem import Config, Scalar, digest
 from polytile.runtime.cuda import cubins
 from polytile.runtime.cuda import cutlass as toolkit
 from polytile.runtime.cuda.cutlass import Toolkit
+from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.target import Target
 from polytile.schedule.facts import Facts
 
@@ -39,14 +40,14 @@ REMEMBERED = 64
 class CutlassWork(Work):
     """What the CUTLASS candidates of one product share."""
 
-    product: GemmKernel
-    tools: Toolkit
+    product: GemmKernel = field(kw_only=True)
+    tools: Toolkit = field(kw_only=True)
 
     @functools.cached_property
     def recipe(self) -> str:
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {text.BODY.read_text()} {self.kernel.text}")
 
-    def order(self, one: Launch) -> cubins.Order:
+    def order(self, one: Launch, target: int | str | None = None) -> cubins.Order:
         job = {
             "source": one.source, "arch": ARCH, "compiler": str(self.tools.compiler), "includes": list(self.tools.includes),
             "symbol": "polytile_kernel", "num_warps": one.num_warps, **dict(one.own),
@@ -97,6 +98,9 @@ class _Specialised(Specialised):
         if not self.refusal:
             super().prepare()
 
+    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
+        return ()  # it is written for one architecture
+
     def failed(self) -> bool:
         return bool(self.refusal) or super().failed()
 
@@ -144,5 +148,5 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
 
         return CutlassCandidate(configs.label(config), config, work, valid, cost, terms)
 
-    work = CutlassWork(Arguments(kernel), name, device, target.index or 0, make, kernel, tools)
+    work = CutlassWork(Arguments(kernel), name, device, target.index or 0, make, product=kernel, tools=tools)
     return tuple(candidate(config) for config in own)

@@ -9,9 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytile.runtime.cuda.launch import Launch, Scratch
+from polytile.runtime.cuda.products import Product
+
+if TYPE_CHECKING:
+    from polytile.candidates.inner_kernel import InnerKernel
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,22 @@ class DeviceHandle:
     scratch: tuple[Scratch, ...] = ()
 
 
+@dataclass(frozen=True)
+class ProductHandle:
+    """A product by cuBLASLt: proposal number `rank` of its heuristic, elsewhere than at the sizes `fastest_at` the first. With
+    `then` it goes to memory with elements of so many bytes, which that kernel reads in the place of A and B; its integers follow
+    the product's."""
+
+    product: Product
+    rank: int = 0
+    fastest_at: Mapping[str, int] = field(default_factory=dict, hash=False)
+    then: InnerKernel | None = None
+    element_bytes: int = 0
+
+
 Handle = NativeHandle | PythonHandle | DeviceHandle
+Portable = NativeHandle | DeviceHandle | ProductHandle
+"""What runs without Python and torch."""
 
 
 def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:

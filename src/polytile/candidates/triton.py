@@ -24,7 +24,7 @@ from polytile.candidates.generator import text_digest
 from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
-from polytile.errors import ResourcesExceeded
+from polytile.errors import CompileFailed, LoweringError, ResourcesExceeded
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -35,6 +35,9 @@ from polytile.schedule.facts import Facts
 
 WORKER = "polytile.codegen.triton.worker"
 """The module that compiles in worker processes."""
+
+COPYING_FROM = 90
+"""Capability from which on hardware copies blocks of matrices, and blocks form clusters."""
 
 REMEMBERED = 16
 """Sizes for which a candidate remembers its prediction: each decision asks for it four times or more."""
@@ -65,15 +68,17 @@ class Work:
     device: DeviceFacts
     index: int | None
     make: Callable[[Config, Facts], TritonKernel]
+    plain: Callable[[Config, Facts], TritonKernel] | None = None
+    """The same for GPUs on which no launch starts before the one ahead of it has ended; None: as `make`."""
 
     @cached_property
     def recipe(self) -> str:
         """All that generated text depends on, but for config and facts."""
         return digest(f"triton {self.device.target} {self.device.sms} {self.index is None} {self.kernel.text}")
 
-    def order(self, one: Launch) -> cubins.Order:
-        """What a worker process is asked for."""
-        return cubins.Order(self.name, WORKER, job_of(one, self.device.target), triton_version())
+    def order(self, one: Launch, target: int | str | None = None) -> cubins.Order:
+        """What a worker process is asked for; `target`: another architecture than the device's."""
+        return cubins.Order(self.name, WORKER, job_of(one, target or self.device.target), triton_version())
 
     def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
         """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel
@@ -126,6 +131,10 @@ class TritonCandidate(Candidate):
 
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
         return dict(self._terms(sizes))
+
+    def right_where(self, facts: Facts) -> bool:
+        """Whether it is right at all sizes at which these facts hold."""
+        return not self.hard_limits
 
     def specialise(self, facts: Facts) -> Specialised:
         """The candidate for regimes with these facts; the same object for the same facts."""
@@ -188,15 +197,15 @@ class Specialised(Candidate):
     @property
     def resources(self) -> Resources:
         """The most that any of its launches takes; unknown before they are compiled."""
-        done = [cubin.facts for cubin in self._compiled()]
-        if not done:
-            return Resources()
-        return Resources(max(f.registers for f in done), max(f.spills for f in done), max(f.shared for f in done))
+        return _resources(self._compiled())
 
     @property
     def excess(self) -> str:
         """What the compiled kernel needs beyond what the device has, as a sentence; "" if nothing, or not compiled."""
-        taken, limit = self.resources, self.base.work.device.shared_per_block
+        return self._excess(self.resources, self.base.work.device)
+
+    def _excess(self, taken: Resources, device: DeviceFacts) -> str:
+        limit = device.shared_per_block
         if taken.shared_bytes is not None and taken.shared_bytes > limit:
             return f"it needs {taken.shared_bytes} bytes of shared memory, a block of this device may have {limit}"
         if taken.spilled_bytes and not self.base.may_spill:
@@ -275,6 +284,39 @@ class Specialised(Candidate):
         self.prepare()
         return self._described()
 
+    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
+        """Starts compiling for NVIDIA GPUs of another architecture; nothing where the kernel uses what they lack."""
+        kernel, work = self._plain, self.base.work
+        uses_later = any(one.descriptors or one.cluster > 1 for one in kernel.launches)
+        if uses_later and device.capability < COPYING_FROM:
+            return ()
+        return tuple(cubins.request(work.order(one, device.target)) for one in kernel.launches)
+
+    def portable_to(self, device: DeviceFacts) -> DeviceHandle | None:
+        """The form for such GPUs; waits until it is compiled. None where they cannot run it."""
+        try:
+            promises = self.prepare_for(device)
+            if not promises or self._excess(_resources([promise.result() for promise in promises]), device):
+                return None
+        except (CompileFailed, LoweringError):
+            return None
+        return self._described_as(self._plain, promises)
+
+    @cached_property
+    def _plain(self) -> TritonKernel:
+        return (self.base.work.plain or self.base.work.make)(self.config, self.facts)
+
+    @property
+    def right_anywhere(self) -> bool:
+        return self.base.right_where(self.facts)
+
+    @property
+    def is_portable(self) -> bool:
+        return not self.interpreted
+
+    def portable(self) -> DeviceHandle | None:
+        return self.handle()
+
     def _described(self) -> DeviceHandle:
         """Waits for the cubins. Raises ResourcesExceeded if they need more than a multiprocessor has."""
         work = self.base.work
@@ -284,12 +326,16 @@ class Specialised(Candidate):
                 promise.result()
         if self.excess:
             raise ResourcesExceeded(f"kernel {work.name!r}, candidate {self.name!r}: {self.excess}; another config is used.")
+        return self._described_as(self.kernel, self._promises)
+
+    def _described_as(self, kernel: TritonKernel, promises: Sequence[cubins.Promise]) -> DeviceHandle:
+        work = self.base.work
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
         places = {s.name: position for s, position in positions.items()}
         tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
-        scratch = [launch.Scratch(_bytes(s.dtype, s.size, positions), s.zeroed) for s in self.kernel.scratch]
+        scratch = [launch.Scratch(_bytes(s.dtype, s.size, positions), s.zeroed) for s in kernel.scratch]
         launches = []
-        for one, promise in zip(self.kernel.launches, self._promises, strict=True):
+        for one, promise in zip(kernel.launches, promises, strict=True):
             cubin = promise.result()
             facts = cubin.facts
             parameters = [each for argument in one.arguments for each in work.parameters(argument, tensors, places)]
@@ -317,6 +363,14 @@ class Specialised(Candidate):
             function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
             launches.append(one.with_function(function))
         return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
+
+
+def _resources(done: Sequence[cubins.Cubin]) -> Resources:
+    """The most that any of these takes; unknown where there is none."""
+    if not done:
+        return Resources()
+    facts = [cubin.facts for cubin in done]
+    return Resources(max(f.registers for f in facts), max(f.spills for f in facts), max(f.shared for f in facts))
 
 
 def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:

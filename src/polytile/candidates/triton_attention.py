@@ -32,6 +32,9 @@ class AttentionCandidate(TritonCandidate):
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
         return ("variant", str(self.config["variant"])), ("n", self.config["n"])
 
+    def right_where(self, facts: Facts) -> bool:
+        return {"D", "Dv"} <= facts.values.keys()
+
     @property
     def probes(self) -> tuple[Facts, ...]:
         return (Facts(exact=PROBED),)

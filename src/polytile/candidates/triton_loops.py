@@ -49,7 +49,8 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     device = Target.of(target).facts
     index = (target.index or 0) if on_gpu else None
     overlaps = Target.of(target).overlaps
-    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
+    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps),
+                functools.partial(generate, kernel))
     nest = nest_of(kernel.loop)
 
     def candidate(config: Config) -> LoopCandidate:

@@ -106,7 +106,10 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
     def make(config: Config, facts: Facts) -> TritonKernel:
         return generate(kernel, config, facts, chip)
 
-    work = Work(Arguments(kernel), name, device, index, make)
+    def plain(config: Config, facts: Facts) -> TritonKernel:
+        return generate(kernel, config, facts, Chip(device.sms))
+
+    work = Work(Arguments(kernel), name, device, index, make, plain)
 
     def candidate(config: Config) -> TritonCandidate:
         def able(size: Mapping[str, int]) -> bool:

@@ -201,6 +201,9 @@ def write_package(
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
     hint: Annotated[list[int] | None, typer.Option(help="A size for which kernels are measured now. May be given again.")] = None,
+    arch: Annotated[
+        list[int] | None, typer.Option(help="Another architecture of GPUs that it is to run on, as 80. May be given again.")
+    ] = None,
     weights_apart: Annotated[bool, typer.Option("--weights-apart", help="Write the weights to a file of their own.")] = False,
     folder: Annotated[bool, typer.Option("--folder", help="Write a folder in place of one file.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Take OUTPUT as it is, and compare its results with eager's.")] = False,
@@ -208,7 +211,7 @@ def write_package(
         Path | None, typer.Option(help="Write the C source of what loads packages, and its header, to this folder.")
     ] = None,
 ) -> None:
-    """Write a model as one file that runs on a CPU without a compiler, and from C++ without Python (docs/packages.md).
+    """Write a model as one file that runs without a compiler, and from C++ without Python (docs/packages.md).
 
     With --check nothing is written: the calls of FUNCTION are made by the package and by eager.
     """
@@ -224,7 +227,7 @@ def write_package(
     if target is not None and check:
         typer.echo(package.checked(target, shapes or [], kind, output))
     elif target is not None:
-        typer.echo(package.written(target, shapes or [], kind, output, hint or None, weights_apart, folder))
+        typer.echo(package.written(target, shapes or [], kind, output, hint or None, weights_apart, folder, arch or []))
 
 
 @app.command("report")

@@ -14,11 +14,14 @@ from polytile.packages import text
 
 
 def written(
-    target: str, shapes: Sequence[str], kind: Kind, output: Path, hints: Sequence[int] | None, apart: bool, folder: bool
+    target: str, shapes: Sequence[str], kind: Kind, output: Path, hints: Sequence[int] | None, apart: bool, folder: bool,
+    architectures: Sequence[int] = (),
 ) -> str:
     """Writes the package; a sentence about it. Raises PolytileError as its parts do."""
     function, calls = calls_of(target, shapes, kind)
-    path = polytile.package(function, calls[0], output, hints=hints, weights_apart=apart, folder=folder)
+    path = polytile.package(
+        function, calls[0], output, hints=hints, weights_apart=apart, folder=folder, architectures=architectures
+    )
     files = polytile.load_package(path).manifest["files"]
     total = sum(each["bytes"] for each in files.values())
     weights = files["weights.safetensors"]["bytes"]

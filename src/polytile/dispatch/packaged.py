@@ -1,29 +1,41 @@
-"""The dispatch table of one kernel as a package has it (packages/tables.h): generated kernels alone, decided or predicted ahead.
+"""The dispatch table of one kernel as a package has it (packages/tables.h): what runs without Python and torch alone, decided or
+predicted ahead.
 
-What was decided for a regime serves there, if it is generated code; the selector's choice among generated code stands in where
-it was a library's call. Cells of sizes for which nothing is decided get the best predicted kernels. At all other sizes something
-runs that is right anywhere.
+What was decided for a regime serves there, if it is portable; the selector's choice among what is portable stands in where it is
+not. Cells of sizes for which nothing is decided get the best predicted kernels. At all other sizes something runs that is right
+anywhere.
+
+A GPU's kernels take facts of a call for granted. What was decided for a regime has the facts of the regime. In cells kernels have
+the facts that all calls share which the program makes with the same fixed integers, or, where they need more, those of one call.
+The table tests the facts in each call, and a form without any ends the list.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import CompiledCandidate
+from polytile.candidates.handles import Portable, ProductHandle
 from polytile.dispatch import selector
-from polytile.dispatch.fallbacks import Cell, ReadSizes, cells_around
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.fallbacks import Cell, ReadSizes, cells_around, leaf_facts
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.multikernel import MultiKernel
-from polytile.errors import CandidateRejected, CompileFailed
+from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.runtime import regime
+from polytile.runtime.cuda.device import DeviceFacts
+from polytile.runtime.launcher import SIZE_DIVIDED, SIZE_IS, LeafFact
+from polytile.schedule.facts import Facts
 
 MOST_CANDIDATES = 6
-"""Generated kernels of which a cell finds the best predicted one: those that were chosen most often, and for the first sizes."""
+"""Portable kernels of which a cell finds the best predicted one: those that were chosen most often, and for the first sizes."""
 
 Fixed = Mapping[str, int]
 """The integers that one call of a program always passes, by name."""
@@ -31,10 +43,16 @@ Fixed = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A generated kernel, and those integers on which it rests that it is right there."""
+    """A portable kernel, and what the table tests before it runs."""
 
-    candidate: CompiledCandidate
-    facts: tuple[tuple[int, int], ...] = ()
+    candidate: Candidate
+    facts: tuple[LeafFact, ...] = ()
+
+    @property
+    def form(self) -> Portable:
+        found = self.candidate.portable()
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True)
@@ -57,72 +75,139 @@ class Met:
     fixed: Fixed
 
 
-def packaged_table(multikernel: MultiKernel, calls: Sequence[Met]) -> PackagedTable | None:
-    """The table for these calls, the first of which matters most; None where no generated kernel can make one of them."""
-    maker = _Maker(multikernel)
-    return maker.table(calls) if all(maker.choose(met.ints) is not None for met in calls) else None
+def packaged_table(
+    multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts] = ()
+) -> PackagedTable | None:
+    """The table for these calls, the first of which matters most; None where no portable kernel can make one of them. It serves
+    GPUs like `devices` too: what has no form for them is passed over there."""
+    maker = _Maker(multikernel, calls, devices)
+    return maker.table() if all(maker.choose(met) is not None for met in calls) else None
 
 
 class _Maker:
     """One kernel on its way to a table."""
 
-    def __init__(self, multikernel: MultiKernel) -> None:
-        self.multikernel, self.spec, self.keys = multikernel, multikernel.spec, multikernel.keys
+    def __init__(self, multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> None:
+        self.multikernel, self.spec, self.keys, self.calls = multikernel, multikernel.spec, multikernel.keys, calls
+        self.devices = devices
         self.leaves: dict[Leaf, int] = {}
         self.decisions: list[tuple[str, str, str]] = []
-        self._chosen: dict[tuple[int, ...], CompiledCandidate | None] = {}
+        self._chosen: dict[tuple[int, ...], Candidate | None] = {}
+        self._unusable: set[Candidate] = set()
+        for met in calls:  # all that compiles is asked for before any is waited for
+            if (name := self._select(met.ints, self._key(met.ints), ())) is not None:
+                _start(self._forms(name, met)[0])
 
-    def choose(self, ints: tuple[int, ...]) -> CompiledCandidate | None:
-        """The generated kernel for these integers that the selector takes without measuring, if one can run and be compiled."""
-        if ints not in self._chosen:
-            self._chosen[ints] = self._choose(ints)
-        return self._chosen[ints]
+    def choose(self, met: Met) -> Candidate | None:
+        """The portable kernel for these integers that the selector takes without measuring, if one can run and be compiled."""
+        if met.ints not in self._chosen:
+            self._chosen[met.ints] = self._choose(met.ints, self._key(met.ints), lambda name: self._forms(name, met))
+        return self._chosen[met.ints]
 
-    def _choose(self, ints: tuple[int, ...]) -> CompiledCandidate | None:
-        multikernel, failed = self.multikernel, set[str]()
-        with multikernel.lock, settings.restored({**multikernel.options, "stall": "compile"}):
-            request = multikernel.request(multikernel.planned_key(ints), ints, None)
-            while able := [c for c in request.candidates if isinstance(c, CompiledCandidate) and c.name not in failed]:
-                decision = selector.choose(dataclasses.replace(request, candidates=tuple(able)))
-                if decision is None:
-                    return None
-                found = request.named(decision.candidate)
-                assert isinstance(found, CompiledCandidate)
-                if _compiles(found):
-                    self.decisions.append((str(decision.regime), decision.candidate, f"{decision.link}: {decision.provenance}"))
-                    return found
-                failed.add(found.name)
+    def _choose(
+        self, ints: tuple[int, ...], key: int, forms: Callable[[str], Sequence[Candidate]], pointers: Sequence[int] = ()
+    ) -> Candidate | None:
+        """The first of the forms that compiles, of the candidate that the selector takes among those of which one does."""
+        failed = set[str]()
+        while (name := self._select(ints, key, failed, pointers, note=True)) is not None:
+            found = next(filter(self._usable, forms(name)), None)
+            if found is not None:
+                return found
+            self.decisions.pop()
+            failed.add(name)
         return None
 
-    def table(self, calls: Sequence[Met]) -> PackagedTable:
-        often = Counter(found for met in calls if (found := self.choose(met.ints)) is not None)
-        first = self.choose(calls[0].ints)
+    def _select(
+        self, ints: tuple[int, ...], key: int, failed: Collection[str], pointers: Sequence[int] = (), note: bool = False
+    ) -> str | None:
+        multikernel = self.multikernel
+        with multikernel.lock, settings.restored({**multikernel.options, "stall": "compile"}):
+            request = multikernel.request(key, ints, None, pointers)
+            able = tuple(c for c in request.candidates if c.is_portable and c.name not in failed)
+            decision = selector.choose(dataclasses.replace(request, candidates=able)) if able else None
+        if decision is None:
+            return None
+        if note:
+            self.decisions.append((str(decision.regime), decision.candidate, f"{decision.link}: {decision.provenance}"))
+        return decision.candidate
+
+    def _key(self, ints: tuple[int, ...]) -> int:
+        with self.multikernel.lock:
+            return self.multikernel.planned_key(ints)
+
+    def _forms(self, name: str, met: Met) -> list[Candidate]:
+        """The forms of a candidate that may serve in the cell of a call: that for all calls with these fixed integers, and the
+        call's own."""
+        base = self.multikernel.named(name)
+        return [base.specialise(facts) for facts in (self._shared(tuple(met.fixed.items())), self.keys.facts_for_code(met.ints))]
+
+    @functools.cache  # noqa: B019  # a maker lives as long as a table is made
+    def _shared(self, fixed: tuple[tuple[str, int], ...]) -> Facts:
+        return _common([self.keys.facts_for_code(met.ints) for met in self.calls if tuple(met.fixed.items()) == fixed])
+
+    def _usable(self, candidate: Candidate) -> bool:
+        """Whether it can be compiled, and what it takes for granted be tested."""
+        if candidate in self._unusable or leaf_facts(self.keys, candidate.facts) is None:
+            return False
+        try:
+            candidate.prepare()
+            if candidate.portable() is not None:
+                return True
+        except (CandidateRejected, CompileFailed, LoweringError):
+            pass
+        self._unusable.add(candidate)
+        return False
+
+    def table(self) -> PackagedTable:
+        often = Counter(found for met in self.calls if (found := self.choose(met)) is not None)
+        first = self.choose(self.calls[0])
         best = list(dict.fromkeys(c for c in (first, *(c for c, _ in often.most_common(MOST_CANDIDATES))) if c is not None))
         decided = self._decided()
         cells: dict[KeyFields, tuple[int, ...]] = {}
-        for met in calls:
+        for met in self.calls:
             fields, cell = cells_around(self.keys, met.ints, 1, ())[0]
             if fields not in cells:
-                cells[fields] = self._in_cell(cell, met, [self.choose(met.ints), *best])
-        anywhere = self._anywhere(calls, best)
+                cells[fields] = self._in_cell(cell, met, [self.choose(met), *best])
+        anywhere = self._anywhere(best)
         return PackagedTable(tuple(self.leaves), decided, cells, anywhere, tuple(self.decisions))
 
-    def _number(self, leaf: Leaf) -> int:
-        return self.leaves.setdefault(leaf, len(self.leaves))
+    def _number(self, candidate: Candidate, facts: tuple[LeafFact, ...] = ()) -> int:
+        own = leaf_facts(self.keys, candidate.facts)
+        assert own is not None
+        return self.leaves.setdefault(Leaf(candidate, tuple(dict.fromkeys((*own, *facts)))), len(self.leaves))
 
     def _decided(self) -> dict[KeyFields, tuple[int, ...]]:
         """What was decided by measuring, or for these sizes alone. Regimes that are subdivided have no leaves."""
         found: dict[KeyFields, tuple[int, ...]] = {}
         for fields, decision in self.multikernel.regimes.items():
-            candidate = self.choose(decision.ints) if decision.ints else None
+            if not decision.ints:
+                continue
+            pointers = self._pointers(fields)
+
+            def form(name: str, decision: Decision = decision, pointers: Sequence[int] = pointers) -> list[Candidate]:
+                own = self.multikernel.named(name).specialise(self.keys.facts_for_code(decision.ints, pointers))
+                return [own.pinned_to(dict(decision.measured_at or decision.sizes))]
+
+            (own,) = form(decision.candidate)
+            if own.is_portable and self._usable(own):
+                self.decisions.append((str(decision.regime), decision.candidate, f"{decision.link}: {decision.provenance}"))
+                candidate: Candidate | None = own
+            else:
+                candidate = self._choose(decision.ints, regime.pack(fields), form, pointers)
             if candidate is None:
                 continue
-            found[fields] = (self._number(Leaf(candidate)),)
+            found[fields] = (self._number(candidate),)
             if self.keys.is_sub_bucket(fields):
                 found[self.keys.bucket(fields)] = ()
         return found
 
-    def _in_cell(self, cell: Cell, met: Met, candidates: Iterable[CompiledCandidate | None]) -> tuple[int, ...]:
+    def _pointers(self, fields: KeyFields) -> tuple[int, ...]:
+        """Addresses that are aligned as in calls with these fields."""
+        codes = self.keys.tensor_codes
+        own = iter(fields[len(fields) - len(self.keys.conditions) - sum(code != regime.ANY for code in codes) :])
+        return tuple(0 if code == regime.ANY else regime.alignment(code, next(own)) for code in codes)
+
+    def _in_cell(self, cell: Cell, met: Met, candidates: Iterable[Candidate | None]) -> tuple[int, ...]:
         """The leaves that are right all over a cell, the best predicted first. What the selector takes there, which may know
         more, comes ahead of them."""
         exact = {n for n, code in zip(self.keys.size_names, self.keys.size_codes, strict=True) if code == regime.EXACT}
@@ -130,32 +215,62 @@ class _Maker:
         ranked = [chosen, *sorted(others, key=lambda candidate: candidate.cost(cell.middle))]
         return self._right(ranked, cell.corners, {*self.keys.bucketed, *exact}, met.fixed)
 
-    def _anywhere(self, calls: Sequence[Met], candidates: Sequence[CompiledCandidate]) -> tuple[int, ...]:
+    def _anywhere(self, candidates: Sequence[Candidate]) -> tuple[int, ...]:
         """The leaves that are right at all sizes, one at least for each call's fixed integers where there is one."""
         found: dict[int, None] = {}
-        for met in {tuple(met.fixed.items()): met for met in calls}.values():
+        for met in {tuple(met.fixed.items()): met for met in self.calls}.values():
             corners = ({**dict.fromkeys(self.keys.size_names, 1), **met.fixed},)
             own = self._right(candidates, corners, (), met.fixed)
-            if not own:
-                left = [c for c in self.multikernel.candidates if isinstance(c, CompiledCandidate) and c not in candidates]
-                sizes = self.spec.sizes(met.ints)
-                able = [c for c in left if self._facts(c, corners, (), met.fixed) is not None]
-                able.sort(key=lambda candidate: candidate.cost(sizes))
-                own = self._right([c for c in able[:MOST_CANDIDATES] if _compiles(c)][:1], corners, (), met.fixed)
+            for device in (None, *self.devices):
+                if any(self._always(self._leaf(number), met.fixed, device) for number in own):
+                    continue
+                own += self._last(candidates, corners, met, device)
             found |= dict.fromkeys(own)
         return tuple(found)
+
+    def _last(
+        self, candidates: Sequence[Candidate], corners: Sequence[Mapping[str, int]], met: Met, device: DeviceFacts | None
+    ) -> tuple[int, ...]:
+        """The leaf that takes nothing but a call's fixed integers for granted, by which every call with them ends; () if there is
+        none."""
+        exact = self._shared(tuple(met.fixed.items())).exact
+        facts = Facts(wide=True, exact=tuple((name, value) for name, value in exact if name in met.fixed))
+        plain = [self.multikernel.named(c.name).specialise(facts) for c in candidates]
+        left = [form for c in self.multikernel.candidates if (form := c.specialise(facts)).is_portable]
+        able = [c for c in left if c not in plain and self._facts(c, corners, (), met.fixed) is not None]
+        able.sort(key=lambda candidate: candidate.cost(self.spec.sizes(met.ints)))
+        for candidate in filter(self._usable, (*plain, *able[:MOST_CANDIDATES])):
+            own = self._right([candidate], corners, (), met.fixed)
+            if own and self._always(self._leaf(own[0]), met.fixed, device):
+                return own
+        return ()
+
+    def _leaf(self, number: int) -> Leaf:
+        return list(self.leaves)[number]
+
+    def _always(self, leaf: Leaf, fixed: Fixed, device: DeviceFacts | None) -> bool:
+        """Whether a leaf makes every call with these fixed integers; on another GPU, if one is given."""
+        form = leaf.form if device is None else leaf.candidate.portable_to(device)
+        return not isinstance(form, ProductHandle | None) and all(
+            kind in (SIZE_IS, SIZE_DIVIDED)
+            and (own := fixed.get(self.keys.size_names[place])) is not None
+            and (own == number if kind == SIZE_IS else own % number == 0)
+            for kind, place, number in leaf.facts
+        )
 
     def _right(
         self, candidates: Iterable[Candidate], corners: Sequence[Mapping[str, int]], told: Collection[str], fixed: Fixed
     ) -> tuple[int, ...]:
-        pairs = [(c, self._facts(c, corners, told, fixed)) for c in candidates if isinstance(c, CompiledCandidate)]
-        return tuple(self._number(Leaf(c, facts)) for c, facts in pairs if facts is not None)
+        pairs = [(c, self._facts(c, corners, told, fixed)) for c in candidates]
+        return tuple(self._number(c, facts) for c, facts in pairs if facts is not None)
 
     def _facts(
         self, candidate: Candidate, corners: Sequence[Mapping[str, int]], told: Collection[str], fixed: Fixed
-    ) -> tuple[tuple[int, int], ...] | None:
+    ) -> tuple[LeafFact, ...] | None:
         """The fixed integers on which it rests that a candidate is right at these corners, and between them; None where that is
         not known. `told`: names of the sizes that the corners bound."""
+        if candidate.right_anywhere:
+            return ()
         rests_on: set[str] = set()
         for corner in corners:
             sizes = ReadSizes(corner)
@@ -163,15 +278,25 @@ class _Maker:
                 return None
             rests_on |= sizes.read - {*told}
         places = {name: place for place, name in enumerate(self.keys.size_names)}
-        return tuple(sorted((places[name], fixed[name]) for name in rests_on))
+        return tuple(sorted((SIZE_IS, places[name], fixed[name]) for name in rests_on))
 
 
-def _compiles(candidate: CompiledCandidate) -> bool:
-    try:
+def _start(candidate: Candidate) -> None:
+    with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):
         candidate.prepare()
-        candidate.handle()
-    except (CandidateRejected, CompileFailed):
-        return False
-    return True
 
 
+def _common(all_facts: Sequence[Facts]) -> Facts:
+    """What holds in all calls of which these facts are. Whether positions need 64 bits is left to the table's test."""
+    first, *others = all_facts
+    names = {*first.divisible, *(name for name, _ in (*first.powers, *first.exact))}
+    divisors = {name: math.gcd(*(facts.divisor(name) for facts in all_facts)) for name in sorted(names)}
+    exact = tuple(pair for pair in first.exact if all(pair in facts.exact for facts in others))
+    known = dict(exact)
+    return Facts(
+        divisible=frozenset(name for name, by in divisors.items() if by == 16 and name not in known),
+        aligned=frozenset.intersection(*(facts.aligned for facts in all_facts)),
+        exact=exact,
+        holding=frozenset.intersection(*(facts.holding for facts in all_facts)),
+        powers=tuple((name, by) for name, by in divisors.items() if 1 < by < 16 and name not in known),
+    )

@@ -19,17 +19,18 @@ def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
 def multiply(
     a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, axis: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The grouped product of `a` (1, m, k) and `b` (groups, k, n), or (1, k, n) where groups lie along k, in their type: into
-    `out`, (1, m, n) or (groups, m, n), or a new tensor."""
+    """The grouped product of `a` (1, m, k) and `b` (groups, k, n), or (1, k, n) where groups lie along k, in their type, of 8-bit
+    floats in float32: into `out`, (1, m, n) or (groups, m, n), or a new tensor."""
     m, k, n = a.shape[1], a.shape[2], b.shape[2]
+    dtype = torch.float32 if a.dtype.itemsize == 1 else a.dtype
     if out is None:
-        out = a.new_empty((1, m, n) if axis == "m" else (len(ends), m, n))
+        out = a.new_empty((1, m, n) if axis == "m" else (len(ends), m, n), dtype=dtype)
     last = 0
     for group, (first, end) in enumerate(ranges(ends, m if axis == "m" else k)):
         if axis == "m":
-            torch.mm(a[0, first:end], b[group], out=out[0, first:end])
+            torch.mm(a[0, first:end].to(dtype), b[group].to(dtype), out=out[0, first:end])
         else:
-            torch.mm(a[0, :, first:end], b[0, first:end], out=out[group])
+            torch.mm(a[0, :, first:end].to(dtype), b[0, first:end].to(dtype), out=out[group])
         last = end
     if axis == "m":
         out[0, last:].zero_()

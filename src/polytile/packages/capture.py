@@ -59,6 +59,7 @@ class Captured:
     out_spec: TreeSpec
     parameters: tuple[str, ...]
     """Names of the positional parameters, by which callers may give them too."""
+    device: torch.device
 
 
 def exported(
@@ -117,7 +118,7 @@ def capture(program: ExportedProgram, name: str) -> Captured:
     _hold_weights(program, graph)
     if why := unsupported(graph):
         raise PackageError(f"the program cannot be packaged: {why}.")
-    _refuse_devices(graph)
+    device = _device(graph)
     recognise(graph)
     lay_channels_last(graph.graph, training=False, weights={})
     traced = sizes_of(graph)
@@ -130,7 +131,7 @@ def capture(program: ExportedProgram, name: str) -> Captured:
     if spec.in_spec is None or spec.out_spec is None:
         raise PackageError("the exported program does not say how it is called; export it again with torch.export.export.")
     results = tuple(_result(output.arg) for output in signature.output_specs if output.kind is OutputKind.USER_OUTPUT)
-    return Captured(lowered, traced, bounds, given, results, spec.in_spec, spec.out_spec, _parameters(program))
+    return Captured(lowered, traced, bounds, given, results, spec.in_spec, spec.out_spec, _parameters(program), device)
 
 
 def _parameters(program: ExportedProgram) -> tuple[str, ...]:
@@ -161,15 +162,21 @@ def _refuse_changes(signature: Any) -> None:
         )
 
 
-def _refuse_devices(graph: torch.fx.GraphModule) -> None:
-    for node in graph.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            raise PackageError(
-                f"the program has tensors on {value.device} ({node.name}), and packages hold programs for a CPU: they have no "
-                "form yet of a GPU's kernels and of the launches that run them. Move the model and its inputs to the CPU; or "
-                "ship a warm cache directory instead (docs/serving.md)."
-            )
+def _device(graph: torch.fx.GraphModule) -> torch.device:
+    """The device of all tensors. Raises PackageError where they are on several, or on one for which packages have no form."""
+    values = {node.name: node.meta.get("val") for node in graph.graph.nodes}
+    on = {value.device: name for name, value in values.items() if isinstance(value, torch.Tensor)}
+    if len(on) > 1:
+        told = " and ".join(f"{device} ({name})" for device, name in on.items())
+        raise PackageError(f"the program has tensors on {told}, and packages hold programs for one device. Move all to one.")
+    device = next(iter(on), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip):
+        kind = "AMD's GPUs" if device.type == "cuda" else device.type
+        raise PackageError(
+            f"the program runs on {device}, and packages have no form yet of kernels for {kind}: they hold programs for a CPU or "
+            "NVIDIA's GPUs. Ship a warm cache directory instead (docs/serving.md)."
+        )
+    return device
 
 
 def _given(program: ExportedProgram) -> tuple[Given, ...]:

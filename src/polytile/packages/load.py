@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from polytile import locks
-from polytile.errors import PackageError
+from polytile.errors import DeviceError, PackageError
 from polytile.packages import archive
 from polytile.packages.manifest import read_manifest
 
@@ -28,11 +28,12 @@ ROOM = 2048
 CODES = {torch.bool: 6, torch.uint8: 1, torch.bfloat16: 4, torch.complex32: 5, torch.complex64: 5, torch.complex128: 5}
 """DLPack's codes of element types that are neither integers (0) nor plain floating-point numbers (2)."""
 
-OK, REFUSED, INDEX, ASSERTION, MEMORY = range(5)
+OK, REFUSED, INDEX, ASSERTION, MEMORY, DEVICE = range(6)
 """What polytile_call returns (polytile_package.h)."""
 
 ERRORS: Mapping[int, type[Exception]] = {
     REFUSED: PackageError, INDEX: IndexError, ASSERTION: RuntimeError, MEMORY: MemoryError,
+    DEVICE: DeviceError,
 }  # fmt: skip
 
 
@@ -114,8 +115,9 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.polytile_open.argtypes = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t
     library.polytile_close.restype, library.polytile_close.argtypes = None, (ctypes.c_void_p,)
     library.polytile_outputs.argtypes = (ctypes.c_void_p,)
-    library.polytile_call.argtypes = (
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t,
+    library.polytile_call_on.argtypes = (
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p,
+        ctypes.c_size_t,
     )  # fmt: skip
     return library
 
@@ -123,9 +125,11 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
 class Package:
     """A loaded package: called as the model was, under no gradient. Any number of threads may call.
 
-    Inputs are tensors in the processor's memory, of the element types and sizes that the package was made for. One whose strides
-    are not those of the example is copied first. Results share no memory with inputs or weights. Raises PackageError, a
-    ValueError, for inputs that do not fit, IndexError for an index out of range, and RuntimeError for an assertion that fails.
+    Inputs are tensors in the processor's memory or, of a package for GPUs, in that of one GPU, on whose current stream the call
+    runs; of the element types and sizes that the package was made for. One whose strides are not those of the example is copied
+    first. Results share no memory with inputs or weights. Raises PackageError, a ValueError, for inputs that do not fit,
+    IndexError for an index out of range (on a GPU in a later call), RuntimeError for an assertion that fails, and DeviceError
+    where a GPU refuses.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -139,6 +143,7 @@ class Package:
         if not self._handle:
             raise PackageError(why.value.decode(errors="replace"))
         self._results = self._library.polytile_outputs(self._handle)
+        self._device: str = manifest["device"]
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -161,10 +166,19 @@ class Package:
         inputs = (ctypes.c_void_p * max(1, len(structs)))(*(ctypes.addressof(struct) for struct in structs))
         outputs = (ctypes.c_void_p * max(1, self._results))()
         why = ctypes.create_string_buffer(ROOM)
-        status = self._library.polytile_call(self._handle, inputs, len(structs), outputs, self._results, why, ROOM)
+        given_to = self._handle, self._stream(kept), inputs, len(structs), outputs, self._results, why, ROOM
+        status = self._library.polytile_call_on(*given_to)
         if status != OK:
-            raise ERRORS[status](why.value.decode(errors="replace"))
+            sentence = why.value.decode(errors="replace")
+            raise torch.OutOfMemoryError(sentence) if status == MEMORY and self._device == "cuda" else ERRORS[status](sentence)
         return pytree.tree_unflatten(self._given_back(outputs), self._out_spec)
+
+    def _stream(self, tensors: Sequence[torch.Tensor]) -> int | None:
+        """The current stream of the GPU that the inputs are on."""
+        if self._device != "cuda":
+            return None
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        return torch.cuda.current_stream(device).cuda_stream
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -191,12 +205,13 @@ class Package:
             return torch.tensor(value)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise PackageError(f"input {name!r} of the package {self.path} has to be a dense tensor; it is {_kind(value)}.")
-        if value.device.type != "cpu" or str(value.dtype) != f"torch.{dtype}" or value.ndim != len(own["shape"]):
+        if value.device.type != self._device or str(value.dtype) != f"torch.{dtype}" or value.ndim != len(own["shape"]):
             raise PackageError(
-                f"input {name!r} of the package {self.path} has to be {dtype}[{', '.join(own['shape'])}] on cpu; it is "
-                f"{_kind(value)}."
+                f"input {name!r} of the package {self.path} has to be {dtype}[{', '.join(own['shape'])}] on {self._device}; it "
+                f"is {_kind(value)}."
             )
-        return value.detach().resolve_conj().resolve_neg()
+        value = value.detach().resolve_conj().resolve_neg()
+        return _in_order(value, own["order"]) if value.is_cuda else value
 
     def _given_back(self, outputs: Any) -> list[Any]:
         left = iter(outputs)
@@ -211,6 +226,15 @@ class Package:
         return found
 
 
+def _in_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor, copied if its dimensions do not lie one within the other in this order and without gaps."""
+    lying = value.permute(tuple(order))
+    if lying.is_contiguous():
+        return value
+    back = sorted(range(len(order)), key=lambda dimension: order[dimension])
+    return lying.contiguous().permute(back)
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
@@ -223,6 +247,7 @@ def _struct(tensor: torch.Tensor) -> _Tensor:
     shape = ctypes.cast(numbers, ctypes.POINTER(ctypes.c_int64))
     strides = ctypes.cast(ctypes.byref(numbers, 8 * rank), ctypes.POINTER(ctypes.c_int64))
     code = CODES.get(kind, 2 if kind.is_floating_point else 0)
-    made = _Tensor(tensor.data_ptr(), 1, 0, rank, code, kind.itemsize * 8, 1, shape, strides, 0)
+    where = (2, tensor.get_device()) if tensor.is_cuda else (1, 0)
+    made = _Tensor(tensor.data_ptr(), *where, rank, code, kind.itemsize * 8, 1, shape, strides, 0)
     made.keep = numbers
     return made

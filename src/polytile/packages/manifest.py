@@ -10,7 +10,7 @@ from typing import Any
 from polytile.errors import PackageError
 from polytile.packages import archive
 
-FORMAT = 1
+FORMAT = 2
 """Of the manifest and the names of files."""
 
 

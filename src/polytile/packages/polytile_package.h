@@ -19,7 +19,7 @@ extern "C" {
 
 #ifndef DLPACK_VERSION /* else dlpack.h has been included, which declares the same */
 typedef struct {
-    int32_t device_type; /* 1: the processor's memory */
+    int32_t device_type; /* 1: the processor's memory, 2: that of a GPU (CUDA) */
     int32_t device_id;
 } DLDevice;
 
@@ -54,6 +54,7 @@ enum {
     POLYTILE_INDEX = 2,    /* a kernel found an index out of range, or a divisor of 0 */
     POLYTILE_ASSERTION = 3, /* an assertion of the model does not hold */
     POLYTILE_MEMORY = 4,   /* memory ran out */
+    POLYTILE_DEVICE = 5,   /* the GPU, its driver or cuBLASLt refused */
 };
 
 /* Opens a package: a file, or a folder with the same content. NULL on failure; `why` gets a sentence of up to `room` bytes, here and
@@ -64,6 +65,13 @@ PolytilePackage *polytile_open(const char *path, char *why, size_t room);
 int polytile_call(PolytilePackage *package, const DLTensor *const *inputs, int input_count, DLManagedTensor **outputs,
                   int output_count, char *why, size_t room);
 
+/* The same of a package for GPUs, on a stream (CUstream, cudaStream_t; NULL: the default one) of the GPU that the inputs are on.
+   It returns when the work is on the stream, not when it is done; an index out of range is told by a later call. Outputs are the
+   stream's: work on others waits for it, and they end before it is destroyed. */
+int polytile_call_on(PolytilePackage *package, void *stream, const DLTensor *const *inputs, int input_count,
+                     DLManagedTensor **outputs, int output_count, char *why, size_t room);
+
+int polytile_device_type(const PolytilePackage *package); /* where it runs, as of a DLDevice */
 int polytile_inputs(const PolytilePackage *package);
 int polytile_outputs(const PolytilePackage *package);
 const char *polytile_input_name(const PolytilePackage *package, int input);

@@ -1,454 +1,10 @@
-/* Packages: opens one, and makes its calls. The functions of the Api (runtime/program.h) on plain memory, without Python or torch.
+/* Calls of packages: the functions of the Api (runtime/program.h) on plain memory, without Python or torch.
 
    A tensor is an address, a layout and the memory that it keeps alive. What was given to a call and what the package holds is
-   borrowed, and copied where it is a result. All state of a call is in its Frame, so that calls may run side by side. */
+   borrowed, and copied where it is a result. All state of a call is in its Frame and, of a GPU, in
+   `here`, so that calls may run side by side. */
 
-enum { CPU_DEVICE = 1, MAX_SYMBOL = 128 };
-
-/* ---- sentences ---- */
-
-typedef struct {
-    char *text;
-    size_t room;
-    int status;
-} Why;
-
-static int fail(Why *why, int status, const char *format, ...)
-{
-    va_list values;
-    va_start(values, format);
-    if (why->room > 0)
-        vsnprintf(why->text, why->room, format, values);
-    va_end(values);
-    why->status = status;
-    return RAISED;
-}
-
-/* ---- files: a folder, or an archive (zip) whose files are stored as they are ---- */
-
-typedef struct {
-    const char *path;
-    char *data; /* of the archive; NULL: a folder */
-    size_t size;
-} Archive;
-
-typedef struct {
-    const char *data;
-    size_t size;
-    uint32_t checksum; /* of a file in an archive */
-} File;
-
-static int map_file(const char *path, File *file)
-{
-    struct stat status;
-    int opened = open(path, O_RDONLY | O_CLOEXEC);
-    if (opened < 0)
-        return -1;
-    file->data = NULL;
-    if (fstat(opened, &status) == 0 && status.st_size > 0) {
-        void *data = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, opened, 0);
-        file->data = data == MAP_FAILED ? NULL : data;
-        file->size = (size_t)status.st_size;
-    }
-    close(opened);
-    return file->data == NULL ? -1 : 0;
-}
-
-/* A number of so many bytes, the lowest first. */
-static uint64_t number_at(const char *data, int bytes)
-{
-    uint64_t number = 0;
-    for (int i = bytes - 1; i >= 0; i--)
-        number = number << 8 | (unsigned char)data[i];
-    return number;
-}
-
-typedef struct {
-    uint64_t begin, count;
-} Directory;
-
-/* Where an archive says which files it has. */
-static int find_directory(const Archive *archive, Directory *found)
-{
-    enum { END = 22, LOCATOR = 20, END_64 = 56, LONGEST_COMMENT = 65535 };
-    const char *data = archive->data;
-    for (size_t back = END; back <= archive->size && back <= END + LONGEST_COMMENT; back++) {
-        const char *end = data + archive->size - back;
-        if (number_at(end, 4) != 0x06054b50)
-            continue;
-        *found = (Directory){number_at(end + 16, 4), number_at(end + 10, 2)};
-        if (back + LOCATOR <= archive->size && number_at(end - LOCATOR, 4) == 0x07064b50) {
-            uint64_t at = number_at(end - LOCATOR + 8, 8);
-            if (at > archive->size - END_64 || number_at(data + at, 4) != 0x06064b50)
-                return -1;
-            *found = (Directory){number_at(data + at + 48, 8), number_at(data + at + 32, 8)};
-        }
-        return found->begin < archive->size ? 0 : -1;
-    }
-    return -1;
-}
-
-/* The numbers of an entry that do not fit 32 bits: each stands in the extra field instead, in this order. */
-static void read_wide_numbers(const char *extra, uint64_t bytes, uint64_t *numbers, int count)
-{
-    enum { WIDE = 1 };
-    for (uint64_t at = 0, length; at + 4 <= bytes; at += 4 + length) {
-        const char *next = extra + at + 4, *end = extra + bytes;
-        length = number_at(extra + at + 2, 2);
-        if (number_at(extra + at, 2) != WIDE)
-            continue;
-        for (int i = 0; i < count; i++)
-            if (numbers[i] == UINT32_MAX && next + 8 <= end) {
-                numbers[i] = number_at(next, 8);
-                next += 8;
-            }
-    }
-}
-
-static int find_in_archive(const Archive *archive, const char *name, File *file)
-{
-    enum { ENTRY = 46, LOCAL = 30 };
-    Directory directory;
-    if (find_directory(archive, &directory) < 0)
-        return -1;
-    uint64_t at = directory.begin;
-    for (uint64_t i = 0; i < directory.count && at + ENTRY <= archive->size; i++) {
-        const char *entry = archive->data + at;
-        uint64_t named = number_at(entry + 28, 2), extra = number_at(entry + 30, 2), comment = number_at(entry + 32, 2);
-        uint64_t next = at + ENTRY + named + extra + comment;
-        if (number_at(entry, 4) != 0x02014b50 || next > archive->size)
-            return -1;
-        at = next;
-        if (named != strlen(name) || memcmp(entry + ENTRY, name, named) != 0)
-            continue;
-        uint64_t numbers[] = {number_at(entry + 24, 4), number_at(entry + 20, 4), number_at(entry + 42, 4)};
-        read_wide_numbers(entry + ENTRY + named, extra, numbers, 3);
-        uint64_t size = numbers[0], offset = numbers[2];
-        if (number_at(entry + 10, 2) != 0 || offset > archive->size - LOCAL)
-            return -1;
-        const char *local = archive->data + offset;
-        uint64_t begin = offset + LOCAL + number_at(local + 26, 2) + number_at(local + 28, 2);
-        if (begin > archive->size || size > archive->size - begin)
-            return -1;
-        *file = (File){archive->data + begin, size, (uint32_t)number_at(entry + 16, 4)};
-        return 0;
-    }
-    return -1;
-}
-
-static uint32_t checksum_of(const char *data, size_t size)
-{
-    uint32_t table[256], sum = UINT32_MAX;
-    for (uint32_t i = 0; i < 256; i++) {
-        table[i] = i;
-        for (int k = 0; k < 8; k++)
-            table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320u : 0);
-    }
-    for (size_t i = 0; i < size; i++)
-        sum = table[(sum ^ (unsigned char)data[i]) & 255] ^ sum >> 8;
-    return ~sum;
-}
-
-static int open_archive(Archive *archive, const char *path, Why *why)
-{
-    struct stat status;
-    File file;
-    *archive = (Archive){path, NULL, 0};
-    if (stat(path, &status) != 0)
-        return fail(why, POLYTILE_REFUSED, "package %s: %s.", path, strerror(errno));
-    if (S_ISDIR(status.st_mode))
-        return 0;
-    if (map_file(path, &file) < 0)
-        return fail(why, POLYTILE_REFUSED, "package %s cannot be read.", path);
-    *archive = (Archive){path, (char *)file.data, file.size};
-    Directory directory;
-    if (find_directory(archive, &directory) == 0)
-        return 0;
-    munmap(archive->data, archive->size);
-    return fail(why, POLYTILE_REFUSED, "package %s is no package, or only the beginning of one.", path);
-}
-
-/* ---- shared objects ---- */
-
-typedef struct {
-    void *handle;
-    int file; /* that stays open, as the loader tells files apart by their numbers; -1: none */
-} Loaded;
-
-struct PolytilePackage {
-    char *path;
-    Archive archive;
-    Loaded *loaded; /* the program and its libraries */
-    int loaded_count;
-    const PackagedProgram *program;
-    Kernel **entries; /* of each kernel's leaves */
-    File weights;
-    int maps_weights; /* 0: they are a file of their own */
-    ArenaPlans plans;
-    pthread_mutex_t lock; /* of the plans */
-};
-
-static int full_path(PolytilePackage *self, const char *name, char *path, size_t room)
-{
-    return (size_t)snprintf(path, room, "%s/%s", self->path, name) < room ? 0 : -1;
-}
-
-/* A file of an archive as a file of its own, which has no name. -1 on failure. */
-static int unpacked_file(File file)
-{
-    int opened = memfd_create("polytile", MFD_CLOEXEC);
-    for (size_t written = 0; opened >= 0 && written < file.size;) {
-        ssize_t count = write(opened, file.data + written, file.size - written);
-        if (count < 0 && errno != EINTR) {
-            close(opened);
-            return -1;
-        }
-        written += count > 0 ? (size_t)count : 0;
-    }
-    return opened;
-}
-
-/* Loads a shared object of the package. */
-static void *load(PolytilePackage *self, const char *name, Why *why)
-{
-    char path[PATH_MAX];
-    int opened = -1;
-    if (self->archive.data != NULL) {
-        File file;
-        if (find_in_archive(&self->archive, name, &file) < 0 || checksum_of(file.data, file.size) != file.checksum) {
-            fail(why, POLYTILE_REFUSED, "package %s: its file %s is missing or damaged. Write the package again.", self->path, name);
-            return NULL;
-        }
-        if ((opened = unpacked_file(file)) < 0) {
-            fail(why, POLYTILE_REFUSED, "package %s: %s cannot be unpacked: %s.", self->path, name, strerror(errno));
-            return NULL;
-        }
-        snprintf(path, sizeof path, "/proc/self/fd/%d", opened);
-    } else if (full_path(self, name, path, sizeof path) < 0) {
-        fail(why, POLYTILE_REFUSED, "package %s: the path is too long.", self->path);
-        return NULL;
-    }
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
-        const char *trouble = dlerror();
-        const char *mend = strstr(trouble, "GOMP") || strstr(trouble, "omp_")
-                               ? " Install an OpenMP runtime (Debian, Ubuntu: apt install libgomp1)."
-                               : "";
-        fail(why, POLYTILE_REFUSED, "package %s: %s cannot be loaded: %s.%s", self->path, name, trouble, mend);
-        if (opened >= 0)
-            close(opened);
-        return NULL;
-    }
-    Loaded *loaded = realloc(self->loaded, (size_t)(self->loaded_count + 1) * sizeof *loaded);
-    if (loaded == NULL) {
-        fail(why, POLYTILE_MEMORY, "package %s: there is no memory left.", self->path);
-        dlclose(handle);
-        return NULL;
-    }
-    self->loaded = loaded;
-    loaded[self->loaded_count++] = (Loaded){handle, opened};
-    return handle;
-}
-
-/* Kernels that run on several threads use an OpenMP runtime: that of the process, or one that is installed. */
-static void find_threads(void)
-{
-    static const char *const names[] = {"libgomp.so.1", "libomp.so", "libomp.so.5", "libiomp5.so"};
-    for (size_t i = 0; i < sizeof names / sizeof *names && dlsym(RTLD_DEFAULT, "GOMP_parallel") == NULL; i++)
-        dlopen(names[i], RTLD_NOW | RTLD_GLOBAL);
-}
-
-/* ---- is this the machine that it was made for? ---- */
-
-/* Whether the words have this one, underscores left out on both sides. */
-static int has_word(const char *words, const char *word, size_t length)
-{
-    while (*words != '\0') {
-        words += strspn(words, " \t\n");
-        size_t i = 0, own = strcspn(words, " \t\n"), at = 0;
-        for (; at < own; at++)
-            if (words[at] != '_' && (i >= length || words[at] != word[i++]))
-                break;
-        if (own > 0 && at == own && i == length)
-            return 1;
-        words += own;
-    }
-    return 0;
-}
-
-/* The line of /proc/cpuinfo that lists what the processor can do; NULL: nothing says. */
-static char *read_features(void)
-{
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    char *line = NULL;
-    size_t room = 0;
-    while (file != NULL && getline(&line, &room, file) >= 0)
-        if (strncmp(line, "flags", 5) == 0 || strncmp(line, "Features", 8) == 0) {
-            fclose(file);
-            return line;
-        }
-    free(line);
-    if (file != NULL)
-        fclose(file);
-    return NULL;
-}
-
-static int check_machine(PolytilePackage *self, Why *why)
-{
-    struct utsname here;
-    const PackagedProgram *program = self->program;
-    if (uname(&here) == 0 && strcmp(here.machine, program->machine) != 0)
-        return fail(why, POLYTILE_REFUSED, "package %s was made for a %s processor, and this one is %s. Write it again on such a machine.",
-                    self->path, program->machine, here.machine);
-    char *features = read_features();
-    const char *word = features == NULL ? "" : program->features;
-    int status = 0;
-    while (status == 0 && *(word += strspn(word, " ")) != '\0') {
-        size_t length = strcspn(word, " ");
-        if (!has_word(strchr(features, ':') + 1, word, length))
-            status = fail(why, POLYTILE_REFUSED,
-                          "package %s was made for a processor with %.*s, which this one lacks. Write it again on such a machine.",
-                          self->path, (int)length, word);
-        word += length;
-    }
-    free(features);
-    return status;
-}
-
-/* ---- opening ---- */
-
-typedef void (*Bind)(long slot, void *core);
-
-static int bind_leaf(PolytilePackage *self, const PackagedLeaf *leaf, Kernel *entry, Why *why)
-{
-    void *own = self->loaded[1 + leaf->library].handle, *found = dlsym(own, leaf->symbol);
-    if (found != NULL && leaf->core != NO_LIBRARY) {
-        void *bind = dlsym(own, leaf->bind), *core = dlsym(self->loaded[1 + leaf->core].handle, leaf->core_symbol);
-        if (bind == NULL || core == NULL)
-            found = NULL;
-        else
-            ((Bind)bind)(leaf->slot, core);
-    }
-    *entry = (Kernel)found;
-    return found != NULL ? 0
-                         : fail(why, POLYTILE_REFUSED, "package %s: %s lacks the function %s. Write the package again.", self->path,
-                                self->program->library[leaf->library], leaf->symbol);
-}
-
-static int bind_kernels(PolytilePackage *self, Why *why)
-{
-    const PackagedProgram *program = self->program;
-    self->entries = calloc((size_t)program->kernels + 1, sizeof *self->entries);
-    for (int i = 0; i < program->kernels; i++) {
-        const PackagedKernel *kernel = &program->kernel[i];
-        if (self->entries == NULL || (self->entries[i] = calloc((size_t)kernel->leaf_count + 1, sizeof(Kernel))) == NULL)
-            return fail(why, POLYTILE_MEMORY, "package %s: there is no memory left.", self->path);
-        for (int k = 0; k < kernel->leaf_count; k++)
-            if (bind_leaf(self, &kernel->leaves[k], &self->entries[i][k], why) < 0)
-                return RAISED;
-    }
-    return 0;
-}
-
-static int find_weights(PolytilePackage *self, Why *why)
-{
-    static const char name[] = "weights.safetensors";
-    char path[PATH_MAX];
-    if (self->program->constants == 0)
-        return 0;
-    int found = self->archive.data == NULL ? -1 : find_in_archive(&self->archive, name, &self->weights);
-    int apart = snprintf(path, sizeof path, self->archive.data == NULL ? "%s/%s" : "%s.safetensors", self->path, name) < PATH_MAX;
-    if (found < 0 && apart)
-        found = self->maps_weights = map_file(path, &self->weights);
-    for (int i = 0; found == 0 && i < self->program->constants; i++) {
-        const PackagedConstant *constant = &self->program->constant[i];
-        if ((uint64_t)constant->offset + (uint64_t)constant->bytes > self->weights.size)
-            found = -1;
-    }
-    return found == 0 ? 0 : fail(why, POLYTILE_REFUSED, "package %s: its file %s is missing or too short.", self->path, name);
-}
-
-static int open_program(PolytilePackage *self, Why *why)
-{
-    if (open_archive(&self->archive, self->path, why) < 0)
-        return RAISED;
-    void *handle = load(self, "program.so", why);
-    if (handle == NULL)
-        return RAISED;
-    const PackagedProgram *program = dlsym(handle, "polytile_packaged_program");
-    if (program == NULL || program->abi != PACKAGE_ABI)
-        return fail(why, POLYTILE_REFUSED,
-                    "package %s has format %ld, and this runtime reads format %d. Write it again with this version of polytile.",
-                    self->path, program == NULL ? 0L : (long)program->abi, PACKAGE_ABI);
-    self->program = program;
-    if (check_machine(self, why) < 0)
-        return RAISED;
-    find_threads();
-    for (int i = 0; i < program->libraries; i++)
-        if (load(self, program->library[i], why) == NULL)
-            return RAISED;
-    return bind_kernels(self, why) < 0 || find_weights(self, why) < 0 ? RAISED : 0;
-}
-
-void polytile_close(PolytilePackage *self)
-{
-    for (int i = 0; self->entries != NULL && i < self->program->kernels; i++)
-        free(self->entries[i]);
-    free(self->entries);
-    if (self->maps_weights == 0 && self->weights.data != NULL)
-        munmap((void *)self->weights.data, self->weights.size);
-    while (self->loaded_count-- > 0) { /* the program, which has all the tables, is the last */
-        dlclose(self->loaded[self->loaded_count].handle);
-        if (self->loaded[self->loaded_count].file >= 0)
-            close(self->loaded[self->loaded_count].file);
-    }
-    if (self->archive.data != NULL)
-        munmap(self->archive.data, self->archive.size);
-    free_plans(&self->plans);
-    pthread_mutex_destroy(&self->lock);
-    free(self->loaded);
-    free(self->path);
-    free(self);
-}
-
-PolytilePackage *polytile_open(const char *path, char *text, size_t room)
-{
-    Why why = {text, room, 0};
-    PolytilePackage *self = calloc(1, sizeof *self);
-    if (self == NULL || (self->path = strdup(path)) == NULL) {
-        free(self);
-        fail(&why, POLYTILE_MEMORY, "package %s: there is no memory left.", path);
-        return NULL;
-    }
-    pthread_mutex_init(&self->lock, NULL);
-    self->maps_weights = -1;
-    if (open_program(self, &why) == 0)
-        return self;
-    polytile_close(self);
-    return NULL;
-}
-
-int polytile_inputs(const PolytilePackage *self)
-{
-    return self->program->inputs;
-}
-
-int polytile_outputs(const PolytilePackage *self)
-{
-    return self->program->outputs;
-}
-
-const char *polytile_input_name(const PolytilePackage *self, int input)
-{
-    return self->program->input[input].name;
-}
-
-/* ---- memory and tensors ---- */
-
-typedef struct {
-    int users;
-    char *data;
-} Memory;
+/* ---- tensors ---- */
 
 typedef struct {
     char *data;
@@ -459,6 +15,7 @@ typedef struct {
 
 struct Frame {
     PolytilePackage *package;
+    OnGpu *on; /* the GPU that it runs on; NULL: the processor */
     const DLTensor *const *given;
     DLManagedTensor **results;
     int result_count;
@@ -480,34 +37,6 @@ static int64_t element_bytes(const Layout *layout)
     return types[layout->dtype].bits / 8;
 }
 
-static Memory *new_memory(int64_t bytes)
-{
-    Memory *memory = malloc(sizeof *memory);
-    if (memory != NULL) {
-        *memory = (Memory){1, aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64 + 64)};
-        if (memory->data == NULL) {
-            free(memory);
-            memory = NULL;
-        }
-    }
-    return memory;
-}
-
-static Memory *shared(Memory *memory)
-{
-    if (memory != NULL)
-        __atomic_add_fetch(&memory->users, 1, __ATOMIC_RELAXED);
-    return memory;
-}
-
-static void drop(Memory *memory)
-{
-    if (memory != NULL && __atomic_sub_fetch(&memory->users, 1, __ATOMIC_ACQ_REL) == 0) {
-        free(memory->data);
-        free(memory);
-    }
-}
-
 /* `tensor` becomes `new`, whose memory it takes over. */
 static void become(Tensor *tensor, Tensor new)
 {
@@ -516,11 +45,16 @@ static void become(Tensor *tensor, Tensor new)
     drop(before);
 }
 
+static const Gpu *gpu_of_call(const Frame *frame)
+{
+    return frame->on == NULL ? NULL : frame->on->gpu;
+}
+
 static int allocate_tensor(Frame *frame, int number, const Layout *layout, int device_type, int device)
 {
     int64_t bytes = bytes_of(layout, element_bytes(layout), 1);
-    Memory *memory = new_memory(bytes);
-    (void)device_type, (void)device;
+    Memory *memory = new_memory(gpu_of_call(frame), bytes);
+    (void)device_type, (void)device; /* those of the example */
     if (memory == NULL)
         return fail(&frame->why, POLYTILE_MEMORY, "package %s: there is no memory for %ld bytes.", frame->package->path, (long)bytes);
     become(&frame->tensors[number], (Tensor){bytes == 0 ? NULL : memory->data, memory, *layout, -1});
@@ -548,8 +82,11 @@ static int take_tensor(Frame *frame, int argument, int number)
     const DLTensor *given = frame->given[argument];
     DLDataType type = types[input->dtype];
     Why *why = &frame->why;
-    if (given->device.device_type != CPU_DEVICE)
+    const Gpu *gpu = gpu_of_call(frame);
+    if (gpu == NULL && given->device.device_type != CPU_DEVICE)
         return fail(why, POLYTILE_REFUSED, "input '%s' is not in the processor's memory, as this package needs it.", input->name);
+    if (gpu != NULL && (given->device.device_type != GPU_DEVICE || given->device.device_id != gpu->index))
+        return fail(why, POLYTILE_REFUSED, "input '%s' is not in the memory of GPU %d, as this call needs it.", input->name, gpu->index);
     if (given->dtype.code != type.code || given->dtype.bits != type.bits || given->dtype.lanes != 1)
         return fail(why, POLYTILE_REFUSED, "input '%s' has another element type (DLPack's code %d, %d bits) than the package takes (%d, %d).",
                     input->name, given->dtype.code, given->dtype.bits, type.code, type.bits);
@@ -582,7 +119,8 @@ static int take_integer(Frame *frame, int argument, int64_t *integer)
 
 static int on_device(int device)
 {
-    return device == 0;
+    (void)device; /* that of the example */
+    return 1;
 }
 
 static void accept(Frame *frame)
@@ -615,6 +153,9 @@ static int expect(Frame *frame, int number, const Layout *want)
     }
     if (same || empty)
         return 0;
+    if (frame->on != NULL)
+        return fail(&frame->why, POLYTILE_REFUSED, "input '%s' has other strides than the package takes; copy it to those of the example.",
+                    name);
     Tensor before = *tensor;
     *tensor = (Tensor){.input = before.input};
     if (allocate_tensor(frame, number, want, 0, 0) < 0)
@@ -629,7 +170,7 @@ static int expect(Frame *frame, int number, const Layout *want)
 static int constant(Frame *frame, int object, int number)
 {
     const PackagedConstant *held = &frame->package->program->constant[object];
-    char *data = (char *)frame->package->weights.data + held->offset;
+    char *weights = frame->on != NULL ? (char *)frame->on->weights : (char *)frame->package->weights.data, *data = weights + held->offset;
     become(&frame->tensors[number], (Tensor){held->bytes == 0 ? NULL : data, NULL, held->layout, -1});
     return 0;
 }
@@ -688,6 +229,8 @@ static void free_tensor(Frame *frame, int number)
 
 /* ---- the Api: kernels ---- */
 
+static const long DECLINED = LONG_MIN, RAISED_HERE = LONG_MIN + 1; /* the first as in launcher.c */
+
 static int order_of(const int64_t *one, const int64_t *other, int32_t fields)
 {
     for (int32_t i = 0; i < fields; i++)
@@ -725,14 +268,15 @@ static int64_t cell_of(int64_t size)
     return size <= 8 ? field : field & ~(int64_t)1;
 }
 
-/* What is known of calls like this one: decided for these sizes or their regime, else predicted for the cell around them. */
-static PackagedRow row_of(const PackagedKernel *kernel, void *const *pointers, int tensor_count, const int64_t *integers)
+/* What is known of calls like this one: decided for these sizes or their regime, else predicted for the cell around them. `fields`
+   gets the fields of the key. */
+static PackagedRow row_of(const PackagedKernel *kernel, void *const *pointers, const int64_t *integers, int64_t *fields)
 {
-    int64_t fields[kernel->fields + 1], finer[kernel->fields + 1], *next = fields;
+    int64_t finer[kernel->fields + 1], *next = fields;
     for (int32_t i = 0; i < kernel->integers; i++)
         next = append_integer_field(next, kernel->codes[i], integers[i]);
     int64_t *sizes_end = next;
-    for (int i = 0; kernel->tensor_codes != NULL && i < tensor_count; i++)
+    for (int i = 0; kernel->tensor_codes != NULL && i < kernel->tensors; i++)
         if (kernel->tensor_codes[i] != ANY)
             *next++ = tensor_field(kernel->tensor_codes[i], (uintptr_t)pointers[i]);
     for (int32_t i = 0; i < kernel->formula_count; i++)
@@ -758,39 +302,103 @@ static PackagedRow row_of(const PackagedKernel *kernel, void *const *pointers, i
     return row != NULL ? *row : (PackagedRow){NULL, kernel->anywhere_count, kernel->anywhere};
 }
 
-/* The first of some leaves that is right for these integers; -1: none is. */
-static int first_right(const PackagedKernel *kernel, const unsigned short *leaves, int32_t count, const int64_t *integers)
+typedef struct { /* of a kernel */
+    int number;
+    void *const *pointers;
+    const int64_t *integers, *fields;
+} Call;
+
+static int is_right(const PackagedLeaf *leaf, const Call *call)
 {
-    for (int32_t i = 0; i < count; i++) {
-        const PackagedLeaf *leaf = &kernel->leaves[leaves[i]];
-        int right = 1;
-        for (int32_t k = 0; k < leaf->fact_count; k++)
-            right &= integers[leaf->facts[2 * k]] == leaf->facts[2 * k + 1];
-        if (right)
-            return leaves[i];
-    }
-    return -1;
+    for (int32_t i = 0; i < leaf->fact_count; i++)
+        if (!fact_holds((const LeafFact *)leaf->facts + i, call->fields, (const long *)call->integers, call->pointers))
+            return 0;
+    return 1;
+}
+
+static long dispatch(Frame *frame, int number, void *const *pointers, const int64_t *integers);
+
+/* A product, and the kernel that reads it from memory (pair.c does the same in live programs). */
+static long multiply_then(Frame *frame, const PackagedLeaf *leaf, void *plan, const Call *call)
+{
+    const PackagedKernel *then = &frame->package->program->kernel[leaf->then];
+    int64_t bytes = leaf->element_bytes * call->integers[0] * call->integers[1] * call->integers[2];
+    Memory *memory = bytes > 0 ? new_memory(frame->on->gpu, bytes) : NULL;
+    if (memory == NULL)
+        return DECLINED;
+    void *operands[] = {call->pointers[0], call->pointers[1], memory->data}, *given[then->tensors];
+    memcpy(&given[1], &call->pointers[2], (size_t)(then->tensors - 1) * sizeof *given);
+    given[0] = memory->data;
+    long code = frame->package->multiply(operands, (const long *)call->integers, (long)(intptr_t)plan);
+    if (code == 0)
+        code = dispatch(frame, leaf->then, given, call->integers + leaf->product->integers);
+    drop(memory);
+    return code;
+}
+
+/* What a leaf returns; DECLINED where it makes no such call, or none on this device. RAISED_HERE with a sentence. */
+static long call_leaf(Frame *frame, int number, const Call *call)
+{
+    PolytilePackage *package = frame->package;
+    const PackagedProgram *program = package->program;
+    const PackagedLeaf *leaf = &program->kernel[call->number].leaves[number];
+    const long *integers = (const long *)call->integers;
+    if (frame->on == NULL)
+        return package->entries[call->number][number](call->pointers, integers, leaf->threads);
+    void *plan = plan_of(package, frame->on, call->number, number, &frame->why);
+    if (plan == NULL)
+        return RAISED_HERE;
+    if (plan == &absent)
+        return DECLINED;
+    if (leaf->then != NO_KERNEL)
+        return multiply_then(frame, leaf, plan, call);
+    Kernel run = leaf->product != NULL ? package->multiply : package->launch;
+    return run(call->pointers, integers, (long)(intptr_t)plan);
+}
+
+/* Has the first of some leaves make the call that is right for it and does not decline. */
+static long call_first(Frame *frame, const unsigned short *leaves, int32_t count, const Call *call)
+{
+    const PackagedKernel *kernel = &frame->package->program->kernel[call->number];
+    long code = DECLINED;
+    for (int32_t i = 0; i < count && code == DECLINED; i++)
+        if (is_right(&kernel->leaves[leaves[i]], call))
+            code = call_leaf(frame, leaves[i], call);
+    return code;
+}
+
+/* 0; DECLINED where there is no form for these sizes; or RAISED_HERE with a sentence. */
+static long dispatch(Frame *frame, int number, void *const *pointers, const int64_t *integers)
+{
+    const PackagedKernel *kernel = &frame->package->program->kernel[number];
+    int64_t fields[kernel->fields + 1];
+    const Call call = {number, pointers, integers, fields};
+    PackagedRow row = row_of(kernel, pointers, integers, fields);
+    long code = call_first(frame, row.leaves, row.count, &call);
+    if (code == DECLINED)
+        code = call_first(frame, kernel->anywhere, kernel->anywhere_count, &call);
+    if (code == 0 || code == DECLINED || code == RAISED_HERE)
+        return code;
+    if (code < 0)
+        failed_on_gpu(frame->package, kernel, code, &frame->why);
+    else
+        fail(&frame->why, POLYTILE_INDEX, "kernel '%s': %s", kernel->name,
+             code <= kernel->check_count ? kernel->checks[code - 1] : "a run-time check failed.");
+    return RAISED_HERE;
 }
 
 static int call_kernel(Frame *frame, int number, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
-    const PackagedKernel *kernel = &frame->package->program->kernel[number];
     void *pointers[tensor_count + 1];
     for (int i = 0; i < tensor_count; i++)
         pointers[i] = frame->tensors[tensors[i]].data;
-    PackagedRow row = row_of(kernel, pointers, tensor_count, integers);
-    int leaf = first_right(kernel, row.leaves, row.count, integers);
-    if (leaf < 0)
-        leaf = first_right(kernel, kernel->anywhere, kernel->anywhere_count, integers);
-    if (leaf < 0)
-        return fail(&frame->why, POLYTILE_REFUSED, "package %s has no form of kernel '%s' for these sizes. Write it with sizes=... that have them.",
-                    frame->package->path, kernel->name);
-    long code = frame->package->entries[number][leaf](pointers, (const long *)integers, kernel->leaves[leaf].threads);
     (void)count;
-    if (code == 0)
-        return 0;
-    const char *sentence = 0 < code && code <= kernel->check_count ? kernel->checks[code - 1] : "a run-time check failed.";
-    return fail(&frame->why, POLYTILE_INDEX, "kernel '%s': %s", kernel->name, sentence);
+    long code = dispatch(frame, number, pointers, integers);
+    if (code == DECLINED)
+        return fail(&frame->why, POLYTILE_REFUSED, "package %s has no form of kernel '%s' for these sizes%s. Write it with %s that have them.",
+                    frame->package->path, frame->package->program->kernel[number].name, frame->on == NULL ? "" : " on this GPU",
+                    frame->on == NULL ? "sizes" : "sizes or architectures=");
+    return code == 0 ? 0 : RAISED;
 }
 
 /* What packages never hold: packages/text.py refuses lines that need it. */
@@ -850,6 +458,12 @@ static int no_memory(Frame *frame)
     return fail(&frame->why, POLYTILE_MEMORY, "package %s: there is no memory for a result.", frame->package->path);
 }
 
+static DLDevice device_of(const Memory *memory)
+{
+    const Gpu *gpu = memory == NULL ? NULL : memory->gpu;
+    return gpu == NULL ? (DLDevice){CPU_DEVICE, 0} : (DLDevice){GPU_DEVICE, gpu->index};
+}
+
 /* A result of this layout in `memory`, which it takes over. */
 static int give(Frame *frame, char *data, Memory *memory, const Layout *layout)
 {
@@ -865,7 +479,7 @@ static int give(Frame *frame, char *data, Memory *memory, const Layout *layout)
     output->managed.manager_ctx = NULL;
     output->managed.deleter = delete_output;
     output->managed.dl_tensor = (DLTensor){
-        .data = data, .device = {CPU_DEVICE, 0}, .ndim = (int32_t)rank, .dtype = types[layout->dtype], .shape = output->numbers,
+        .data = data, .device = device_of(memory), .ndim = (int32_t)rank, .dtype = types[layout->dtype], .shape = output->numbers,
         .strides = output->numbers + rank, .byte_offset = 0,
     };
     frame->results[frame->result_count++] = &output->managed;
@@ -875,19 +489,27 @@ static int give(Frame *frame, char *data, Memory *memory, const Layout *layout)
 static int give_tensor(Frame *frame, int number)
 {
     const Tensor *tensor = &frame->tensors[number];
-    if (tensor->memory != NULL || tensor->data == NULL)
+    if (tensor->memory != NULL)
         return give(frame, tensor->data, shared(tensor->memory), &tensor->layout);
     int64_t bytes = bytes_of(&tensor->layout, element_bytes(&tensor->layout), 1);
-    Memory *memory = new_memory(bytes);
+    Memory *memory = new_memory(gpu_of_call(frame), bytes);
     if (memory == NULL)
         return no_memory(frame);
-    memcpy(memory->data, tensor->data, (size_t)bytes);
+    int code = 0;
+    if (frame->on == NULL && bytes > 0)
+        memcpy(memory->data, tensor->data, (size_t)bytes);
+    else if (bytes > 0)
+        code = cu.copy((uintptr_t)memory->data, (uintptr_t)tensor->data, (size_t)bytes, here.stream);
+    if (code != 0) {
+        drop(memory);
+        return refused_by_driver(frame->package, &frame->why, "copy a result", code);
+    }
     return give(frame, memory->data, memory, &tensor->layout);
 }
 
 static int give_integer(Frame *frame, int64_t integer)
 {
-    Memory *memory = new_memory(sizeof integer);
+    Memory *memory = new_memory(NULL, sizeof integer);
     if (memory == NULL)
         return no_memory(frame);
     memcpy(memory->data, &integer, sizeof integer);
@@ -926,8 +548,51 @@ static int run(PolytilePackage *self, Frame *frame)
     return status;
 }
 
-int polytile_call(PolytilePackage *self, const DLTensor *const *inputs, int input_count, DLManagedTensor **outputs, int output_count,
-                  char *text, size_t room)
+static int make_call(PolytilePackage *self, Frame *frame, DLManagedTensor **outputs)
+{
+    if (run(self, frame) == RETURNED)
+        return POLYTILE_OK;
+    while (frame->result_count-- > 0)
+        if (outputs[frame->result_count] != NULL)
+            delete_output(outputs[frame->result_count]);
+    if (frame->why.status == 0)
+        overflow(frame);
+    return frame->why.status;
+}
+
+/* The number of the GPU that a call is for: where its first tensor is, or the current one. */
+static int device_of_call(const DLTensor *const *inputs, int count)
+{
+    int index = 0;
+    for (int i = 0; i < count; i++)
+        if (inputs[i]->device.device_type == GPU_DEVICE)
+            return inputs[i]->device.device_id;
+    return cu.current_device(&index) == 0 ? index : 0;
+}
+
+static int make_call_on_gpu(PolytilePackage *self, Frame *frame, DLManagedTensor **outputs, int index, void *stream)
+{
+    int code = 0, recording = 0;
+    Gpu *gpu = gpu_of(index, &code);
+    if (gpu == NULL || (code = enter(gpu)) != 0) {
+        refused_by_driver(self, &frame->why, "use the GPU of the inputs", code);
+        return POLYTILE_DEVICE;
+    }
+    here.gpu = gpu;
+    here.stream = stream;
+    int status = POLYTILE_REFUSED;
+    if (cu.is_capturing(stream, &recording) == 0 && recording)
+        fail(&frame->why, status, "package %s: the stream is recorded for a CUDA graph, which calls of packages cannot be part of.", self->path);
+    else if ((frame->on = on_gpu(self, gpu, &frame->why)) == NULL)
+        status = frame->why.status;
+    else
+        status = make_call(self, frame, outputs);
+    leave();
+    return status;
+}
+
+int polytile_call_on(PolytilePackage *self, void *stream, const DLTensor *const *inputs, int input_count, DLManagedTensor **outputs,
+                     int output_count, char *text, size_t room)
 {
     Frame frame = {.package = self, .given = inputs, .results = outputs, .why = {text, room, 0}};
     const PackagedProgram *program = self->program;
@@ -936,12 +601,13 @@ int polytile_call(PolytilePackage *self, const DLTensor *const *inputs, int inpu
              program->inputs, program->outputs, input_count, output_count);
         return POLYTILE_REFUSED;
     }
-    if (run(self, &frame) == RETURNED)
-        return POLYTILE_OK;
-    while (frame.result_count-- > 0)
-        if (outputs[frame.result_count] != NULL)
-            delete_output(outputs[frame.result_count]);
-    if (frame.why.status == 0)
-        overflow(&frame);
-    return frame.why.status;
+    if (program->device_type != GPU_DEVICE)
+        return make_call(self, &frame, outputs);
+    return make_call_on_gpu(self, &frame, outputs, device_of_call(inputs, input_count), stream);
+}
+
+int polytile_call(PolytilePackage *self, const DLTensor *const *inputs, int input_count, DLManagedTensor **outputs, int output_count,
+                  char *text, size_t room)
+{
+    return polytile_call_on(self, NULL, inputs, input_count, outputs, output_count, text, room);
 }

@@ -1,8 +1,22 @@
 /* The content of a package's program.so, as data. packages/text.py writes it, runtime.c reads it. */
 
-enum { PACKAGE_ABI = 1, NO_LIBRARY = -1 };
+enum { PACKAGE_ABI = 2, NO_LIBRARY = -1, NO_KERNEL = -1 };
 
-typedef struct { /* a kernel's machine code, and the calls for which it is right */
+typedef struct { /* the machine code of one launch: the file, and the kernel in it */
+    int32_t image;
+    const char *symbol;
+} PackagedCode;
+
+typedef struct { /* how a kernel is launched on GPUs of one architecture */
+    int32_t architecture; /* 90 */
+    int32_t launch_count, scratch_count;
+    int32_t reports; /* whether it reports run-time checks */
+    const Launch *launches;
+    const PackagedCode *codes; /* of each launch */
+    const Scratch *scratch;
+} PackagedBuild;
+
+typedef struct { /* a kernel's machine code, and the calls for which it is right; or a product by cuBLASLt */
     int32_t library;
     const char *symbol;
     int64_t threads;
@@ -10,7 +24,12 @@ typedef struct { /* a kernel's machine code, and the calls for which it is right
     const char *bind, *core_symbol;
     int64_t slot;
     int32_t fact_count;
-    const int64_t *facts; /* pairs: the integer of this number has this value */
+    const int64_t *facts; /* LeafFacts (keys.c): kind, index and number of each */
+    int32_t build_count; /* of a kernel for GPUs, which has no library */
+    const PackagedBuild *builds;
+    const ProductPlan *product; /* without what belongs to a process or a device; NULL: it is none */
+    int32_t then;               /* the kernel that reads a product in memory, or NO_KERNEL: it is the result */
+    int32_t element_bytes;      /* of that memory */
 } PackagedLeaf;
 
 typedef struct { /* which leaves serve, the first to look at first; no leaves: the regime is subdivided */
@@ -26,7 +45,7 @@ typedef struct { /* rows in the order of their keys */
 
 typedef struct {
     const char *name;
-    int32_t integers, fields;
+    int32_t tensors, integers, fields;
     const unsigned char *codes, *tensor_codes; /* of regime keys; tensor codes may be NULL */
     int32_t formula_count;
     const int64_t *const *formulas;
@@ -58,11 +77,14 @@ typedef struct {
 typedef struct {
     int64_t abi;
     const char *machine, *features; /* what `uname -m` says; features of the processor, with blanks around each */
-    int32_t inputs, outputs, tensors, memories, constants, kernels, libraries;
+    int32_t device_type; /* DLPack's: 1 a CPU, 2 a GPU */
+    int32_t inputs, outputs, tensors, memories, constants, kernels, libraries, images;
     const PackagedInput *input;
     const PackagedConstant *constant;
     const PackagedKernel *kernel;
-    const char *const *library; /* names of files */
+    const char *const *library, *const *image; /* names of files */
+    int32_t launcher, multiplier; /* the libraries that launch kernels and multiply by cuBLASLt, or NO_LIBRARY */
+    const char *cublaslt;         /* the name of that library */
     const PackagedError *errors;
     Function run;
 } PackagedProgram;

@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.candidates.handles import NativeHandle
+from polytile.candidates.handles import DeviceHandle, MachineCode, NativeHandle, Portable, ProductHandle
 from polytile.compiler.programs import Scheduled
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.packaged import Leaf, PackagedTable
@@ -19,11 +19,13 @@ from polytile.errors import PackageError
 from polytile.ir.program import Buffer, Program
 from polytile.packages.weights import Weights
 from polytile.runtime import native, program
+from polytile.runtime.cuda import cublaslt, launch
+from polytile.runtime.cuda.products import Operand
 from polytile.runtime.weights import Site
 from polytile.wrapper import Line, c_numbers, cpp, lines, python
 from polytile.wrapper.arguments import argument_lines
 
-ABI = 1
+ABI = 2
 """The format of tables.h, as its PACKAGE_ABI."""
 
 MOST_DIMENSIONS = 64
@@ -40,15 +42,19 @@ HEADERS = (
 
 @functools.cache
 def _part(name: str) -> str:
-    here = Path(__file__).with_name(name)
-    return (here if here.exists() else Path(native.__file__).with_name(name)).read_text()
+    here = Path(__file__).parent / name
+    return (here if here.exists() else Path(native.__file__).parent / name).read_text()
 
 
 def runtime_source() -> str:
     """The C text of what opens packages and makes their calls, complete."""
     includes = "\n".join(f"#include <{head}>" for head in HEADERS.split())
-    parts = "formula.c keys.c program.h arena.c tables.h polytile_package.h runtime.c".split()
-    return "\n".join([f"#define _GNU_SOURCE\n{includes}\n", *map(_part, parts)])
+    parts = f"formula.c keys.c program.h arena.c {' '.join(DATA)} polytile_package.h gpu.c package.c on_gpu.c runtime.c"
+    return "\n".join([f"#define _GNU_SOURCE\n{includes}\n", *map(_part, parts.split())])
+
+
+DATA = ("cuda/launch.h", "cuda/product.h", "tables.h")
+"""What declares the data of program.so."""
 
 
 def header() -> str:
@@ -58,23 +64,46 @@ def header() -> str:
 
 @dataclass(frozen=True)
 class PackagedKernel:
-    """A kernel of the program, its table, and where the machine code of each leaf is."""
+    """A kernel of the program, its table, and the code of each leaf."""
 
     multikernel: MultiKernel
     table: PackagedTable
-    handles: tuple[NativeHandle, ...]
+    handles: tuple[Mapping[int, Portable], ...]
+    """By the architecture of GPUs; 0: it has none, it is a processor's or a library's."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What the text of program.so is made of besides its function. `libraries` are paths of the shared objects, by the names of
-    their files in the package."""
+    """What the text of program.so is made of besides its function: paths of the shared objects and images of GPU code, by the
+    names of their files in the package; the architectures of GPUs, and the paths of what launches and multiplies there."""
 
     kernels: Sequence[PackagedKernel]
     libraries: Mapping[str, str]
+    images: Mapping[str, bytes]
     features: Sequence[str]
     machine: str
     weights: Weights
+    architectures: tuple[int, ...] = ()
+    launcher: str = ""
+    multiplier: str = ""
+
+    @property
+    def places(self) -> Places:
+        """The numbers by which the tables know the files."""
+        return Places(
+            {path: place for place, path in enumerate(self.libraries.values())},
+            {image: place for place, image in enumerate(self.images.values())},
+            {id(kernel.multikernel): place for place, kernel in enumerate(self.kernels)},
+        )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Numbers of shared objects by their paths, of images by their content, and of kernels."""
+
+    libraries: Mapping[str, int]
+    images: Mapping[bytes, int]
+    kernels: Mapping[int, int]
 
 
 class PackageWriter(cpp.UnitWriter):
@@ -155,13 +184,14 @@ class PackageWriter(cpp.UnitWriter):
 
     def program_source(self, content: Content) -> str:
         """The C text of program.so."""
-        places = {path: place for place, path in enumerate(content.libraries.values())}
+        places = content.places
         kernels = [_kernel(kernel, places) for kernel in content.kernels]
         constants = [_constant(name, value, content.weights) for name, value in self.held.items()]
         fields = {
             "abi": str(ABI),
             "machine": _string(content.machine),
             "features": _string(f" {' '.join(content.features)} "),
+            "device_type": "2" if content.architectures else "1",
             "inputs": str(self.arguments),
             "outputs": str(self.outputs),
             "tensors": str(len(self.tensors)),
@@ -169,14 +199,19 @@ class PackageWriter(cpp.UnitWriter):
             "constants": str(len(constants)),
             "kernels": str(len(kernels)),
             "libraries": str(len(content.libraries)),
+            "images": str(len(content.images)),
             "input": _array("PackagedInput", map(self._input, self.program.inputs)),
             "constant": _array("PackagedConstant", constants),
             "kernel": _array("PackagedKernel", kernels),
             "library": _array("char *const", map(_string, content.libraries)),
+            "image": _array("char *const", map(_string, content.images)),
+            "launcher": str(places.libraries.get(content.launcher, "NO_LIBRARY")),
+            "multiplier": str(places.libraries.get(content.multiplier, "NO_LIBRARY")),
+            "cublaslt": _string(cublaslt.soname() if content.multiplier else ""),
             "errors": _array("PackagedError", [f"{{{_status(kind)}, {_string(message)}}}" for kind, message in self.errors]),
             "run": cpp.FUNCTION,
         }
-        head = [program.header(), c_numbers.PRELUDE, _part("tables.h"), self.function()]
+        head = [program.header(), c_numbers.PRELUDE, *map(_part, DATA), self.function()]
         return "\n".join([*head, f"const PackagedProgram polytile_packaged_program = {_struct(fields)};", ""])
 
     def _input(self, item: Any) -> str:
@@ -259,13 +294,14 @@ def _constant(name: str, value: torch.Tensor, weights: Weights) -> str:
     return f"{{{weights.offset(name)}, {weights.size(name)}, {layout}}}"
 
 
-def _kernel(packaged: PackagedKernel, places: Mapping[str, int]) -> str:
+def _kernel(packaged: PackagedKernel, places: Places) -> str:
     spec, table = packaged.multikernel.spec, packaged.table
     keys = spec.keys
     leaves = [_leaf(leaf, handle, places) for leaf, handle in zip(table.leaves, packaged.handles, strict=True)]
     formulas = [_numbers("int64_t", condition.formula) for condition in spec.conditions]
     return _struct({
         "name": _string(spec.name),
+        "tensors": str(len(spec.args)),
         "integers": str(len(spec.size_codes)),
         "fields": str(len(keys.fields((0,) * len(spec.size_codes)))),
         "codes": _numbers("unsigned char", spec.size_codes),
@@ -284,20 +320,95 @@ def _kernel(packaged: PackagedKernel, places: Mapping[str, int]) -> str:
     })  # fmt: skip
 
 
-def _leaf(leaf: Leaf, handle: NativeHandle, places: Mapping[str, int]) -> str:
-    bind, slot, core, symbol = handle.bind or ("", 0, "", "")
+def _leaf(leaf: Leaf, handles: Mapping[int, Portable], places: Places) -> str:
+    fields, builds = {"library": "NO_LIBRARY", "core": "NO_LIBRARY", "then": "NO_KERNEL"}, []
+    for architecture, handle in handles.items():
+        match handle:
+            case NativeHandle():
+                fields |= _native(handle, places.libraries)
+            case DeviceHandle():
+                builds.append(_build(handle, architecture, places))
+            case ProductHandle():
+                fields |= {"product": f"&(const ProductPlan){_product(handle)}", "element_bytes": str(handle.element_bytes)}
+                fields |= {"then": str(places.kernels[id(handle.then)])} if handle.then is not None else {}
+    fields |= {"build_count": str(len(builds)), "builds": _array("PackagedBuild", builds)}
     facts = [number for fact in leaf.facts for number in fact]
-    return _struct({
-        "library": str(places[handle.path]),
+    return _struct({**fields, "fact_count": str(len(leaf.facts)), "facts": _numbers("int64_t", facts)})
+
+
+def _native(handle: NativeHandle, libraries: Mapping[str, int]) -> dict[str, str]:
+    bind, slot, core, symbol = handle.bind or ("", 0, "", "")
+    return {
+        "library": str(libraries[handle.path]),
         "symbol": _string(handle.symbol),
         "threads": str(handle.threads),
-        "core": str(places[core]) if core else "NO_LIBRARY",
+        "core": str(libraries[core]) if core else "NO_LIBRARY",
         "bind": _string(bind),
         "core_symbol": _string(symbol),
         "slot": str(slot),
-        "fact_count": str(len(leaf.facts)),
-        "facts": _numbers("int64_t", facts),
+    }
+
+
+def _build(handle: DeviceHandle, architecture: int, places: Places) -> str:
+    codes = [f"{{{places.images[one.function.image]}, {_string(one.function.symbol)}}}" for one in handle.launches]
+    reports = any(kind == launch.ERROR_WORD for one in handle.launches for kind, _ in one.parameters)
+    scratch = [f"{{{_numbers('int64_t', one.bytes)}, {int(one.zeroed)}}}" for one in handle.scratch]
+    return _struct({
+        "architecture": str(architecture),
+        "launch_count": str(len(handle.launches)),
+        "scratch_count": str(len(scratch)),
+        "reports": str(int(reports)),
+        "launches": _array("Launch", map(_launch, handle.launches)),
+        "codes": _array("PackagedCode", codes),
+        "scratch": _array("Scratch", scratch),
     })  # fmt: skip
+
+
+def _launch(one: launch.Launch[MachineCode]) -> str:
+    return _struct({
+        "grid": "{" + ", ".join(_numbers("int64_t", axis) for axis in one.grid) + "}",
+        "parameters": _array("Parameter", [f"{{{kind}, {index}}}" for kind, index in one.parameters]),
+        "descriptors": _array("Descriptor", map(_descriptor, one.descriptors)),
+        "count": str(len(one.parameters)),
+        "threads": str(one.threads),
+        "shared": str(one.shared),
+        "overlaps": str(int(one.overlaps)),
+        "cluster": str(one.cluster),
+    })  # fmt: skip
+
+
+def _descriptor(one: launch.Descriptor) -> str:
+    return _struct({
+        "sizes": "{" + ", ".join(_numbers("int64_t", size) for size in reversed(one.shape)) + "}",
+        "stride": _numbers("int64_t", one.stride),
+        "tensor": str(one.tensor),
+        "type": str(one.type),
+        "bytes": str(one.bytes),
+        "swizzle": str(one.swizzle),
+        "block": f"{{{one.block[1]}, {one.block[0]}}}",
+    })  # fmt: skip
+
+
+def _product(handle: ProductHandle) -> str:
+    product = handle.product
+    whole = product.compute == cublaslt.COMPUTE_32I
+    return _struct({
+        "fastest_at": "{" + ", ".join(str(handle.fastest_at.get(name, -1)) for name in ("batch", "M", "N", "K")) + "}",
+        "most_workspace": str(cublaslt.MOST_WORKSPACE),
+        "operands": "{" + ", ".join(map(_operand, product.operands)) + "}",
+        "bias": str(-1 if product.bias is None else product.bias),
+        "compute": str(product.compute),
+        "scale": str(cublaslt.TYPES[torch.int32 if whole else torch.float32]),
+        "rank": str(handle.rank),
+        "integers": str(product.integers),
+    })  # fmt: skip
+
+
+def _operand(operand: Operand | None) -> str:
+    if operand is None:
+        return "{.tensor = -1}"
+    strides = "{" + ", ".join(_numbers("int64_t", stride) for stride in operand.strides) + "}"
+    return _struct({"strides": strides, "tensor": str(operand.tensor), "type": str(cublaslt.TYPES[operand.dtype])})
 
 
 def _rows(rows: Mapping[tuple[int, ...], tuple[int, ...]]) -> str:

@@ -49,7 +49,9 @@ class Stored:
         return list(self.tensor.shape) if self.tensor.is_contiguous() else [self.elements]
 
     def content(self) -> memoryview:
-        array = (ctypes.c_char * self.bytes).from_address(self.tensor.data_ptr())
+        flat = self.tensor.as_strided((self.elements,), (1,)).cpu()
+        array = (ctypes.c_char * self.bytes).from_address(flat.data_ptr())
+        array.keep = flat  # type: ignore[attr-defined]
         return memoryview(array).cast("B")
 
 

@@ -15,13 +15,15 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from polytile import options as settings
+from polytile.candidates.handles import DeviceHandle, NativeHandle, Portable, ProductHandle
 from polytile.compiler.programs import Scheduled, program_name, schedule_program
 from polytile.compiler.stored import calls_at
 from polytile.dispatch.multikernel import MultiKernel
-from polytile.dispatch.packaged import Met, packaged_table
-from polytile.errors import PackageError
+from polytile.dispatch.packaged import Leaf, Met, PackagedTable, packaged_table
+from polytile.errors import DeviceError, PackageError
 from polytile.frontend import hints as hinted
-from polytile.ir.program import IS_PACKED
+from polytile.ir import sizes
+from polytile.ir.program import IS_PACKED, Buffer
 from polytile.packages import archive, text
 from polytile.packages.archive import Content
 from polytile.packages.capture import Captured, capture, exported
@@ -31,6 +33,10 @@ from polytile.packages.text import PackagedKernel, PackageWriter
 from polytile.packages.weights import Weights
 from polytile.runtime import compile as compiling
 from polytile.runtime import regime, toolchain
+from polytile.runtime.cuda import device as gpus
+from polytile.runtime.cuda import launch, products
+from polytile.runtime.cuda.device import DeviceFacts
+from polytile.runtime.target import Target
 from polytile.version import __version__
 
 PROGRAM_FLAGS = ("-O1",)
@@ -53,6 +59,7 @@ def package(
     weights_apart: bool = False,
     folder: bool = False,
     check: bool = True,
+    architectures: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
     """See `polytile.package`."""
@@ -64,14 +71,15 @@ def package(
         wanted = hinted.combinations(hinted.checked(hints), captured.traced, True)
         scheduled = schedule_program(captured.lowered, captured.traced, wanted)
         writer = PackageWriter(scheduled, captured.bounds)
-        kernels = _kernels(writer.used, scheduled, captured, wanted)
-        weights = Weights(writer.held)
-        libraries = _libraries(kernels)
-        content = text.Content(kernels, libraries, toolchain.features(), platform.machine(), weights)
+        devices = _devices(captured.device, architectures)
+        kernels = _kernels(writer.used, scheduled, captured, wanted, devices)
+        content = _content(kernels, Weights(writer.held), devices)
         binary = compiling.compile_c("packaged_program", writer.program_source(content), PROGRAM_FLAGS).result()
         runtime = compiling.compile_c("package_runtime", text.runtime_source(), ("-lpthread", "-ldl")).result()
         files = {archive.PROGRAM: Content.of(binary.path.read_bytes()), archive.RUNTIME: Content.of(runtime.path.read_bytes())}
-        files |= {name: Content.of(Path(library).read_bytes()) for name, library in libraries.items()}
+        files |= {name: Content.of(Path(library).read_bytes()) for name, library in content.libraries.items()}
+        files |= {name: Content.of(image) for name, image in content.images.items()}
+        weights = content.weights
         _write(path, files, Content(weights.bytes, weights.chunks), _manifest(captured, content), weights_apart, folder)
         if check:
             _check(path, program, args, kwargs)
@@ -99,27 +107,93 @@ def _write(
 
 
 def _kernels(
-    used: Iterable[MultiKernel], scheduled: Scheduled, captured: Captured, wanted: Sequence[hinted.Values]
+    used: Iterable[MultiKernel], scheduled: Scheduled, captured: Captured, wanted: Sequence[hinted.Values],
+    devices: Sequence[DeviceFacts],
 ) -> list[PackagedKernel]:
-    """The program's kernels with their tables. Raises PackageError for one that has no generated form."""
+    """The program's kernels with their tables. Raises PackageError for one that has no portable form."""
     grid = [captured.traced, *wanted, *_grid(captured)]
-    found = []
-    for multikernel in used:
-        fixed = [_fixed(multikernel, call) for kernel, call in scheduled.calls if kernel is multikernel]
-        own = [call for call in scheduled.calls if call[0] is multikernel]
-        met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
-        calls = [Met(ints, fixed[place]) for ints, place in met]
-        table = packaged_table(multikernel, calls) if calls else None
-        if table is None:
+    met = {multikernel: _met(multikernel, scheduled, grid) for multikernel in used}
+    tables: dict[MultiKernel, PackagedTable] = {}
+    left = [*met]
+    while left:
+        multikernel = left.pop(0)
+        tables[multikernel] = table = _table(multikernel, met[multikernel], devices)
+        for leaf, device in itertools.product(table.leaves, devices[1:]):
+            leaf.candidate.prepare_for(device)
+        for inner, calls in itertools.chain.from_iterable(_inner(leaf, met[multikernel]).items() for leaf in table.leaves):
+            known = {call.ints for call in met.setdefault(inner, [])}
+            if added := [call for call in calls if call.ints not in known]:
+                met[inner] += added
+                left.append(inner)
+    for multikernel, table in tables.items():
+        _check_forms(multikernel, table, devices)
+    forms = {kernel: tuple(_forms(leaf, devices) for leaf in table.leaves) for kernel, table in tables.items()}
+    return [PackagedKernel(kernel, table, forms[kernel]) for kernel, table in tables.items()]
+
+
+def _met(multikernel: MultiKernel, scheduled: Scheduled, grid: Sequence[hinted.Values]) -> list[Met]:
+    """The program's calls of a kernel at these sizes."""
+    own = [call for call in scheduled.calls if call[0] is multikernel]
+    fixed = [_fixed(multikernel, call) for _, call in own]
+    met = dict.fromkeys((ints, place) for values in grid for place, (_, ints) in enumerate(calls_at(own, values)))
+    return [Met(ints, fixed[place]) for ints, place in met]
+
+
+def _inner(leaf: Leaf, calls: Sequence[Met]) -> dict[MultiKernel, list[Met]]:
+    """The calls of kernels that a leaf makes itself, one behind a product."""
+    inner = leaf.form.then if isinstance(leaf.form, ProductHandle) else None
+    if not isinstance(inner, MultiKernel):
+        return {}
+    names = set(inner.spec.size_names)
+    pairs = [(met, tuple(ints)) for met in calls for _, ints in leaf.candidate.inner_calls(met.ints)]
+    own = {ints: Met(ints, {name: n for name, n in met.fixed.items() if name in names}) for met, ints in pairs}
+    return {inner: list(own.values())}
+
+
+def _table(multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> PackagedTable:
+    table = packaged_table(multikernel, calls, devices[1:]) if calls else None
+    if table is None:
+        spec = multikernel.spec
+        raise PackageError(
+            f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for all "
+            f"sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow more "
+            "sources by the option sources, or leave the operator out of the packaged part."
+        )
+    return table
+
+
+def _devices(device: torch.device, architectures: Sequence[int]) -> list[DeviceFacts]:
+    """The GPU, and one of each other architecture; none for a CPU. Raises PackageError."""
+    if device.type == "cpu":
+        if architectures:
+            raise PackageError("architectures= are those of GPUs, and the model is on a CPU. Move it to a GPU.")
+        return []
+    own = Target.of(device).facts
+    try:
+        return [own, *(gpus.of_capability(each) for each in dict.fromkeys(architectures) if each != own.capability)]
+    except DeviceError as error:
+        raise PackageError(f"the program cannot be packaged for architectures={tuple(architectures)}: {error}") from None
+
+
+def _forms(leaf: Leaf, devices: Sequence[DeviceFacts]) -> dict[int, Portable]:
+    """The code of a leaf, by architecture where it is a GPU's."""
+    form = leaf.form
+    if not isinstance(form, DeviceHandle):
+        return {0: form}
+    others = {device.capability: leaf.candidate.portable_to(device) for device in devices[1:]}
+    return {devices[0].capability: form, **{capability: other for capability, other in others.items() if other is not None}}
+
+
+def _check_forms(multikernel: MultiKernel, table: PackagedTable, devices: Sequence[DeviceFacts]) -> None:
+    """Raises PackageError where no kernel runs at all sizes on GPUs of some other architecture."""
+    last = [table.leaves[number] for number in table.anywhere]
+    for device in devices[1:]:
+        if not any(isinstance(_forms(leaf, devices).get(device.capability), DeviceHandle) for leaf in last):
             spec = multikernel.spec
             raise PackageError(
                 f"the program cannot be packaged: kernel {spec.name!r} ({', '.join(spec.source_ops)}) has no generated form for "
-                f"all sizes; its candidates are {', '.join(multikernel.names[:8])}. Narrow the sizes by dynamic_shapes=, allow "
-                "more sources by the option sources, or leave the operator out of the packaged part."
+                f"all sizes on GPUs of architecture {device.capability}. Leave that architecture out, or the operator."
             )
-        handles = tuple(leaf.candidate.handle() for leaf in table.leaves)
-        found.append(PackagedKernel(multikernel, table, handles))
-    return found
 
 
 def _fixed(multikernel: MultiKernel, call: Any) -> dict[str, int]:
@@ -156,15 +230,26 @@ def _product(counts: Iterable[int]) -> int:
     return total
 
 
-def _libraries(kernels: Sequence[PackagedKernel]) -> dict[str, str]:
-    """The shared objects of all kernels, by the names of their files in the package."""
-    paths = [
-        path
-        for kernel in kernels
-        for handle in kernel.handles
-        for path in (handle.path, *([handle.bind[2]] if handle.bind is not None else []))
-    ]
-    return {f"kernels/{place}.so": path for place, path in enumerate(dict.fromkeys(paths))}
+def _content(kernels: Sequence[PackagedKernel], weights: Weights, devices: Sequence[DeviceFacts]) -> text.Content:
+    """What the package of these kernels holds."""
+    forms = [form for kernel in kernels for handles in kernel.handles for form in handles.values()]
+    native = [form for form in forms if isinstance(form, NativeHandle)]
+    paths = [path for form in native for path in (form.path, *([form.bind[2]] if form.bind is not None else []))]
+    images = [one.function.image for form in forms if isinstance(form, DeviceHandle) for one in form.launches]
+    launcher = str(launch.prepare().result().path) if images else ""
+    multiplier = str(products.prepare().result().path) if any(isinstance(form, ProductHandle) for form in forms) else ""
+    libraries = dict.fromkeys(path for path in (*paths, launcher, multiplier) if path)
+    return text.Content(
+        kernels,
+        {f"kernels/{place}.so": path for place, path in enumerate(libraries)},
+        {f"kernels/{place}.cubin": image for place, image in enumerate(dict.fromkeys(images))},
+        toolchain.features() if native else (),  # the program itself is compiled for any processor of the kind
+        platform.machine(),
+        weights,
+        tuple(device.capability for device in devices),
+        launcher,
+        multiplier,
+    )
 
 
 # what people and load.py read -----------------------------------------------------------------------------------------
@@ -177,7 +262,7 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
         {
             "name": given.name,
             **({"constant": _plain(given.constant)} if given.is_constant else {}),
-            **(_described(buffers[given.name]) if given.name in buffers else {}),
+            **(_described(buffers[given.name], captured) if given.name in buffers else {}),
         }
         for given in captured.given
     ]
@@ -186,7 +271,8 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
         "format": FORMAT,
         "polytile": __version__,
         "torch": torch.__version__,
-        "device": "cpu",
+        "device": captured.device.type,
+        "architectures": list(content.architectures),
         "machine": content.machine,
         "features": list(content.features),
         "compiler": toolchain.find().version,
@@ -208,8 +294,11 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
     }
 
 
-def _described(buffer: Any) -> dict[str, Any]:
-    return {"dtype": str(buffer.dtype).removeprefix("torch."), "shape": [str(size) for size in buffer.sizes]}
+def _described(buffer: Buffer, captured: Captured) -> dict[str, Any]:
+    """`order`: the dimensions, the one whose elements are farthest apart first."""
+    strides = [sizes.evaluate(stride, captured.traced) for stride in buffer.strides]
+    order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+    return {"dtype": str(buffer.dtype).removeprefix("torch."), "shape": [str(size) for size in buffer.sizes], "order": order}
 
 
 def _plain(value: Any) -> Any:

@@ -79,11 +79,18 @@ def _facts(package: Package) -> Iterator[tuple[str, str]]:
     links = collections.Counter(_link(why) for _, why in package.choices().values())
     total = sum(file["bytes"] for file in manifest["files"].values())
     yield "versions", f"polytile {manifest['polytile']}, torch {manifest['torch']}, {manifest['compiler']}"
-    yield "runs on", f"{manifest['device']}, {manifest['machine']} with {' '.join(manifest['features'])}"
+    yield "runs on", _place(manifest)
     yield "sizes that vary", ", ".join(_bounds(name, *bounds) for name, bounds in manifest["sizes"].items()) or "none"
     yield "kernels", count(len(manifest["kernels"]))
     yield "choices", f"{count(links.total())}: " + ", ".join(f"{count(number)} {link}" for link, number in links.most_common())
     yield "files", f"{len(manifest['files'])}, {total / 1e6:.2f} MB" + (", weights apart" if manifest["weights_apart"] else "")
+
+
+def _place(manifest: Mapping[str, Any]) -> str:
+    """What a package runs on."""
+    if architectures := manifest.get("architectures"):
+        return f"NVIDIA GPUs of architecture {', '.join(map(str, architectures))}, {manifest['machine']}"
+    return f"{manifest['device']}, {manifest['machine']} with {' '.join(manifest['features'])}"
 
 
 def kernels(package: Package) -> Table:

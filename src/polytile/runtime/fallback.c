@@ -7,12 +7,6 @@
 
    Each key is noted once, for the thread that decides. The GIL covers all of this. */
 
-enum { SIZE_DIVIDED = 0, SIZE_IS = 1, SIZE_REACHES = 2, ADDRESS_DIVIDED = 3, FIELD_IS = 4 };
-
-typedef struct {
-    int64_t kind, index, number;
-} LeafFact;
-
 struct Leaf {
     Slot slot;
     PyObject *facts; /* bytes: LeafFacts */
@@ -35,16 +29,9 @@ static int holds(const Leaf *leaf, const int64_t *fields, const long *integers, 
 {
     const LeafFact *facts = (const LeafFact *)PyBytes_AS_STRING(leaf->facts);
     size_t count = (size_t)PyBytes_GET_SIZE(leaf->facts) / sizeof(LeafFact);
-    for (size_t i = 0; i < count; i++) {
-        int64_t index = facts[i].index, number = facts[i].number;
-        int true_here = facts[i].kind == SIZE_DIVIDED      ? integers[index] % number == 0
-                        : facts[i].kind == SIZE_IS         ? integers[index] == number
-                        : facts[i].kind == SIZE_REACHES    ? integers[index] >= number
-                        : facts[i].kind == ADDRESS_DIVIDED ? (int64_t)((uintptr_t)pointers[index] % (uintptr_t)number) == 0
-                                                           : fields[index] == number;
-        if (!true_here)
+    for (size_t i = 0; i < count; i++)
+        if (!fact_holds(&facts[i], fields, integers, pointers))
             return 0;
-    }
     return 1;
 }
 

@@ -56,3 +56,23 @@ static inline int64_t *append_integer_field(int64_t *fields, unsigned char code,
         *fields++ = code == BUCKET ? bucket(integer) : code == DIVISIBLE ? integer % 16 == 0 : integer;
     return fields;
 }
+
+/* What a kernel takes for granted of a call: the number divides an integer, is its value, is at most its value; divides the address
+   of a tensor's data; is a field of the key. */
+enum { SIZE_DIVIDED = 0, SIZE_IS = 1, SIZE_REACHES = 2, ADDRESS_DIVIDED = 3, FIELD_IS = 4 };
+
+typedef struct {
+    int64_t kind, index, number;
+} LeafFact;
+
+static inline int fact_holds(const LeafFact *fact, const int64_t *fields, const long *integers, void *const *pointers)
+{
+    int64_t index = fact->index, number = fact->number;
+    switch (fact->kind) {
+    case SIZE_DIVIDED: return integers[index] % number == 0;
+    case SIZE_IS: return integers[index] == number;
+    case SIZE_REACHES: return integers[index] >= number;
+    case ADDRESS_DIVIDED: return (uintptr_t)pointers[index] % (uintptr_t)number == 0;
+    default: return fields[index] == number;
+    }
+}

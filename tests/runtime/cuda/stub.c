@@ -250,3 +250,31 @@ int32_t aoti_torch_delete_tensor_object(void *tensor)
 }
 int32_t aoti_torch_new_tensor_handle(void *tensor, void **same) { *same = malloc(1); stub_tensors++; return 0; }
 int32_t aoti_torch_get_data_ptr(void *tensor, void **pointer) { *pointer = tensor; return 0; }
+/* What packages ask for besides (packages/gpu.c). */
+int stub_modules, stub_blocks, stub_architecture = 90;
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    *value = attribute == 75 ? stub_architecture / 10 : stub_architecture % 10;
+    return 0;
+}
+int cuCtxGetDevice(int *device) { *device = depth ? (int)((uintptr_t)contexts[depth] - 0x1000) : 0; return depth ? 0 : 201; }
+int cuCtxSetCurrent(void *context) { contexts[++depth] = context; return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuMemPoolCreate(void **pool, const int *properties) { *pool = (void *)0x4000; return properties[0] != 1 || properties[2] != 1; }
+int cuMemPoolSetAttribute(void *pool, int attribute, void *value) { return attribute != 4; }
+int cuMemAlloc_v2(uintptr_t *data, size_t bytes)
+{
+    *data = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    stub_blocks++;
+    return *data == 0 ? 2 : 0;
+}
+int cuMemFree_v2(uintptr_t data) { free((void *)data); stub_blocks--; return 0; }
+int cuMemAllocFromPoolAsync(uintptr_t *data, size_t bytes, void *pool, void *stream) { return cuMemAlloc_v2(data, bytes); }
+int cuMemFreeAsync(uintptr_t data, void *stream) { return cuMemFree_v2(data); }
+int cuMemHostAlloc(void **data, size_t bytes, unsigned flags) { return cuMemAlloc_v2((uintptr_t *)data, bytes); }
+int cuMemFreeHost(void *data) { return cuMemFree_v2((uintptr_t)data); }
+int cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t bytes) { memcpy((void *)to, from, bytes); return 0; }
+int cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t bytes) { memcpy(to, (void *)from, bytes); return 0; }
+int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void *stream) { memcpy((void *)to, (void *)from, bytes); return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = stub_capturing != 0; return 0; }

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from polytile.candidates.handles import ProductHandle
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library.epilogue import library_epilogue
 from polytile.candidates.library.native import NativeProduct
@@ -110,6 +111,20 @@ class LtCandidate(NativeProduct):
         if self._plan is None:
             self._plan = Plan(self.product, self.device, self.rank, self._fastest_at)
         return self._plan
+
+    @property
+    def right_anywhere(self) -> bool:
+        return True
+
+    @property
+    def is_portable(self) -> bool:
+        return not self._converts
+
+    def portable(self) -> ProductHandle | None:
+        if not self.is_portable:
+            return None
+        then = self.unfused if self.second_kernel else None
+        return ProductHandle(self.product, self.rank, self._fastest_at, then, self.kernel.product_storage.itemsize)
 
     # calls that C declines ----------------------------------------------------------------------------------------------
 

@@ -11,12 +11,16 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.matmul import OPERAND_DTYPES, batched, generator_of, operand_of, product
+from polytile.frontend.lower.matmul import OPERAND_DTYPES, batched, check_scaled, generator_of, operand_of, product
+from polytile.frontend.lower.positions import Place, position, ranges_of
+from polytile.frontend.lower.reductions import accumulated, reduce_over
 from polytile.frontend.lower.registry import lowers, lowers_later
-from polytile.frontend.lower.value import Tensor, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.frontend.lower.views import has_static_zero
-from polytile.ir import sizes
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
 from polytile.ir.program import Grouping, Template, View, whole
+from polytile.ir.sizes import ZERO, Size
 
 aten = torch.ops.aten
 
@@ -81,10 +85,53 @@ def _turned(view: View) -> View:
     return replace(view, sizes=tuple(view.sizes[d] for d in order), strides=tuple(view.strides[d] for d in order))
 
 
-def emit(builder: Builder, a: View, b: View, ends: View, result: torch.Tensor) -> Tensor:
-    """The grouped product of matrices, of which at most one is a batch, in the strides of the traced `result`."""
+@lowers(aten._scaled_grouped_mm.default)
+def scaled_grouped_mm(
+    builder: Builder, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None = None,
+    bias: Tensor | None = None, scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
+    """Rows of 8-bit floats in groups by matrices of such, with a scale for each row and for each column of each matrix; sums are
+    float32 whatever `use_fast_accum` allows, scaled by pointwise work."""
+    if bias is not None or scale_result is not None or offs is None or (a.rank, b.rank) != (2, 3):
+        raise LoweringError("scaled grouped products but those of rows by matrices, without a bias, are left to the library.")
+    check_scaled(builder, a, b, (scale_a, scale_b))
+    if (scale_a.rank, scale_b.rank) != (1, 2):
+        raise LoweringError("grouped products with scales by blocks are left to the library.")
+    shape, result = builder.result_sizes(), builder.result().dtype
+    group, by_column = _group_of_rows(builder, shape[0], offs, b.sizes[0]), builder.realize(scale_b)
+    left, right = operand_of(builder, a, 0), operand_of(builder, b, 1)
+    sums = emit(builder, left, right, _ends(builder, offs), builder.result(), torch.float32)
+
+    def at(point: Point) -> Node:
+        own = position(group.at(point[:1]), b.sizes[0], ranges_of(point, shape), checked=False)
+        place = Place([ZERO, point[1]])
+        place.put(0, own)
+        scales = expr.op("mul", torch.float32, scale_a.at(point[:1]), place.load(by_column))
+        return convert(expr.op("mul", torch.float32, sums.at(point), scales), result)
+
+    return computed(shape, result, a.device, at)
+
+
+def _group_of_rows(builder: Builder, rows: Size, offs: Tensor, groups: Size) -> Tensor:
+    """The group of each row; of rows beyond the last one, whose products are 0, the last."""
+
+    def before(point: Point) -> Node:
+        ended = expr.op("le", torch.bool, widen(offs.at(point[1:]), torch.int64), expr.index_value(point[0]))
+        return expr.op("where", torch.int64, ended, *(expr.const(n, torch.int64) for n in (1, 0)))
+
+    ended = computed((rows, offs.sizes[0]), torch.int64, offs.device, before)
+    (counted,) = reduce_over(builder, ended, 1, False, (accumulated("sum", torch.int64), torch.int64))
+    last = expr.index_value(sizes.expand(groups - 1))
+    return computed((rows,), torch.int64, offs.device, lambda point: expr.op("minimum", torch.int64, counted.at(point), last))
+
+
+def emit(
+    builder: Builder, a: View, b: View, ends: View, result: torch.Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The grouped product of matrices, of which at most one is a batch, in the strides of the traced `result`; dense in another
+    `dtype`, if one is given."""
     device = builder.buffers[a.buffer].device
-    strides = tuple(sizes.as_stride(n) for n in result.stride())
     turned = len(a.sizes) == 3  # groups of columns: (bᵀ · aᵀ)ᵀ
     left, right = (_turned(b), _turned(a)) if turned else (a, b)
     by_rows = len(right.sizes) == 3
@@ -95,7 +142,8 @@ def emit(builder: Builder, a: View, b: View, ends: View, result: torch.Tensor) -
     ends = replace(ends, sizes=(groups,))
     rows, columns = left.sizes[1], right.sizes[2]
     shape = (columns, rows) if turned else (rows, columns) if by_rows else (groups, rows, columns)
-    out = builder.new_buffer(shape, a.dtype, device, strides)
+    strides = sizes.contiguous_strides(shape) if dtype else tuple(sizes.as_stride(n) for n in result.stride())
+    out = builder.new_buffer(shape, dtype or a.dtype, device, strides)
     view = batched(_turned(whole(out)) if turned else whole(out))
     grouping = Grouping(ends, "m" if by_rows else "k")
     builder.emit(Template(builder.name("grouped_mm"), "mm", left, right, view, None, (builder.origin,), grouping=grouping))

@@ -306,7 +306,7 @@ def scaled_mm(
     columns by 128 elements along k; sums are float32 whatever `use_fast_accum` allows."""
     if scale_result is not None:
         raise LoweringError("scaled products with scaled results are left to the library.")
-    _check_scaled(builder, a, b, (scale_a, scale_b))
+    check_scaled(builder, a, b, (scale_a, scale_b))
     if not _by_rows(builder, (scale_a, scale_b)):
         if scale_a.rank != 2 or scale_b.rank != 2 or bias is not None:
             raise LoweringError("products with scales by blocks and a bias are left to the library.")
@@ -329,19 +329,19 @@ def scaled_mm_v2(
     if tuple(contraction_dim) not in ((), (1, 0)):
         raise LoweringError("scaled products along other dimensions than the last of A are left to the library.")
     scales = scale_a[0], scale_b[0]
-    _check_scaled(builder, a, b, scales)
+    check_scaled(builder, a, b, scales)
     if not (all(map(_is_one, scales)) if recipes[0] == (WHOLE,) else _by_rows(builder, scales)):
         raise LoweringError("products with scales of other shapes than their recipes have are left to the library.")
     return _scaled_by_rows(builder, a, b, scales, bias)
 
 
-def _check_scaled(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> None:
+def check_scaled(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> None:
     """Raises LoweringError where no product of scaled operands is generated."""
     if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
         raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
     if builder.result().dtype.itemsize == 1 or has_static_zero(a.sizes) or has_static_zero(b.sizes):
         raise LoweringError("scaled products with 8-bit results, or of nothing, are left to the library.")
-    if a.sizes[1] != b.sizes[0]:  # nothing before has held them equal
+    if a.sizes[-1] != b.sizes[-2]:  # nothing before has held them equal
         raise LoweringError("scaled products of operands that are not known to fit are left to the library.")
     if any(scale.dtype != torch.float32 for scale in scales):
         raise LoweringError("products with scales in other types than float32 are left to the library.")

@@ -89,6 +89,11 @@ def _beside_torch() -> Iterator[str]:
         yield str(path)
 
 
+def soname() -> str:
+    """What programs without Python call the library: "libcublasLt.so.13". Raises DeviceError where there is no such library."""
+    return f"libcublasLt.so.{version() // 10000}"
+
+
 def version() -> int:
     """130100 for 13.1.0. Raises DeviceError where there is no such library."""
     return int(library().cublasLtGetVersion())

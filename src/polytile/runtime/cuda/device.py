@@ -76,6 +76,8 @@ TABLE: tuple[DeviceFacts, ...] = (
                 shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=24 << 30),
     DeviceFacts("NVIDIA L40S", 89, 142, 2.52e9, 760 * GB, 96 * MIB, 4800 * GB, shared_per_sm=100 * KIB,
                 shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=48 << 30),
+    DeviceFacts("NVIDIA GeForce RTX 5090", 120, 170, 2.407e9, 1523 * GB, 96 * MIB, 6000 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=32 << 30),
     DeviceFacts("Tesla V100-SXM2-16GB", 70, 80, 1.53e9, 790 * GB, 6 * MIB, 2200 * GB, shared_per_sm=96 * KIB,
                 shared_per_block=96 * KIB, memory_bytes=16 << 30),
     DeviceFacts("Tesla T4", 75, 40, 1.59e9, 240 * GB, 4 * MIB, 1000 * GB, shared_per_sm=64 * KIB,
@@ -112,6 +114,14 @@ def named(name: str) -> DeviceFacts:
         if all(word in row.name.lower() for word in words):
             return row
     raise DeviceError(f"no GPU named {name!r} is known; known are {', '.join(row.name for row in TABLE)}.")
+
+
+def of_capability(capability: int) -> DeviceFacts:
+    """The first row of this capability (80 for 8.0). Raises DeviceError for none."""
+    known = {row.capability: row for row in reversed(TABLE) if row.capability}
+    if capability not in known:
+        raise DeviceError(f"no GPU of architecture {capability} is known; known are {', '.join(map(str, sorted(known)))}.")
+    return known[capability]
 
 
 def available() -> bool:

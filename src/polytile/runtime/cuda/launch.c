@@ -8,12 +8,11 @@
    reports late); or minus the driver's error. */
 
 #include <sched.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
 enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR };
-enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1, KEPT = 8 };
+enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
 enum { MOST_DESCRIBED = 2, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 enum { CLUSTER = 4, MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION */
 
@@ -33,53 +32,9 @@ typedef struct {
                     const uint32_t *block, const uint32_t *steps, int interleave, int swizzle, int fetch, int fill);
 } Api; /* the last is NULL where the driver does not have it */
 
-typedef struct {
-    int32_t kind, index;
-} Parameter;
-
-typedef struct { /* a matrix whose blocks hardware copies: sizes and block are columns, then rows; `stride` in elements */
-    const int64_t *sizes[2], *stride;
-    int32_t tensor, type, bytes, swizzle;
-    uint32_t block[2];
-} Descriptor;
-
 typedef struct { /* CUtensorMap */
     _Alignas(64) uint64_t words[16];
 } Map;
-
-typedef struct {
-    void *function;
-    const int64_t *grid[3];
-    const Parameter *parameters;
-    const Descriptor *descriptors;
-    int32_t count;
-    uint32_t threads, shared;
-    int32_t overlaps; /* the kernel waits for the one before it by itself */
-    int32_t cluster;  /* blocks next to each other that run at the same time */
-} Launch;
-
-typedef struct {
-    const int64_t *bytes;
-    int32_t zeroed;
-} Scratch;
-
-typedef struct { /* zeroed memory kept for one stream, or for one recording of a graph: kernels leave it zero */
-    void *stream, *tensor, *pointer;
-    uint64_t recording;
-    int64_t bytes;
-    int32_t buffer;
-} Kept;
-
-typedef struct {
-    void *context;
-    const Launch *launches;
-    const Scratch *scratch;
-    volatile int32_t *error; /* in host memory that the device can write to; or NULL */
-    int32_t device, launch_count, scratch_count;
-    atomic_flag busy;
-    int32_t next;
-    Kept kept[KEPT];
-} Plan;
 
 static Api api;
 static const Recorder *recorder; /* NULL: every launch is made at once */
@@ -104,7 +59,7 @@ static int allocate(int32_t device, int64_t bytes, void **tensor, void **pointer
 
 /* Zeroed memory of at least `bytes` that stays with this plan and stream, for the thread that has locked the plan. What a
    graph records zeroes memory of its own once in each replay. */
-static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **pointer)
+static int keep(LaunchPlan *plan, void *stream, int32_t buffer, int64_t bytes, void **pointer)
 {
     int code = 0, status = 0;
     uint64_t recording = 0;
@@ -136,7 +91,7 @@ static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **
 
 /* What a plan keeps may be let go for more of it as soon as another thread has the lock: by then the kernels that use it
    have been launched, or are recorded and share it. Returns whether there is anything to lock. */
-static int lock(Plan *plan)
+static int lock(LaunchPlan *plan)
 {
     int keeps = 0;
     for (int i = 0; i < plan->scratch_count; i++)
@@ -147,7 +102,7 @@ static int lock(Plan *plan)
 }
 
 /* Memory for the plan's scratch buffers; `owned` gets the tensors to delete after the launches. */
-static int provide(Plan *plan, const long *integers, void *stream, void **memory, void **owned)
+static int provide(LaunchPlan *plan, const long *integers, void *stream, void **memory, void **owned)
 {
     int code = 0;
     for (int i = 0; i < plan->scratch_count && code == 0; i++) {
@@ -234,7 +189,7 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
     return code != NOT_SUPPORTED ? -code : -api.launch_kernel(&how, launch->function, addresses, NULL);
 }
 
-static int run(Plan *plan, void *const *pointers, const long *integers)
+static int run(LaunchPlan *plan, void *const *pointers, const long *integers)
 {
     void *stream = NULL, *memory[plan->scratch_count + 1], *owned[plan->scratch_count + 1];
     if (api.current_stream(plan->device, &stream) != 0)
@@ -260,7 +215,7 @@ static int run(Plan *plan, void *const *pointers, const long *integers)
 
 long polytile_launch(void *const *pointers, const long *integers, long address)
 {
-    Plan *plan = (Plan *)address;
+    LaunchPlan *plan = (LaunchPlan *)address;
     if (plan->error != NULL && *plan->error != 0) {
         long violated = *plan->error;
         *plan->error = 0;
@@ -281,7 +236,7 @@ long polytile_launch(void *const *pointers, const long *integers, long address)
 }
 
 /* Lets go of the memory that a plan keeps; the plan may be used again. */
-void polytile_release(Plan *plan)
+void polytile_release(LaunchPlan *plan)
 {
     for (int i = 0; i < KEPT; i++) {
         if (plan->kept[i].tensor != NULL)
@@ -292,5 +247,5 @@ void polytile_release(Plan *plan)
 
 size_t polytile_plan_bytes(void)
 {
-    return sizeof(Plan);
+    return sizeof(LaunchPlan);
 }

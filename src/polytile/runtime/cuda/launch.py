@@ -25,7 +25,7 @@ from polytile.runtime import native
 from polytile.runtime.cuda import driver, hip, products
 from polytile.runtime.formula import Formula
 
-SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
+SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "launch.h", "launch.c"))
 TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 """Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
 word for run-time checks, a null pointer, and a tensor's descriptor by value. All but the word and the null pointer go with an
@@ -145,7 +145,7 @@ class _Scratch(ctypes.Structure):
 
 
 class _PlanHead(ctypes.Structure):
-    """The first members of launch.c's Plan; what follows belongs to C and starts as zeros."""
+    """The first members of a LaunchPlan (launch.h); what follows belongs to C and starts as zeros."""
 
     _fields_ = [
         ("context", ctypes.c_void_p),

@@ -9,7 +9,6 @@
 
 #include <limits.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +30,7 @@ typedef struct { /* cublasLtMatmulHeuristicResult_t */
     int reserved[4];
 } Proposal;
 
-typedef struct {
+struct ProductApi {
     int (*get_context)(void **context);
     int (*push_context)(void *context);
     int (*pop_context)(void **context);
@@ -59,44 +58,19 @@ typedef struct {
     int (*multiply)(void *handle, void *operation, const void *one, const void *a, void *layout_a, const void *b, void *layout_b,
                     const void *share, const void *c, void *layout_c, void *d, void *layout_d, const uint64_t *algorithm,
                     void *workspace, size_t bytes, void *stream);
-} Api; /* those of the driver are NULL where there is no device, cuBLASLt's where ATen alone is asked */
-
-typedef struct { /* (batch, rows, columns) in memory, strides in elements; `tensor` -1: there is none */
-    const int64_t *strides[3];
-    int32_t tensor, type, torch_type;
-} Operand;
-
-enum { A, B, C, D, ALL };
+}; /* those of the driver are NULL where there is no device, cuBLASLt's where ATen alone is asked */
 
 typedef struct { /* sizes and strides of one call; `alignment`: bytes that addresses are a multiple of, the bias's last */
     int64_t batch, m, n, k, strides[ALL][3];
     uint32_t alignment[ALL + 1];
 } Shape;
 
-typedef struct { /* what the library was told of a shape and what it proposed, the best first */
+struct Known { /* what the library was told of a shape and what it proposed, the best first */
     void *operation, *layouts[ALL];
     Proposal proposals[PROPOSALS];
     int count;
     unsigned refused, ran; /* a bit for each proposal */
-} Known;
-
-typedef struct {
-    const Api *api;
-    void *context, *handle; /* the device's; cuBLASLt's */
-    int64_t fastest_at[4];  /* batch, M, N, K at which proposal `rank` was the fastest: elsewhere the first one runs; -1: any */
-    uint64_t most_workspace;
-    Operand operands[ALL];
-    int32_t bias; /* the tensor, or -1 */
-    int32_t compute, scale, device, rank;
-    int32_t integers; /* the first of a call's that matter */
-    /* the rest belongs to C and starts as zeros */
-    int32_t refusals, has_run;
-    uint64_t number; /* tells it from all others, where calls are recorded; 0: not given yet */
-    atomic_flag busy;
-    size_t capacity, used;
-    int64_t *keys; /* integers + 1 of each slot */
-    Known **slots;
-} Plan;
+};
 
 static const Recorder *recorder; /* NULL: every call is made at once */
 
@@ -118,7 +92,7 @@ static void *pointer_to(void *const *pointers, int32_t tensor)
     return tensor < 0 ? NULL : pointers[tensor];
 }
 
-static void shape_of(const Plan *plan, void *const *pointers, const long *integers, Shape *shape)
+static void shape_of(const ProductPlan *plan, void *const *pointers, const long *integers, Shape *shape)
 {
     *shape = (Shape){.batch = integers[0], .m = integers[1], .n = integers[2], .k = integers[3]};
     for (int i = 0; i < ALL; i++) {
@@ -154,7 +128,7 @@ static int matrix_of(const int64_t *strides, int64_t rows, int64_t columns, Matr
 
 /* ---- what cuBLASLt is told: C = A · B in row-major order as Cᵀ = Bᵀ · Aᵀ in column-major order ---- */
 
-static void forget(const Api *api, Known *known)
+static void forget(const ProductApi *api, Known *known)
 {
     if (known == NULL)
         return;
@@ -166,9 +140,9 @@ static void forget(const Api *api, Known *known)
     free(known);
 }
 
-static int describe_layout(const Plan *plan, const Shape *shape, int which, const Matrix *matrix, Known *known)
+static int describe_layout(const ProductPlan *plan, const Shape *shape, int which, const Matrix *matrix, Known *known)
 {
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     const Operand *operand = &plan->operands[which];
     int32_t batch = (int32_t)shape->batch;
     int code = api->new_layout(&known->layouts[which], operand->type, matrix->rows, matrix->columns, matrix->stride);
@@ -178,11 +152,11 @@ static int describe_layout(const Plan *plan, const Shape *shape, int which, cons
     return code != 0 ? code : api->set_layout(known->layouts[which], BATCH_STRIDE, &shape->strides[which][0], sizeof(int64_t));
 }
 
-static int describe_operation(const Plan *plan, const Matrix *matrices, Known *known)
+static int describe_operation(const ProductPlan *plan, const Matrix *matrices, Known *known)
 {
     static const uint32_t with_bias = WITH_BIAS;
     static void *const some_bias = (void *)(uintptr_t)(1 << 20); /* the heuristic looks at its alignment alone */
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     int code = api->new_operation(&known->operation, plan->compute, plan->scale);
     if (code == 0)
         code = api->set_operation(known->operation, TRANSPOSE_A, &matrices[B].transposed, sizeof(int32_t));
@@ -195,11 +169,11 @@ static int describe_operation(const Plan *plan, const Matrix *matrices, Known *k
     return code;
 }
 
-static int ask(const Plan *plan, const Shape *shape, Known *known)
+static int ask(const ProductPlan *plan, const Shape *shape, Known *known)
 {
     static const uint32_t reductions = IN_TYPE_OF_SUMS;
     static const int order[ALL] = {B, A, C, D};
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     void *preference = NULL, *c = known->layouts[C] != NULL ? known->layouts[C] : known->layouts[D];
     int code = api->new_preference(&preference), count = 0;
     if (code == 0)
@@ -222,7 +196,7 @@ static int ask(const Plan *plan, const Shape *shape, Known *known)
 }
 
 /* What the library has for a shape: nothing where it cannot describe an operand or has no kernel for it. NULL without memory. */
-static Known *asked(const Plan *plan, const Shape *shape)
+static Known *asked(const ProductPlan *plan, const Shape *shape)
 {
     Known *known = calloc(1, sizeof(Known));
     Matrix matrices[ALL];
@@ -245,7 +219,7 @@ static Known *asked(const Plan *plan, const Shape *shape)
 
 /* ---- the table: open addressing, a power of two of slots, at most half full ---- */
 
-static void clear(Plan *plan)
+static void clear(ProductPlan *plan)
 {
     for (size_t i = 0; i < plan->capacity; i++)
         forget(plan->api, plan->slots[i]);
@@ -256,7 +230,7 @@ static void clear(Plan *plan)
     plan->capacity = plan->used = 0;
 }
 
-static size_t place_of(const Plan *plan, const int64_t *key)
+static size_t place_of(const ProductPlan *plan, const int64_t *key)
 {
     size_t words = (size_t)plan->integers + 1, mask = plan->capacity - 1;
     uint64_t hash = 0x243F6A8885A308D3u;
@@ -269,9 +243,9 @@ static size_t place_of(const Plan *plan, const int64_t *key)
             return i;
 }
 
-static int grow(Plan *plan)
+static int grow(ProductPlan *plan)
 {
-    Plan old = {.capacity = plan->capacity, .keys = plan->keys, .slots = plan->slots};
+    ProductPlan old = {.capacity = plan->capacity, .keys = plan->keys, .slots = plan->slots};
     size_t words = (size_t)plan->integers + 1, capacity = old.capacity > 0 ? 2 * old.capacity : 8;
     int64_t *keys = malloc(capacity * words * sizeof(int64_t));
     Known **slots = calloc(capacity, sizeof(Known *));
@@ -295,7 +269,7 @@ static int grow(Plan *plan)
 }
 
 /* What is known of a call's shape; the library is asked at its first call. NULL without memory. */
-static Known *known_of(Plan *plan, void *const *pointers, const long *integers)
+static Known *known_of(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     size_t words = (size_t)plan->integers + 1;
     int64_t key[words];
@@ -326,7 +300,7 @@ static Known *known_of(Plan *plan, void *const *pointers, const long *integers)
 
 /* The number of the proposal that runs: number `rank`, or else the next one that was not refused, or else one before it. -1: there
    is none. */
-static int chosen(const Plan *plan, const Known *known, const long *integers)
+static int chosen(const ProductPlan *plan, const Known *known, const long *integers)
 {
     int first = plan->rank < known->count ? plan->rank : known->count - 1;
     for (int i = 0; i < 4; i++)
@@ -342,16 +316,16 @@ static int chosen(const Plan *plan, const Known *known, const long *integers)
 
 /* ---- calls ---- */
 
-static int32_t type_of_device(const Plan *plan)
+static int32_t type_of_device(const ProductPlan *plan)
 {
     return plan->device < 0 ? TORCH_CPU : TORCH_CUDA;
 }
 
-static int run(const Plan *plan, const Known *known, const Proposal *proposal, void *const *pointers, void *workspace, void *stream)
+static int run(const ProductPlan *plan, const Known *known, const Proposal *proposal, void *const *pointers, void *workspace, void *stream)
 {
     static const float one = 1.0f, zero = 0.0f;
     static const int32_t whole_one = 1, whole_zero = 0;
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     int whole = plan->scale == INT32, adds = plan->operands[C].tensor >= 0;
     void *bias = pointer_to(pointers, plan->bias);
     if (bias != NULL && api->set_operation(known->operation, BIAS, &bias, sizeof bias) != 0)
@@ -371,24 +345,24 @@ enum { ADDRESSES = ALL + 2 };
 
 typedef struct { /* followed by the integers */
     void *operands[ALL], *bias, *workspace; /* ADDRESSES of them */
-    Plan *plan;
+    ProductPlan *plan;
     uint64_t number, algorithm; /* the plan's own, as another may come to lie where it was; and the proposal's */
     int64_t proposal;
 } Later;
 
-static void lock(Plan *plan)
+static void lock(ProductPlan *plan)
 {
     while (atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
         sched_yield();
 }
 
-static void unlock(Plan *plan)
+static void unlock(ProductPlan *plan)
 {
     atomic_flag_clear_explicit(&plan->busy, memory_order_release);
 }
 
 /* How many of a call's tensors there are, up to the last one that matters. */
-static int tensors_of(const Plan *plan)
+static int tensors_of(const ProductPlan *plan)
 {
     int count = plan->bias + 1;
     for (int i = 0; i < ALL; i++)
@@ -399,7 +373,7 @@ static int tensors_of(const Plan *plan)
 static int make_later(const void *data, void *stream)
 {
     const Later *later = data;
-    Plan *plan = later->plan;
+    ProductPlan *plan = later->plan;
     void *pointers[tensors_of(plan)];
     memset(pointers, 0, sizeof pointers);
     for (int i = 0; i < ALL; i++)
@@ -415,7 +389,7 @@ static int make_later(const void *data, void *stream)
     return code;
 }
 
-static int record(Plan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
+static int record(ProductPlan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
 {
     static atomic_ullong numbers;
     size_t bytes = sizeof(Later) + (size_t)plan->integers * sizeof(long);
@@ -435,9 +409,9 @@ static int record(Plan *plan, const Known *known, int at, void *const *pointers,
 }
 
 /* Makes the call now, or records it: of a proposal that has run before, as nobody could be told then that the library refuses. */
-static int run_or_record(Plan *plan, Known *known, int at, void *const *pointers, const long *integers)
+static int run_or_record(ProductPlan *plan, Known *known, int at, void *const *pointers, const long *integers)
 {
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     const Proposal *proposal = &known->proposals[at];
     void *stream = NULL, *tensor = NULL, *workspace = NULL;
     int64_t bytes = (int64_t)proposal->workspace, stride = 1;
@@ -467,7 +441,7 @@ static int run_or_record(Plan *plan, Known *known, int at, void *const *pointers
 
 /* An algorithm that the library refuses gives way to the next one, unless none has run yet: then the plan fails. The first time
    the call is declined, so that its caller can tell of it. */
-static long multiply(Plan *plan, void *const *pointers, const long *integers)
+static long multiply(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     Known *known = known_of(plan, pointers, integers);
     if (known == NULL)
@@ -487,10 +461,10 @@ static long multiply(Plan *plan, void *const *pointers, const long *integers)
     }
 }
 
-static long multiply_by_aten(Plan *plan, void *const *pointers, const long *integers)
+static long multiply_by_aten(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     static const int order[3] = {D, A, B};
-    const Api *api = plan->api;
+    const ProductApi *api = plan->api;
     void *tensors[3] = {NULL, NULL, NULL};
     Shape shape;
     shape_of(plan, pointers, integers, &shape);
@@ -511,7 +485,7 @@ static long multiply_by_aten(Plan *plan, void *const *pointers, const long *inte
 }
 
 /* Makes the plan's device current where another one is; `pushed` says so. Returns the driver's error. */
-static int enter(const Plan *plan, int *pushed)
+static int enter(const ProductPlan *plan, int *pushed)
 {
     void *context = NULL;
     *pushed = 0;
@@ -525,7 +499,7 @@ static int enter(const Plan *plan, int *pushed)
     return code;
 }
 
-static void leave(const Plan *plan, int pushed)
+static void leave(const ProductPlan *plan, int pushed)
 {
     void *popped;
     if (pushed)
@@ -534,7 +508,7 @@ static void leave(const Plan *plan, int pushed)
 
 long polytile_product_cublaslt(void *const *pointers, const long *integers, long address)
 {
-    Plan *plan = (Plan *)address;
+    ProductPlan *plan = (ProductPlan *)address;
     int pushed;
     long code = -enter(plan, &pushed);
     if (code == 0) {
@@ -548,7 +522,7 @@ long polytile_product_cublaslt(void *const *pointers, const long *integers, long
 
 long polytile_product_aten(void *const *pointers, const long *integers, long address)
 {
-    Plan *plan = (Plan *)address;
+    ProductPlan *plan = (ProductPlan *)address;
     int pushed;
     if (recorder != NULL && plan->device >= 0)
         recorder->make();
@@ -560,7 +534,7 @@ long polytile_product_aten(void *const *pointers, const long *integers, long add
 }
 
 /* The proposals for a shape, of which nothing is kept: their number, PROPOSALS at most. */
-int polytile_product_proposals(Plan *plan, const Shape *shape, Proposal *proposals)
+int polytile_product_proposals(ProductPlan *plan, const Shape *shape, Proposal *proposals)
 {
     int pushed, count = 0;
     if (enter(plan, &pushed) == 0) {
@@ -575,12 +549,12 @@ int polytile_product_proposals(Plan *plan, const Shape *shape, Proposal *proposa
     return count;
 }
 
-void polytile_product_release(Plan *plan)
+void polytile_product_release(ProductPlan *plan)
 {
     clear(plan);
 }
 
 size_t polytile_product_bytes(void)
 {
-    return sizeof(Plan);
+    return sizeof(ProductPlan);
 }

@@ -27,7 +27,7 @@ from polytile.runtime.cuda import cublaslt, driver
 from polytile.runtime.cuda.cublaslt import COMPUTE_32I, MOST_WORKSPACE, TYPES, Algorithm
 from polytile.runtime.formula import Formula
 
-SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("product.c"))
+SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "product.h", "product.c"))
 LIBRARY_STATUS = 100000
 """A library's status s comes back from a call as minus this and s."""
 PROPOSALS = 6
@@ -90,7 +90,7 @@ class _Operand(ctypes.Structure):
 
 
 class _Head(ctypes.Structure):
-    """The first members of product.c's Plan; what follows belongs to C and starts as zeros."""
+    """The first members of a ProductPlan (product.h); what follows belongs to C and starts as zeros."""
 
     _fields_ = [
         ("api", ctypes.c_void_p),

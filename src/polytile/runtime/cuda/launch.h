@@ -1,0 +1,50 @@
+/* How a generated GPU kernel is launched, as data: launch.py makes it for live programs, packages hold it. launch.c reads it. */
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { KEPT = 8 };
+
+typedef struct {
+    int32_t kind, index;
+} Parameter;
+
+typedef struct { /* a matrix whose blocks hardware copies: sizes and block are columns, then rows; `stride` in elements */
+    const int64_t *sizes[2], *stride;
+    int32_t tensor, type, bytes, swizzle;
+    uint32_t block[2];
+} Descriptor;
+
+typedef struct {
+    void *function;
+    const int64_t *grid[3];
+    const Parameter *parameters;
+    const Descriptor *descriptors;
+    int32_t count;
+    uint32_t threads, shared;
+    int32_t overlaps; /* the kernel waits for the one before it by itself */
+    int32_t cluster;  /* blocks next to each other that run at the same time */
+} Launch;
+
+typedef struct {
+    const int64_t *bytes;
+    int32_t zeroed;
+} Scratch;
+
+typedef struct { /* zeroed memory kept for one stream, or for one recording of a graph: kernels leave it zero */
+    void *stream, *tensor, *pointer;
+    uint64_t recording;
+    int64_t bytes;
+    int32_t buffer;
+} Kept;
+
+typedef struct {
+    void *context;
+    const Launch *launches;
+    const Scratch *scratch;
+    volatile int32_t *error; /* in host memory that the device can write to; or NULL */
+    int32_t device, launch_count, scratch_count;
+    atomic_flag busy;
+    int32_t next;
+    Kept kept[KEPT];
+} LaunchPlan;
