@@ -31,11 +31,9 @@ import triton.language as tl
 
 import polytile
 from benchmarks import record
+from benchmarks.autotune_matrix import Matrix, first_winners, regret, unseen
 from benchmarks.timing import geomean
 from polytile.report import Table, show
-
-Matrix = Mapping[int, Mapping[str, float]]
-"""Microseconds by M and config."""
 
 BLOCKS = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
@@ -43,14 +41,6 @@ BLOCKS = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 
 @triton.jit
 def stand_in(src, dst, M, WHOSE: tl.constexpr, CONFIG: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(dst, tl.load(src))
-
-
-def unseen(count: int, least: int = 16, most: int = 4096, seed: int = 0) -> list[int]:
-    """So many different sizes, log-uniform, in random order."""
-    draw, found = random.Random(seed), dict[int, None]()
-    while len(found) < count:
-        found[round(math.exp(draw.uniform(math.log(least), math.log(most))))] = None
-    return list(found)
 
 
 def modelled(sizes: Sequence[int], n: int = 4096, k: int = 4096) -> Matrix:
@@ -92,17 +82,6 @@ class Process:
         self.timed += 1
         m, config = self._now
         return [1e-3 * self.matrix[m][config] * math.exp(self.draw.gauss(0.0, self.noise))] * 3
-
-
-def regret(matrix: Matrix, choices: Mapping[int, str]) -> float:
-    """The geometric mean over sizes of the chosen config's time over the best's."""
-    return geomean([matrix[m][config] / min(matrix[m].values()) for m, config in choices.items()])
-
-
-def first_winners(matrix: Matrix) -> float:
-    """How much the winner at one size loses at all others, as the median over the sizes that may come first."""
-    winners = [min(times, key=lambda name: times[name]) for times in matrix.values()]
-    return statistics.median(regret(matrix, dict.fromkeys(matrix, winner)) for winner in winners)
 
 
 def agreement(processes: Sequence[Process]) -> float:

@@ -29,7 +29,7 @@ import triton
 
 import polytile
 from benchmarks import record
-from benchmarks.autotune_replay import first_winners, regret, unseen
+from benchmarks.autotune_matrix import first_winners, regret, unseen
 from benchmarks.gpu.autotune import PRODUCTS, Bare, product, product_kernel
 from polytile.autotuner.candidate import name_of
 from polytile.report import Table, show

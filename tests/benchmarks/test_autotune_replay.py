@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.autotune_replay import Process, agreement, first_winners, modelled, regret, unseen
+from benchmarks.autotune_matrix import first_winners, regret, unseen
+from benchmarks.autotune_replay import Process, agreement, modelled
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a GPU; these run interpreted.")
 
