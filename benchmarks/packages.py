@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -126,18 +127,8 @@ def measured(device: str, layers: int, dtype: torch.dtype, options: dict[str, An
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--sources", default="")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/packages.json")
-    given = parser.parse_args()
-    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
-    found = measured(given.device, given.layers, dtype, {"sources": given.sources} if given.sources else {})
+def table(device: str, found: dict[str, Any]) -> Table:
     loads = ", ".join(f"{1e3 * each:.1f}" for each in found["loading"])
-    print(f"{found['kernels']} kernels, {found['files']} files, {found['bytes_without_weights'] / 1e6:.2f} MB without weights")
-    print(f"written in {found['writing']:.1f} s, loaded in {loads} ms, first call {1e3 * found['first_call']:.1f} ms")
     names = ("package", "C", "live", "eager", "host")
     times = [Column(f"{name}, µs", micros) for name in names]
     columns = [Column("tokens"), *times, Column("same bits"), Column("off eager")]
@@ -145,9 +136,32 @@ def main() -> None:
         (length, *[row[name] for name in names], "yes" if row["same_bits"] else "no", f"{row['off']:.1e}")
         for length, row in found["rows"].items()
     ]
-    show(Table("Calls of a package", tuple(columns), tuple(rows), (f"Measured when it was written: {HINTS}.",)))
     apart = [row["package"] / row["live"] for length, row in found["rows"].items() if int(length) not in HINTS]
-    print(f"package / live at lengths that were not measured: {geomean(apart):.3f}")
+    notes = (
+        f"{found['kernels']} kernels, {found['files']} files, {found['bytes_without_weights'] / 1e6:.2f} MB without weights; "
+        f"written in {found['writing']:.1f} s, loaded in {loads} ms, first call {1e3 * found['first_call']:.1f} ms.",
+        f"Measured when it was written: {', '.join(map(str, HINTS))} tokens; elsewhere the package takes {geomean(apart):.2f} of the "
+        "live program's time.",
+    )
+    return Table(f"Calls of a package, {device}", tuple(columns), tuple(rows), notes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--sources", default="")
+    parser.add_argument("--json", action="store_true", help="write benchmarks/results/packages.json")
+    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
+    given = parser.parse_args()
+    if given.show:
+        kept = json.loads((record.RESULTS / "packages.json").read_text())
+        for device, found in kept["results"].items():
+            show(table(kept["environment"]["accelerator"] if device == "cuda" else device, found))
+        return
+    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    found = measured(given.device, given.layers, dtype, {"sources": given.sources} if given.sources else {})
+    show(table(given.device, found))
     if given.json:
         record.add("packages", given.device, found)
 
