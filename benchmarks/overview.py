@@ -8,6 +8,7 @@ says what its times include. TorchInductor has one dynamic compile, as polytile 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ Read = Callable[[Any], Iterable[Mapping[str, float]]]
 """A suite's results → the time of each cell by who took it, "polytile" among them."""
 
 
-WHOLE, UNGUARDED, KERNELS, STREAM = "whole calls", "calls without guards", "kernel time", "whole stream"
+WHOLE, UNGUARDED, KERNELS = "whole calls", "calls without guards", "kernel time"
+STREAM, TRACED = "whole stream", "stream, less tracing"
 """What is timed: calls as a user makes them, Dynamo's guards (20 to 30 µs) among them; calls of what the compiler made, without
 Dynamo; kernels of a GPU alone, without what the host takes to launch them; all calls of a stream of requests from empty caches,
 the first among them."""
@@ -130,11 +132,11 @@ STREAMED = {"eager": "eager", "peer": "dynamic", "never": "polytile"}
 """Contestants of a stream by who they are here; the peer has one dynamic compile."""
 
 
-def _streams(results: Any) -> Iterable[Mapping[str, float]]:
+def _streams(results: Any, seconds: str = "total") -> Iterable[Mapping[str, float]]:
     """A cell for each workload; who did not come to the end of its stream has no time."""
     for workload in results.get("workloads", {}).values():
         ended = {
-            who: one["total"]
+            who: one[seconds]
             for who, one in workload["contestants"].items()
             if one.get("served") == workload["requests"] and not one["wrong"]
         }
@@ -142,8 +144,12 @@ def _streams(results: Any) -> Iterable[Mapping[str, float]]:
         yield {**cell, **({"inductor": cell["dynamic"]} if "dynamic" in cell else {})}
 
 
-def _stream_line(device: str) -> Line:
-    return Line("requests of random sizes", STREAM, f"stream_{device}", _streams, "benchmarks.stream")
+def _stream_lines(device: str) -> tuple[Line, Line]:
+    less = functools.partial(_streams, seconds="total_without_tracing")
+    return (
+        Line("requests of random sizes", STREAM, f"stream_{device}", _streams, "benchmarks.stream"),
+        Line("requests of random sizes", TRACED, f"stream_{device}", less, "benchmarks.stream"),
+    )
 
 
 FLOATS, BYTES = ("bf16", "fp16", "fp32", "tf32"), ("int8", "fp8")
@@ -167,7 +173,7 @@ ON_CPU = (
     Line("products by constant weights, float32", UNGUARDED, "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
     Line("other products, float32", UNGUARDED, "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
     *_suite_lines("programs_cpu", {"called": WHOLE, "direct": UNGUARDED}),
-    _stream_line("cpu"),
+    *_stream_lines("cpu"),
 )
 LAYERS = {"llama": "Llama", "gpt2": "GPT-2", "bert": "BERT"}
 ON_GPU = (
@@ -185,7 +191,7 @@ ON_GPU = (
     Line("products of 1 to 16 rows", KERNELS, "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
     Line("products with epilogues", KERNELS, "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
 )
-PROGRAMS_ON_GPU = (*_suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS}), _stream_line("cuda"))
+PROGRAMS_ON_GPU = (*_suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS}), *_stream_lines("cuda"))
 """The suite of programs and the streams run on another GPU than the suites before them."""
 
 

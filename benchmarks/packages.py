@@ -140,8 +140,8 @@ def table(device: str, found: dict[str, Any]) -> Table:
     notes = (
         f"{found['kernels']} kernels, {found['files']} files, {found['bytes_without_weights'] / 1e6:.2f} MB without weights; "
         f"written in {found['writing']:.1f} s, loaded in {loads} ms, first call {1e3 * found['first_call']:.1f} ms.",
-        f"Measured when it was written: {', '.join(map(str, HINTS))} tokens; elsewhere the package takes {geomean(apart):.2f} of the "
-        "live program's time.",
+        f"Measured when it was written: {', '.join(map(str, HINTS))} tokens; elsewhere the package takes {geomean(apart):.2f} of "
+        "the live program's time.",
     )
     return Table(f"Calls of a package, {device}", tuple(columns), tuple(rows), notes)
 
