@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from polytile.cli import tune
-from polytile.tuning.progress import Step, tell
+from polytile.tuning.progress import Step, report_step
 from tests.cli.helpers import new_process, run
 from tests.cli.test_tune import TARGET
 
@@ -64,7 +64,7 @@ def test_when_the_seconds_are_over_no_further_call_is_made_and_what_was_measured
 def test_on_a_terminal_bars_show_all_calls_and_the_problem_under_way() -> None:
     out = io.StringIO()
     with tune._progress(Console(file=out, force_terminal=True, width=160), 2) as told:
-        tell(Step("softmax", (("n0", 64),), 3, 1, "persistent t2", "looped t1", 5.73e-6, 8.0))
+        report_step(Step("softmax", (("n0", 64),), 3, 1, "persistent t2", "looped t1", 5.73e-6, 8.0))
         told("float32[64, 512]: 1 choice")
     text = out.getvalue()
     assert "calls" in text and "softmax n0=64: persistent t2, best looped t1 5.73 µs, 8 s left" in text

@@ -13,7 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from test_gemm import COUNTING_EPILOGUE, DTYPES, TOLERANCE, assert_close, call, compiled, matrix
 
-from polytile.matmul.cpp import GemmConfig, GemmSpec, configs, cost, generate, panels, valid
+from polytile.cost.cpp_matmul import cost
+from polytile.matmul.cpp import GemmConfig, GemmSpec, configs, generate, panels, valid
 from polytile.matmul.cpp.machine import Machine
 from tests.codegen.helpers import assert_golden
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polytile.attention.problem import AttentionProblem, Bias
-from polytile.dispatch.define import _stored
+from polytile.dispatch.define import _unfused_attention
 from tests.candidates.test_attention import CPU, PROBLEMS, TOLERANCE, arguments, full, integers, outputs, wanted
 
 KINDS = (
@@ -18,7 +18,7 @@ KINDS = (
 @pytest.mark.parametrize("name", KINDS)
 def test_scores_in_memory_agree_with_the_definition(name: str) -> None:
     problem, sizes = PROBLEMS[name]
-    candidate = _stored(problem, CPU, {})
+    candidate = _unfused_attention(problem, CPU, {})
     assert candidate is not None and candidate.valid(integers(problem, sizes))
     assert 0 < candidate.cost(full(sizes)) < 1
     for empty in (False, True):
@@ -31,8 +31,8 @@ def test_scores_in_memory_agree_with_the_definition(name: str) -> None:
 
 
 def test_it_takes_no_part_where_there_is_no_product_or_too_much_memory() -> None:
-    assert _stored(AttentionProblem(torch.float16, 1.0), CPU, {}) is None
-    candidate = _stored(AttentionProblem(torch.float32, 1.0, bias=Bias(torch.float32, "hmn")), CPU, {})
+    assert _unfused_attention(AttentionProblem(torch.float16, 1.0), CPU, {}) is None
+    candidate = _unfused_attention(AttentionProblem(torch.float32, 1.0, bias=Bias(torch.float32, "hmn")), CPU, {})
     assert candidate is not None
     assert not candidate.valid(full({"Mq": 1 << 16, "Mkv": 1 << 16}))
     assert not candidate.valid(full({"Mkv": 0}))

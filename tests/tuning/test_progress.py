@@ -20,7 +20,7 @@ from polytile import waits
 from polytile.report import progress as shown
 from polytile.report.progress import Bar, Lines, described
 from polytile.tuning import progress
-from polytile.tuning.progress import Step, tell, watching
+from polytile.tuning.progress import Step, report_step, watching
 from polytile.tuning.tune import tune
 from tests.tuning.planted import Function, double, raises, task
 
@@ -36,14 +36,14 @@ def test_each_candidate_is_a_step_and_the_last_names_the_best() -> None:
     assert [step.checked for step in steps] == [0, 1, 2, 2] and all(step.candidates == 2 for step in steps)
     last = steps[-1]
     assert last.finished and last.best == "right" and last.seconds > 0 and last.problem == "double n=1003"
-    tell(STEP)
+    report_step(STEP)
     assert len(steps) == 4, "nobody watches any more"
 
 
 def test_a_log_has_a_line_for_each_problem(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "polytile.tuning"):
-        tell(STEP)
-        tell(DONE)
+        report_step(STEP)
+        report_step(DONE)
     assert [record.getMessage() for record in caplog.records] == ["softmax n0=64: persistent t2 4.69 µs, best of 3"]
     assert str(Step("k", (), 2, 2, "", finished=True)) == "k: none could be used of 2"
 
@@ -61,9 +61,9 @@ def test_a_bar_says_what_how_many_best_so_far_and_time_left() -> None:
     with waiting("compiling", "choosing") as wait:
         bar = Bar(wait, Console(file=out, force_terminal=True, width=200))
         assert bar.doing() == "polytile: choosing"
-        tell(STEP)
+        report_step(STEP)
         bar.close()
-        tell(DONE)
+        report_step(DONE)
     text = out.getvalue()
     assert "softmax n0=64 n1=512: persistent t2, best looped t1 5.73 µs, 8 s left" in text and "1/3" in text
     assert "best of 3" not in text, "it is closed"
