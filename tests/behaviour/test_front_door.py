@@ -22,6 +22,7 @@ import polytile
 from polytile.compiler import front_door
 from polytile.counters import counters
 from polytile.errors import FrontDoorError, OptionError
+from polytile.runtime import native
 
 FACTOR = 2.0
 SETTINGS = {"factor": 3.0}
@@ -37,6 +38,7 @@ class Watched:
     """A function or module behind a front door. `slow` counts the calls that went through torch.compile."""
 
     def __init__(self, function: Any, mode: str = "on", **given: Any) -> None:
+        native.module()  # no call waits for the launcher, and the door opens once that is there
         compiled = torch.compile(function, backend=as_traced, dynamic=True, **given)
         self.call = front_door.install(compiled, function, as_traced, True, mode)
         self.slow = watch(self.call)

@@ -45,14 +45,13 @@ MASKS = (
     (re.compile(r"/\S+"), "/…"),
     (re.compile(r"\b[0-9a-f]{8,}\b"), "…"),
     (re.compile(r"_[0-9a-f]{8}\b"), "_…"),
-    (re.compile(r"→ .*?(?=: (measured|predicted)|$)"), "→ …"),
-    (re.compile(r"(?<=: measured now) \(.*\)$"), ""),
+    (re.compile(r"→ .*"), "→ …"),
     (re.compile(r"\d(?:[\d., ]*\d)?"), "#"),
     (re.compile(r"\s+"), " "),
     (re.compile(r"(?<= )[µm]s\b"), "s"),
 )
-"""What another machine, another run or another winner may change: paths, digests, choices, remarks on a busy moment, numbers, units
-of time."""
+"""What another machine, a busy one, another run or winner may change: paths, digests, choices with their grounds, numbers,
+units of time."""
 
 
 def skeleton(output: str) -> list[str]:

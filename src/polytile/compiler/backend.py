@@ -94,6 +94,7 @@ def compile(
     )
     with settings.override(**given):
         door, may_race = settings.get("front_door"), races.allowed()
+        native.prepare()  # once for a cache directory, beside the seconds that Dynamo takes to import and to trace
 
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}

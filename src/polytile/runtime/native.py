@@ -61,6 +61,16 @@ def module(quietly: bool = False) -> Any:
         return loaded
 
 
+def is_ready() -> bool:
+    """Whether `module` answers without waiting for a compiler; has it start, if it has not."""
+    return _load.cache_info().currsize > 0 or _preparation().done()
+
+
+@functools.cache
+def _preparation() -> compiler.Compilation:
+    return prepare()
+
+
 @functools.cache
 def _warn(why: str) -> None:
     log.warning("The C launcher cannot be used, calls go through ctypes (5 us each, not 0.1): %s", why)
@@ -85,6 +95,7 @@ def reset() -> None:
     """Forgets the loaded extension; the next use builds or loads it again."""
     with _lock:
         _load.cache_clear()
+        _preparation.cache_clear()
         _warn.cache_clear()
 
 
