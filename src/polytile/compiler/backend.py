@@ -94,7 +94,6 @@ def compile(
     )
     with settings.override(**given):
         door, may_race = settings.get("front_door"), races.allowed()
-        native.prepare()  # once for a cache directory, beside the seconds that Dynamo takes to import and to trace
 
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}
@@ -127,8 +126,10 @@ class Backend:
     __name__ = "polytile"
 
     def expect(self, values: Iterable[Any]) -> None:
-        """Prepares for a first graph, which Dynamo is about to capture for a call with these values."""
-        with settings.override(**dict(self.options)):
+        """Prepares for a first graph, which Dynamo is about to capture for a call with these values. What fails here fails again
+        when the graph is compiled, which reports it."""
+        with contextlib.suppress(Exception), settings.override(**dict(self.options)):
+            native.prepare()
             if tiers.waits_for() == "never" and not self.hints:
                 handed.expect_first(values)
 
