@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from polytile import locks
-from polytile.errors import CacheError, CompileFailed, CompilerMissing
 from polytile.runtime import compile as compiler
 from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 
@@ -62,8 +61,11 @@ def module(quietly: bool = False) -> Any:
 
 
 def is_ready() -> bool:
-    """Whether `module` answers without waiting for a compiler; has it start, if it has not."""
-    return _load.cache_info().currsize > 0 or _preparation().done()
+    """Whether `module` answers without waiting for a compiler; has it start, if it has not. Where that fails, `module` says why."""
+    try:
+        return _load.cache_info().currsize > 0 or _preparation().done()
+    except Exception:
+        return True
 
 
 @functools.cache
@@ -83,7 +85,7 @@ def _load() -> tuple[Any, str]:
         loaded = _import(prepare().result())
         with torch.device("cpu"):  # of its self-tests' tensors, whatever the program's default is
             _configure(loaded)
-    except (CompilerMissing, CompileFailed, CacheError, ImportError) as error:
+    except Exception as error:  # whatever it is, calls have another way
         reason = str(error).partition("\n")[0]
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             reason = "Python's own headers are not installed (Debian, Ubuntu: apt install python3-dev)."
