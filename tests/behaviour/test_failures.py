@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from polytile.errors import HintError, LoweringFailed, OptionError
 from polytile.frontend import failures, graph
 from polytile.frontend.lower.registry import TABLE, load
 from polytile.passes import pipeline
+from polytile.runtime import native
 
 aten = torch.ops.aten
 
@@ -76,6 +77,14 @@ ROOMS: dict[str, tuple[Any, str, Any]] = {
     "choosing for a call": (MultiKernel, "select", fails),
     "code": (loops, "generate", fails),
 }
+
+
+@pytest.fixture(autouse=True)
+def launcher_for_later_tests() -> Iterator[None]:
+    """A launcher that failed to be made is not tried again by the process."""
+    yield
+    if native.module(quietly=True) is None:
+        native.reset()
 
 
 @pytest.mark.parametrize("room", ROOMS)
