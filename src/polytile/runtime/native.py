@@ -61,7 +61,7 @@ def module(quietly: bool = False) -> Any:
 
 
 def is_ready() -> bool:
-    """Whether `module` answers without waiting for a compiler, which starts here if it has not. If it fails, `module` says why."""
+    """Whether `module` answers without waiting for a compiler, which starts here if it has not. If that fails, `module` tells."""
     try:
         return _load.cache_info().currsize > 0 or _preparation().done()
     except Exception:
