@@ -18,7 +18,7 @@ def test_every_suite_of_results_has_a_line() -> None:
 def test_every_line_has_cells_against_eager(line: Line) -> None:
     ((_, of, cells, times, least, slower, _),) = table("", [line], {"eager": "× eager"}).rows
     assert cells > 0 and 0 < least <= times and (slower > 0) == (least < overview.BELOW)
-    assert of in (overview.WHOLE, overview.UNGUARDED, overview.KERNELS, overview.STREAM)
+    assert of in (overview.WHOLE, overview.UNGUARDED, overview.KERNELS, overview.STREAM, overview.TRACED)
 
 
 def test_loops_are_told_with_guards_and_without() -> None:
