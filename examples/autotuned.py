@@ -1,10 +1,7 @@
-"""Takes a Triton kernel of your own from its source to tunings that are shipped with it, and says how long each step takes.
+"""Takes a Triton kernel of your own from its source to tunings that are shipped with it, and prints how long each step takes.
 
-Without arguments, the program walks the path: it looks for hazards, tunes the kernel at some sizes from the command line,
-writes what was chosen to one file, and runs the kernel in a process that has that file and an empty cache. It prints each
-command with its seconds and its output. Without a GPU, Triton interprets the kernel: the path is the same, the choices mean
-nothing. docs/autotune.md has more.
-"""
+The steps: look for hazards, tune at some sizes, write the choices to a file, and run with that file and an empty cache. Without a
+GPU, Triton interprets the kernel: the path is the same, the choices mean nothing. docs/autotune.md has more."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ try:
 except ImportError:
     raise SystemExit("This example needs Triton: pip install 'polytile[gpu]'.") from None
 
-TUNINGS = Path(os.environ.get("SWIGLU_TUNINGS", Path(__file__).with_name("swiglu_tunings.json")))
-SIZES = (100, 3000, 50_000)
+TUNINGS, SIZES = Path(os.environ.get("SWIGLU_TUNINGS", Path(__file__).with_name("swiglu_tunings.json"))), (100, 3000, 50_000)
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((128, 1), (1024, 4), (4096, 8))]
 
 
@@ -52,8 +48,8 @@ def swiglu_kernel(x, gate, y, N, BLOCK: tl.constexpr):
 
 def swiglu(x: Tensor, gate: Tensor) -> Tensor:
     """x * silu(gate), for contiguous float32 tensors of one shape."""
-    y = torch.empty_like(x)
-    swiglu_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, gate, y, x.numel())
+    y, N = torch.empty_like(x), x.numel()
+    swiglu_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK"]),)](x, gate, y, N)
     return y
 
 
@@ -69,29 +65,25 @@ def run() -> None:
 
 def walk() -> None:
     """Each step in a process of its own; the last has an empty cache."""
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        total = 0.0
         here = {**os.environ, "SWIGLU_TUNINGS": f"{folder}/swiglu_tunings.json"}
         sizes = [word for size in SIZES for word in ("--at", f"N={size}")]
-        kernel, plan = f"{__file__}:swiglu_kernel", ["--save-plan", here["SWIGLU_TUNINGS"]]
         for words, cache in (
             (["-m", "polytile", "autotune", "--scan", __file__], "cache"),
-            (["-m", "polytile", "tune", kernel, "--quick", *sizes, *plan], "cache"),
+            (["-m", "polytile", "tune", f"{__file__}:swiglu_kernel", "--quick", *sizes, "--save-plan", here["SWIGLU_TUNINGS"]], "cache"),
             ([__file__, "run"], "another machine's cache"),
         ):
             begin, options = time.perf_counter(), {**here, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
             done = subprocess.run([sys.executable, *words], env=options, stdout=subprocess.PIPE, text=True, check=True)
-            seconds = time.perf_counter() - begin
-            total += seconds
-            shown = " ".join(Path(word).name if os.sep in word else word for word in words)
-            print(f"python {shown} ({seconds:.1f} s)")
-            print("\n".join(f"    {line}" for line in done.stdout.splitlines() if line and not line.startswith(("|", "**"))))
-        print(f"swiglu_tunings.json: {Path(here['SWIGLU_TUNINGS']).stat().st_size} bytes to ship, after {total / 60:.1f} minutes")
+            shown, seconds = (Path(word).name if os.sep in word else word for word in words), time.perf_counter() - begin
+            print(f"python {' '.join(shown)} ({seconds:.1f} s)")
+            said = done.stdout.replace(folder, "...").splitlines()
+            print("\n".join(f"    {line}" for line in said if line and not line.startswith(("|", "**"))))
+        size, minutes = Path(here["SWIGLU_TUNINGS"]).stat().st_size, (time.perf_counter() - began) / 60
+        print(f"swiglu_tunings.json: {size} bytes to ship, after {minutes:.1f} minutes")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    if sys.argv[1:] == ["run"]:
-        run()
-    else:
-        walk()
+    run() if sys.argv[1:] == ["run"] else walk()

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 import polytile
-from polytile.autotuner import apart
+from polytile.autotuner import isolated
 from polytile.autotuner.call import Call
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import driver
@@ -86,7 +86,7 @@ def what_triton_compiles_gets_its_arguments() -> None:
     src, dst = torch.randn(500), torch.zeros(500)
     args = (src, dst, 500, 1, 2.5)
     call = Call(kernel.arg_names, kernel.keys, args, {"grid": grid})
-    handle: Any = apart.handle(kernel, CONFIGS[1], call, args, {"grid": grid})
+    handle: Any = isolated.handle(kernel, CONFIGS[1], call, args, {"grid": grid})
     (launch,) = handle.launches
     number = int.from_bytes(struct.pack("f", 2.5), "little")
     assert launch.parameters == ((TENSOR, 0), (TENSOR, 1), (LITERAL, 500), (LITERAL, number), (NOTHING, 0), (NOTHING, 0))
@@ -100,7 +100,7 @@ def what_no_other_process_can_launch_says_why() -> None:
     args = (torch.randn(500), torch.zeros(500), 500, 1, 2.5)
     call = Call(kernel.arg_names, kernel.keys, args, {"grid": grid})
     try:
-        apart.handle(kernel, hooked, call, args, {"grid": grid})
+        isolated.handle(kernel, hooked, call, args, {"grid": grid})
     except Unavailable as reason:
         assert "hook" in str(reason)
     else:

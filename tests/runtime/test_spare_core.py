@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -72,6 +73,14 @@ def test_generated_kernels_leave_it(four_threads: None, threads: int, asked: int
         with wanted:
             dispatch(told, other, 100, 7)
         assert told[0] == expected
+
+
+def test_a_forked_child_leaves_none(four_threads: None) -> None:
+    with spare_core.wanted():
+        child = os.fork()
+        if child == 0:
+            os._exit(int(spare_core.is_wanted()))
+        assert spare_core.is_wanted() and os.waitpid(child, 0)[1] == 0
 
 
 def test_calls_leave_it_while_their_program_is_made(four_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:

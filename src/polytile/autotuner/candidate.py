@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polytile.autotuner import apart
+from polytile.autotuner import isolated
 from polytile.autotuner.call import Call, current
 from polytile.autotuner.losers import Timed
 from polytile.candidates.candidate import Candidate
@@ -85,11 +85,11 @@ class TritonConfig(Candidate):
     @property
     def in_main_script(self) -> bool:
         """Machine code needs no module. Under an interpreter another process has to import the kernel."""
-        return self.tuner.interpreted and apart.place_of(self.tuner) is None
+        return self.tuner.interpreted and isolated.place_of(self.tuner) is None
 
     def handle_for(self, args: Sequence[Any]) -> Handle:
         call = self.tuner.call_of(args)
-        return apart.handle(self.tuner, self.given, call, *call.with_flat(args))
+        return isolated.handle(self.tuner, self.given, call, *call.with_flat(args))
 
     def entry(self) -> PythonEntry:
         """Compiles the kernel for the launch that this thread is in."""

@@ -150,8 +150,6 @@ def _compile(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
     with settings.override(**given), _collector_at_rest(), background.background.held():
-        if tiers.waits_for() == "never" and not hints:
-            handed.expect_first(example_inputs)
         try:
             return _compiled(graph, example_inputs, hints, ahead, strict)
         except Exception as error:
@@ -163,6 +161,8 @@ def _compile(
 def _compiled(
     graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
+    if tiers.waits_for() == "never" and not hints:
+        handed.expect_first(example_inputs)
     traced = hinted.sizes_of(graph)
     identity = functools.partial(hinted.identity, graph, traced)
     wanted = [*hinted.combinations(hints, traced, strict, graph=identity), *hinted.marked(graph, traced)]

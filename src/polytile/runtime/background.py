@@ -106,7 +106,7 @@ class Background:
         self._waiting = self._held = 0
         self._closed = False
         self.helped = 0.0
-        """Seconds in which another process has worked for this thread on a core that calls leave (builder.py)."""
+        """Seconds in which another process has worked for this thread on a core that calls leave (spare_core.py)."""
         self.last_call = 0.0
         """When the last call of a compiled program ended, on time.monotonic's clock; infinity while one runs. Programs set it."""
 

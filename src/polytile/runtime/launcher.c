@@ -83,7 +83,8 @@ static PyObject *report(Dispatcher *self, long code)
     return NULL;
 }
 
-/* From so many threads on, a generated kernel leaves one of its cores to others (spare_core.py); 0: it leaves none. */
+/* From so many threads on, a generated kernel leaves one of its cores to others (spare_core.py); 0: it leaves none. The GIL
+   covers it. */
 static long crowded;
 
 /* What a kernel is given as its threads. For one that has a plan in place of threads, it is the plan's address. */
@@ -98,9 +99,9 @@ static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py
                      const long *integers)
 {
     if (slot.kernel != NULL) {
-        long code;
+        long code, threads = threads_for(&slot);
         Py_BEGIN_ALLOW_THREADS
-        code = slot.kernel(pointers, integers, threads_for(&slot));
+        code = slot.kernel(pointers, integers, threads);
         Py_END_ALLOW_THREADS
         if (code == 0)
             Py_RETURN_NONE;

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import logging
+import os
 import struct
 import sys
 import sysconfig
@@ -71,6 +72,9 @@ def is_ready() -> bool:
 @functools.cache
 def _preparation() -> compiler.Compilation:
     return prepare()
+
+
+os.register_at_fork(after_in_child=_preparation.cache_clear)  # the thread that compiles is not in the child
 
 
 @functools.cache

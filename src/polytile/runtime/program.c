@@ -505,13 +505,13 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     found->left -= found->left > 0;
     found->calls++;
     Slot slot = *found;
-    long code;
+    long code, threads = threads_for(&slot);
     if (before_kernel(frame, self, &slot) < 0)
         return -1;
     Py_INCREF(slot.entry); /* another thread may clear the table while the kernel runs */
     void *record = is_watched() ? begin_record(self->label) : NULL;
     Py_BEGIN_ALLOW_THREADS
-    code = slot.kernel(pointers, integers, threads_for(&slot));
+    code = slot.kernel(pointers, integers, threads);
     Py_END_ALLOW_THREADS
     end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */

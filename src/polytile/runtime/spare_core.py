@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -45,6 +46,15 @@ def wanted() -> Iterator[None]:
     finally:
         _want(-1)
         background.background.helped += time.monotonic() - begun
+
+
+def _after_fork() -> None:
+    """In a forked child nobody works for it."""
+    if _wanted:
+        _want(-_wanted)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_wanted() -> bool:

@@ -61,17 +61,17 @@ def _machine_code(compiled: Any, call: Call, values: Mapping[str, Any], grid: tu
     image = getattr(compiled, "asm", {}).get("cubin")
     if image is None or getattr(compiled.metadata, "launch_cooperative_grid", False):
         raise Unavailable("it is no CUDA kernel whose programs run one by one")
-    told = compiled.metadata
+    metadata = compiled.metadata
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     parameters = [_parameter(name, kind, values.get(name), call) for name, kind in kinds.items()]
-    sizes = getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0)
-    cluster, wanted = getattr(told, "num_ctas", 1), [size for size in sizes if size]
+    sizes = getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0)
+    cluster, wanted = getattr(metadata, "num_ctas", 1), [size for size in sizes if size]
     for size in sizes:
         parameters.append((SCRATCH, wanted.index(size)) if size else (NOTHING, 0))
     programs = cluster * math.prod(grid)
     x, y, z = map(_constant, (cluster * grid[0], *grid[1:]))
-    code, threads = MachineCode(image, told.name), WARP * told.num_warps
-    launch = Launch(code, threads, told.shared, tuple(parameters), (x, y, z), cluster=cluster)
+    code, threads = MachineCode(image, metadata.name), WARP * metadata.num_warps
+    launch = Launch(code, threads, metadata.shared, tuple(parameters), (x, y, z), cluster=cluster)
     return DeviceHandle((launch,), tuple(Scratch(_constant(size * programs), True) for size in wanted))
 
 
