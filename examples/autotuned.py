@@ -67,20 +67,20 @@ def walk() -> None:
     """Each step in a process of its own; the last has an empty cache."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        here = {**os.environ, "SWIGLU_TUNINGS": f"{folder}/swiglu_tunings.json"}
+        plan = f"{folder}/swiglu_tunings.json"
         sizes = [word for size in SIZES for word in ("--at", f"N={size}")]
         for words, cache in (
             (["-m", "polytile", "autotune", "--scan", __file__], "cache"),
-            (["-m", "polytile", "tune", f"{__file__}:swiglu_kernel", "--quick", *sizes, "--save-plan", here["SWIGLU_TUNINGS"]], "cache"),
+            (["-m", "polytile", "tune", f"{__file__}:swiglu_kernel", "--quick", *sizes, "--save-plan", plan], "cache"),
             ([__file__, "run"], "another machine's cache"),
         ):
-            begin, options = time.perf_counter(), {**here, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
-            done = subprocess.run([sys.executable, *words], env=options, stdout=subprocess.PIPE, text=True, check=True)
+            begin, options = time.perf_counter(), {"SWIGLU_TUNINGS": plan, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
+            done = subprocess.run([sys.executable, *words], env={**os.environ, **options}, stdout=subprocess.PIPE, text=True, check=True)
             shown, seconds = (Path(word).name if os.sep in word else word for word in words), time.perf_counter() - begin
             print(f"python {' '.join(shown)} ({seconds:.1f} s)")
             said = done.stdout.replace(folder, "...").splitlines()
             print("\n".join(f"    {line}" for line in said if line and not line.startswith(("|", "**"))))
-        size, minutes = Path(here["SWIGLU_TUNINGS"]).stat().st_size, (time.perf_counter() - began) / 60
+        size, minutes = Path(plan).stat().st_size, (time.perf_counter() - began) / 60
         print(f"swiglu_tunings.json: {size} bytes to ship, after {minutes:.1f} minutes")
 
 
