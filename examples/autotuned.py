@@ -75,7 +75,7 @@ def walk() -> None:
             ([__file__, "run"], "another machine's cache"),
         ):
             begin, options = time.perf_counter(), {"SWIGLU_TUNINGS": plan, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
-            done = subprocess.run([sys.executable, *words], env={**os.environ, **options}, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run([sys.executable, *words], env=os.environ | options, stdout=subprocess.PIPE, text=True, check=True)
             shown, seconds = (Path(word).name if os.sep in word else word for word in words), time.perf_counter() - begin
             print(f"python {' '.join(shown)} ({seconds:.1f} s)")
             said = done.stdout.replace(folder, "...").splitlines()
