@@ -74,8 +74,8 @@ def walk() -> None:
             (["-m", "polytile", "tune", f"{__file__}:swiglu_kernel", "--quick", *sizes, "--save-plan", plan], "cache"),
             ([__file__, "run"], "another machine's cache"),
         ):
-            begin, options = time.perf_counter(), {"SWIGLU_TUNINGS": plan, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
-            done = subprocess.run([sys.executable, *words], env=os.environ | options, stdout=subprocess.PIPE, text=True, check=True)
+            begin, extra = time.perf_counter(), {"SWIGLU_TUNINGS": plan, "POLYTILE_CACHE_DIR": f"{folder}/{cache}"}
+            done = subprocess.run([sys.executable, *words], env=os.environ | extra, stdout=subprocess.PIPE, text=True, check=True)
             shown, seconds = (Path(word).name if os.sep in word else word for word in words), time.perf_counter() - begin
             print(f"python {' '.join(shown)} ({seconds:.1f} s)")
             said = done.stdout.replace(folder, "...").splitlines()
