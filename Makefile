@@ -2,6 +2,7 @@
 # make hooks       runs ruff before each commit in this clone
 # make lint        ruff, on what users call its rules for docstrings too, mypy, and a search for names that nothing uses
 # make test        the tests, about 25 minutes on 2 cores; a part: make test TESTS=tests/ir
+# make test-again  the tests that failed last, alone: one that passes now depends on what runs beside it
 # make test-gpu    what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
 # make sanitize    the runtime's C, programs in C and generated C++ under AddressSanitizer and ThreadSanitizer; needs g++
 # make sanitize-gpu  GPU tests under compute-sanitizer, half an hour; minutes: make sanitize-gpu SANITIZE="--brief --jobs 8"
@@ -21,7 +22,7 @@ TESTS ?= tests
 WORKERS ?= 2
 PUBLIC := $(addprefix src/polytile/,__init__.py counters.py options.py compiler/plans.py packages/load.py)
 
-.PHONY: help hooks setup demo test test-gpu sanitize sanitize-gpu conformance models bench bench-gpu programs lint clean
+.PHONY: help hooks setup demo test test-again test-gpu sanitize sanitize-gpu conformance models bench bench-gpu programs lint clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -41,6 +42,9 @@ demo: $(STAMP)
 # Waiting OpenMP threads give up their core: test processes share the cores among them.
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-again: $(STAMP)
+	$(RUN) -m pytest --last-failed --last-failed-no-failures none --maxfail 1
 
 test-gpu: $(STAMP)
 	$(RUN) -m pytest -n $(WORKERS) tests/gpu
