@@ -39,6 +39,20 @@ def test_a_checkpoint_draws_the_same_again(name: str) -> None:
         assert out.unique().numel() > 1
 
 
+def test_what_a_checkpoint_draws_goes_to_operators_that_torch_takes_apart() -> None:
+    def summed(x: Tensor) -> Tensor:
+        return checkpoint(lambda y: F.dropout(y.sin(), 0.5, True), x, use_reentrant=False).sum()
+
+    call = polytile.compile(summed)
+    for shape in ((5, 6), (33, 7)):
+        x = torch.randn(shape, requires_grad=True)
+        (expected, wanted), (out, slope) = (
+            (torch.manual_seed(1), each := f(x), torch.autograd.grad(each, x)[0])[1:] for f in (summed, call)
+        )
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(slope, wanted)
+
+
 def with_a_generator() -> tuple[torch.fx.GraphModule, torch.fx.Node, torch.fx.Node]:
     """A graph that draws, the node that does, and a generator among the arguments."""
     graph = trace(lambda x: torch.bernoulli(x.sigmoid()) * x, torch.randn(5, 6))

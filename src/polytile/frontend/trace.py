@@ -67,12 +67,14 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
 
 def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> Operator | None:
     """A call of an operator that was taken apart, None where it may not be called or its arguments are no longer in the graph."""
-    if _refused(call.target) or not all(isinstance(values.get(nodes.get(name)), Tensor) for name in names_in(call)):  # type: ignore[arg-type]
+    tensors = [nodes[name] for name in names_in(call) if name in nodes and isinstance(values.get(nodes[name]), Tensor)]
+    taken = {node.name: made for node in tensors if (made := _result_name(node)) is not None}
+    if _refused(call.target) or not taken.keys() >= set(names_in(call)):
         return None
 
     def one(value: Any) -> Any:
         if isinstance(value, Name):
-            return Ref(_result_name(nodes[value.node]))
+            return Ref(taken[value.node])
         if isinstance(value, sympy.Expr):
             return Ref(value) if value.free_symbols else int(value) if value.is_integer else float(value)
         if isinstance(value, tuple | list):
