@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
-from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.codegen.cpp import loops
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
-        makers = [prologue.evaluated(computed, precision) if computed is not None else None for computed in kernel.prologues]
+        makers = [computed and functools.partial(computed.interpret, precision=precision) for computed in kernel.prologues]
         tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53

@@ -11,8 +11,8 @@ import torch
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_loops import kernel_name
+from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
-from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.candidates.triton import TritonCandidate, Work, start_workers
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError
