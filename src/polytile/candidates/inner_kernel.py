@@ -1,11 +1,14 @@
-"""A kernel with candidates of its own that a candidate calls: an epilogue, a prologue, a part of a loop."""
+"""Kernels with candidates of their own that a candidate calls: an epilogue, a prologue, parts of a loop."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.problem import Config
 
 
 class Spec(Protocol):
@@ -40,3 +43,24 @@ def prepare_first(kernel: InnerKernel) -> None:
     """Starts compiling the kernel's first candidate."""
     for candidate in kernel.candidates[:1]:
         candidate.prepare()
+
+
+class Composed(Candidate):
+    """Runs inner kernels one after the other, each by whichever of its own candidates is best. It is measured as a library's
+    kernel is, so that what is fused is never chosen where this is faster."""
+
+    origin = "library"
+    config = Config()
+    inner: Sequence[InnerKernel] = ()
+    """Those whose first candidates compile beside the others of this kernel."""
+
+    def prepare(self) -> None:
+        for kernel in self.inner:
+            prepare_first(kernel)
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    @abstractmethod
+    def _call(self, *args: Any) -> None:
+        """Runs all of them on the flat arguments of the whole."""
