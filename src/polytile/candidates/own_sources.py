@@ -11,8 +11,8 @@ from polytile.candidates import cpp_products, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
 from polytile.candidates.library import row_scales, split_k
-from polytile.candidates.library.attention import library_candidates
-from polytile.candidates.library.attention_backward import backward_candidates
+from polytile.candidates.library.attention import FORWARD
+from polytile.candidates.library.attention_backward import BACKWARD
 from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
@@ -84,7 +84,7 @@ class _Library(Source):
         return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        return (backward_candidates if asked.problem.backward else library_candidates)(asked.problem, asked.target)
+        return (BACKWARD if asked.problem.backward else FORWARD).candidates(asked.problem, asked.target)
 
 
 class _Cpp(Source):
