@@ -18,7 +18,7 @@ from polytile.errors import DeviceLost
 from polytile.runtime import cpu
 from polytile.store.summary import summarise
 from polytile.tuning import measure, pairwise
-from polytile.tuning.limits import LIMITS, Limits
+from polytile.tuning.limits import FINAL_BURSTS, HOPELESS, LIMITS, LONG_SECONDS, LOOK_ROUNDS, SURE_ROUNDS, Limits
 from polytile.tuning.measure import Contender, Timing
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region, time_region
@@ -121,7 +121,7 @@ class _Lane:
         other programs had a core for half of that time; `waited` is an earlier reading."""
         self.gated = limits.gated
         known = self.contender.first
-        if limits.gated and not measure.replaced() and known is not None and known >= limits.long_seconds:
+        if limits.gated and not measure.replaced() and known is not None and known >= LONG_SECONDS:
             self.call = known
             return
         for _ in range(limits.calibrations):
@@ -251,14 +251,14 @@ class _Race:
         limits = self.limits
         for turn in range(limits.rounds):
             self._round(turn, 1)
-            looked = (turn + 1) % limits.trial_rounds == 0
+            looked = (turn + 1) % LOOK_ROUNDS == 0
             if looked:
                 self._drop_losers()
             racing = self.racing
-            if not racing or (len(racing) == 1 and turn + 1 >= limits.trial_rounds):
+            if not racing or (len(racing) == 1 and turn + 1 >= LOOK_ROUNDS):
                 return
             spent = clock() - self.started
-            sure = all(len(lane.samples) >= limits.sure_rounds for lane in racing)
+            sure = all(len(lane.samples) >= SURE_ROUNDS for lane in racing)
             if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._choice_is_certain()):
                 return
 
@@ -274,7 +274,7 @@ class _Race:
             for lane in self.racing:
                 lane.begin_final()
         for turn in itertools.count(limits.rounds):
-            self._round(turn, limits.final_bursts if short else 1)
+            self._round(turn, FINAL_BURSTS if short else 1)
             spent, racing = clock() - begun, self.racing
             turns = turn + 1 - limits.rounds
             late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._choice_is_certain()))
@@ -282,7 +282,7 @@ class _Race:
             if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
                 return
             enough = turns >= limits.final_rounds or spent > limits.final_seconds
-            if enough and turn % limits.trial_rounds == 0 and self._choice_is_certain() and not self._noisy():
+            if enough and turn % LOOK_ROUNDS == 0 and self._choice_is_certain() and not self._noisy():
                 return
 
     def _round(self, turn: int, bursts: int) -> None:
@@ -309,7 +309,7 @@ class _Race:
         else:
             best = min((lane.samples[0] for lane in once), default=0.0)
         for lane in once:
-            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, self.limits.hopeless * best):
+            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, HOPELESS * best):
                 lane.racing = False
 
     def _drop_losers(self) -> None:
