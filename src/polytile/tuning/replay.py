@@ -20,11 +20,12 @@ from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
-from polytile.store.records import Environment, Identity, reading_of
+from polytile.store.records import Environment
 from polytile.store.summary import summarise
-from polytile.tuning.decide import Score, combine
+from polytile.tuning.decide import Score
 from polytile.tuning.measure import Contender
 from polytile.tuning.run_conditions import TERM
+from polytile.tuning.standings import Standing, standings
 from polytile.tuning.task import Attempt, Task
 
 
@@ -119,20 +120,17 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
             problems.setdefault(m.problem, []).append(record)
     by_problem = {}
     for problem, rows in problems.items():
-        readings = [reading_of(record.measurement) for record in rows]
-        own: dict[Identity, list[Measurement]] = {}
-        for reading, record in zip(readings, rows, strict=True):
-            own.setdefault(reading.who, []).append(record.measurement)
-        recorded = [_recorded(score, own[who]) for who, score in combine(readings).items()]
+        recorded = [_recorded(standing) for standing in standings(rows).values()]
         if any(candidate.score.ok for candidate in recorded):
             by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
     return by_problem
 
 
-def _recorded(score: Score, own: Sequence[Measurement]) -> Recorded:
+def _recorded(standing: Standing) -> Recorded:
     """The candidate, with that one of its own measurements that says what the score says."""
-    agreeing = [m for m in own if m.outcome is score.outcome]
-    said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
+    score = standing.score
+    agreeing = [m for m in standing.measured if m.outcome is score.outcome]
+    said = min(agreeing or standing.measured, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted
     return Recorded(said.candidate, said.config, said.origin, predicted, said, score)
 
