@@ -5,6 +5,7 @@ error that it meets is met here again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.dispatch import recorded
+from polytile.errors import LoweringError
 from polytile.ir.serialise import Unstorable
 from polytile.runtime import background, builder, spare_core
 
@@ -41,6 +43,12 @@ def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate])
             builder.ask("kernels", {"work": work, "candidates": lacking})
     except builder.BuilderFailed as why:
         log.info("Candidates of kernel %r are compiled in this process: %s", multikernel.spec.name, why)
+
+
+def start_compiling(candidate: Candidate) -> None:
+    """Starts compiling a candidate. One that has no source for its facts fails when it is asked for, not here."""
+    with contextlib.suppress(LoweringError):
+        candidate.prepare()
 
 
 def _document(multikernel: MultiKernel) -> Document | None:

@@ -21,9 +21,9 @@ import torch
 from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch import trials
+from polytile.dispatch.ahead import start_compiling
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Request
-from polytile.errors import LoweringError
 from polytile.store import Store, identity
 from polytile.tuning.decide import combine
 from polytile.tuning.headroom import NoHeadroom
@@ -52,8 +52,7 @@ def collect(request: Request) -> None:
         return
     count, requests = waiting
     for candidate in missing(own):
-        with contextlib.suppress(LoweringError):
-            candidate.prepare()
+        start_compiling(candidate)
     requests.append(own)
     while len(requests) > count:
         _measure(requests.popleft())

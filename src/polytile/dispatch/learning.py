@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
+from polytile.dispatch import agreement, leases, refiner, selector, unmeasured
+from polytile.dispatch.leases import Lease
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 0.05
 """How long the background leaves what others measure alone, if it has nothing else to do."""
-
-UNMEASURED = ("prior", "default")
-"""Links of the selector whose decisions measuring may better."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
@@ -146,7 +146,7 @@ class Predict(_Job):
 
     def work(self, owner: MultiKernel) -> None:
         owner.look_around(self.ints, 1)
-        owner.decide_unmeasured(self.ints, self.pointers, self.key)
+        unmeasured.decide(owner, self.ints, self.pointers, self.key)
         owner.look_around(self.ints)
 
 
@@ -171,13 +171,15 @@ class Measure(_Job):
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is None:
             return
-        if (lease := owner.take_lease(args)) is None:
+        if (lease := _take_lease(owner, args)) is None:
             background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
-        elif not background.background.is_quiet() and (trial := owner.begin_trial(args)) is not None:
+        elif not background.background.is_quiet() and (trial := _begin_trial(owner, args)) is not None:
             trial.lease = lease
             self.learning.trials[self.key] = trial
         else:
-            owner.decide_measured(args)
+            with owner.in_background(), counters.stage("choosing"):
+                entry = owner.select(owner.planned_key(args), args)
+                owner.dispatcher.insert(owner.dispatcher.key_of(*args), entry)
             lease.give_back()
 
 
@@ -199,7 +201,7 @@ class Judge(_Job):
 
     def work(self, owner: MultiKernel) -> None:
         trial = self.learning.trials.get(self.key)
-        if trial is not None and owner.judge(trial):
+        if trial is not None and _conclude(owner, trial):
             self.learning.trials.pop(self.key, None)
             trial.lease.give_back()
 
@@ -208,8 +210,55 @@ class Refine(_Job):
     """Measures at the sizes themselves, if they come often enough, and puts what is better there into the table."""
 
     def work(self, owner: MultiKernel) -> None:
-        if owner.is_due(self.key, self.ints, self.pointers) and (args := _made_up(owner, self.ints, self.key)) is not None:
-            owner.refine(args)
+        with owner.in_background():
+            due = refiner.is_due(owner, self.key, self.ints, self.pointers)
+            owner.dispatcher.watch(self.key, owner.node(self.key).interval)
+        if due and (args := _made_up(owner, self.ints, self.key)) is not None:
+            with owner.in_background():
+                refiner.refine(owner, owner.dispatcher.key_of(*args), args)
+
+
+def _take_lease(owner: MultiKernel, args: tuple[Any, ...]) -> Lease | None:
+    """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
+    with owner.in_background():
+        request = owner.request(owner.planned_key(args), owner.spec.ints_of(args), args)
+        return None if agreement.waits(request) else leases.take(request)
+
+
+def _begin_trial(owner: MultiKernel, args: tuple[Any, ...]) -> LiveTrial | None:
+    """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
+    cannot be, or where nothing is left to decide."""
+    with owner.in_background():
+        key = owner.dispatcher.key_of(*args)
+        serving = owner.decision_of(key)
+        if serving is None or serving.link not in selector.UNMEASURED:
+            return None
+        request = owner.request(key, owner.spec.ints_of(args), args)
+        request.store.refresh()
+        if selector.choose(dataclasses.replace(request, args=None), selector.ON_RECORD) is not None:
+            return None  # another process has found it meanwhile
+        trial = LiveTrial.begin(owner, key, request, serving.candidate)
+        owner.learn(request)
+        if serving.candidate in request.rejected:
+            owner.drop(key)
+        return trial
+
+
+def _conclude(owner: MultiKernel, trial: LiveTrial) -> bool:
+    """Decides the regime of a trial by what it has found, if that is enough; returns whether the trial is over."""
+    with owner.in_background():
+        try:
+            answer = trial.judge()
+        except LookupError:  # the entry that it was for is gone
+            return True
+        owner.learn(trial.request)
+        if answer is None:
+            return False
+        trial.end()
+        entry = owner.adopt(selector.decision_from(trial.request, "measured", answer), trial.request)
+        if entry is not None:
+            owner.enter(entry, trial.request)
+        return True
 
 
 @contextlib.contextmanager
@@ -227,7 +276,7 @@ def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ..
     """Arguments of these sizes in the regime `key`; None where there are none: tensors that are made are aligned, and some
     numbers cannot be divided by."""
     try:
-        args = owner.arguments_for(owner.spec.sizes(ints))
+        args = owner.spec.arguments_for(owner.spec.sizes(ints))
         return args if owner.dispatcher.key_of(*args) == key else None
     except (HintError, DivisionByZero):
         return None

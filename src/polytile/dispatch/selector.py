@@ -22,6 +22,9 @@ from polytile.tuning.decide import Score
 
 Link = Callable[[Request], "Answer | None"]
 
+UNMEASURED, ON_RECORD = ("prior", "default"), ("exact", "nearby")
+"""Names of the links whose decisions measuring may better, and of those that answer from the store."""
+
 
 def chain() -> tuple[tuple[str, Link], ...]:
     """(name, link) pairs, strongest first, as the options and torch's settings have them now.

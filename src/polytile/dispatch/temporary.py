@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polytile import options as settings
 from polytile.candidates.entries import Entry, PythonEntry
+from polytile.dispatch import trace
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
+from polytile.problem import Outcome
 from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run
 
@@ -26,8 +30,7 @@ class ProvisionalEntry:
         self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
-        owner = self.owner
-        if self.calls <= 0 and (entry := owner.replace_provisional(self, args)) is not None:
+        if self.calls <= 0 and (entry := self._replaced(args)) is not None:
             run(entry, args)
             return
         entry = self.entry
@@ -35,6 +38,18 @@ class ProvisionalEntry:
         self.calls -= 1
         if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun) and entry.call.has_run:
             self.entry = entry.call.entry
+
+    def _replaced(self, args: tuple[Any, ...]) -> Entry | None:
+        """What runs calls like this one from now on, decided now unless it has been; None while another thread is choosing."""
+        owner = self.owner
+        if not owner.lock.acquire(blocking=False):
+            return None
+        try:
+            entry: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))
+            replaced = entry is not None and not (isinstance(entry, PythonEntry) and entry.call is self)
+            return entry if replaced else owner.replace(args, owner.choose_entry(args))
+        finally:
+            owner.lock.release()
 
 
 class FirstRun:
@@ -61,7 +76,7 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            self.owner.replace_failed(self, args, error)(*args)
+            self._replaced(args, error)(*args)
         else:
             self._settle(args)
 
@@ -70,9 +85,27 @@ class FirstRun:
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            self.owner.replace_failed(self, args, error)(*args)
+            self._replaced(args, error)(*args)
         else:
             self._settle(args)
+
+    def _replaced(self, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
+        """What to call in place of the candidate, which raised `error`, with the same arguments: another one, or where calls wait
+        for nothing what serves until one is decided."""
+        owner = self.owner
+        with owner.lock, settings.restored(owner.options_of_a_call()):
+            called = owner.dispatcher.key_of(*args)
+            candidate = owner.named(self.decision.candidate)
+            owner.record_failure(owner.request(called, owner.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
+            if owner.spec.family == "user":
+                trace.rejected(owner.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
+            for key in {called, *(key for key, entry in owner.dispatcher.table().items() if self.stands(entry))}:
+                node = owner.node(key)
+                node.failures[candidate.name], node.decision = f"raised {type(error).__name__}: {error}", None
+                if owner.fallbacks is not None:
+                    owner.fallbacks.exclude(node.fields, (candidate.name,))
+                owner.dispatcher.reopen(key)
+            return owner.dispatcher
 
     def _settle(self, args: tuple[Any, ...]) -> None:
         """It has run: from now on it stands where this object does, if that is where the call came from."""
