@@ -64,7 +64,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
-        makers = [computed and functools.partial(computed.interpret, precision=precision) for computed in kernel.prologues]
+        makers = [p if p is None else functools.partial(p.interpret, precision=precision) for p in kernel.prologues]
         tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
