@@ -12,7 +12,6 @@ from polytile.candidates.candidate import Candidate
 from polytile.dispatch.conditions import conditions
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.spec import KernelSpec
-from polytile.store.records import config_text
 from polytile.tuning import budget
 
 _lock = locks.lock()
@@ -41,7 +40,7 @@ def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
     """Equal for candidates that run the same code. A candidate with a recipe is told apart by that, without its source being
     generated: a matmul has sixty candidates, of which a program needs three."""
     recipe = candidate.recipe or candidate.source_hash
-    return candidate.name, config_text(candidate.config), recipe
+    return candidate.name, candidate.config.text, recipe
 
 
 def alive() -> list[MultiKernel]:

@@ -39,7 +39,7 @@ class Identified(Protocol):
 
 def identity(candidate: Identified) -> Identity:
     """(name, config with its hint, source hash): what must be equal for a measurement to speak about `candidate`."""
-    return candidate.name, config_text(candidate.config), candidate.source_hash
+    return candidate.name, candidate.config.text, candidate.source_hash
 
 
 class Reading(Protocol):
@@ -150,14 +150,9 @@ def finite_or_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def config_text(config: Config) -> str:
-    """The config's values and its hint, as the column `config` has them."""
-    return config.text
-
-
 @functools.lru_cache(maxsize=4096)
 def config_of(text: str) -> Config:
-    """The Config that `config_text` wrote."""
+    """The Config of which this is the text."""
     values, hint = json.loads(text)
     return Config(tuple((k, v) for k, v in values), tuple((k, v) for k, v in hint))
 
@@ -222,7 +217,7 @@ def rows_of(measurement: Measurement) -> Rows:
         "problem": problem_row["digest"],
         "environment": digest(environment, 24),
         "candidate": measurement.candidate,
-        "config": config_text(measurement.config),
+        "config": measurement.config.text,
         "source_hash": measurement.source_hash,
         "outcome": measurement.outcome.value,
         "seconds": seconds if measurement.samples else None,
@@ -274,7 +269,7 @@ def reading_of(measurement: Measurement) -> Taken:
     """What a measurement says of its candidate."""
     seconds, noise = summarise(measurement.samples)
     return Taken(
-        (measurement.candidate, config_text(measurement.config), measurement.source_hash),
+        (measurement.candidate, measurement.config.text, measurement.source_hash),
         measurement.outcome,
         seconds,
         noise,
