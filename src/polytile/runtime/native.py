@@ -149,8 +149,7 @@ def _configure(loaded: Any) -> None:
 
 def library_path(name: str) -> str:
     """The file of one of torch's own libraries: "torch_cpu", "torch_python"."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
+    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.so")
 
 
 def torch_library() -> ctypes.CDLL:

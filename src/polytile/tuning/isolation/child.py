@@ -45,7 +45,7 @@ MARGIN = 2.0
 PATIENCE = 6.0
 """How many times the limit a kernel may take by the clock if it hardly uses the processor."""
 
-POPULATED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE
 """Memory is mapped with all its pages at once: touching them one by one takes ten times as long."""
 
 Kernel = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_long), ctypes.c_long)

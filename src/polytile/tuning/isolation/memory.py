@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import threading
 
 import torch
@@ -25,18 +24,11 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size = size
         try:
-            if hasattr(os, "memfd_create"):
-                self.descriptor = os.memfd_create("polytile", os.MFD_CLOEXEC)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    self.descriptor = os.dup(file.fileno())
+            self.descriptor = os.memfd_create("polytile", os.MFD_CLOEXEC)
         except OSError as error:
             raise Unavailable(f"there is no shared memory ({error})") from None
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.descriptor, 0, size)  # now, not as a bus error in the middle of a copy
-            else:
-                os.ftruncate(self.descriptor, size)
+            os.posix_fallocate(self.descriptor, 0, size)  # now, not as a bus error in the middle of a copy
             self.whole = torch.frombuffer(mmap.mmap(self.descriptor, size, POPULATED), dtype=torch.uint8)
         except OSError as error:
             self.close()
