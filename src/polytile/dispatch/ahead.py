@@ -1,7 +1,6 @@
-"""Candidates that another process generates and compiles (runtime/builder.py, compiler/handed.py), so that calls have
-Python's lock meanwhile. What it makes is in the cache directory then, and preparing the candidates here only loads it. An
-error that it meets is met here again.
-"""
+"""Another process generates and compiles candidates (runtime/builder.py, compiler/handed.py), so that calls keep Python's lock
+meanwhile. It puts the results into the cache directory, and preparing the candidates here only loads them. An error there
+occurs again here."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ log = logging.getLogger("polytile")
 Document = dict[str, Any]
 
 _documents: weakref.WeakKeyDictionary[MultiKernel, Document | None] = weakref.WeakKeyDictionary()
-"""What each kernel is made from, as JSON; None where it has no such form."""
+"""What each kernel is made from, as JSON; None if it has no such form."""
 
 
 def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate]) -> None:
-    """Has another process compile those of the candidates that are new to the cache directory. Does nothing where nobody makes
-    calls meanwhile, and where that process cannot."""
+    """Makes another process compile those of the candidates that are not in the cache directory. Does nothing if nobody makes
+    calls meanwhile, or if that process cannot compile them."""
     if not (background.is_here() and builder.wanted()):
         return
     lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.at_hand()]

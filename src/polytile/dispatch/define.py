@@ -1,7 +1,7 @@
-"""From an operation of a Program to the MultiKernel that runs it and the way it is called there.
+"""From an operation of a Program to the MultiKernel that runs it, and to the arguments that it gets there.
 
-What a GPU needs (gpu_specs.py, and Triton's rooms below it) is imported where a program has a tensor on one: elsewhere it
-would add a sixth to what importing the compiler takes.
+What only a GPU needs (gpu_specs.py and Triton's modules below it) is imported when a program has a tensor on one. On other
+machines it would add a sixth to the time that importing the compiler takes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from polytile.schedule.cpu.space import thread_counts
 Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
 Defined = dict[tuple[str, torch.device], MultiKernel]
-"""The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
+"""The MultiKernels of one compile, by what they compute and where, so that repeated work is generated once."""
 
 
 class _Stored:
@@ -65,7 +65,7 @@ class LoopWork(_Stored):
         return f"loop {self.kernel.text}"
 
     def define(self) -> MultiKernel:
-        """The MultiKernel, the same for the same work. Raises LoweringError and CompilerMissing as loop_candidates does."""
+        """The MultiKernel; equal works share one. Raises LoweringError and CompilerMissing as loop_candidates does."""
         candidates: tuple[Candidate, ...]
         if Target.of(self.target).native:
             candidates = loops.loop_candidates(self.kernel, self.origins, pytorch.threads())
@@ -94,7 +94,7 @@ class ProductWork(_Stored):
         return f"{self.kernel.family} {', '.join(self.sources)} {self.kernel.text}"
 
     def define(self) -> MultiKernel:
-        """The MultiKernel, the same for the same work."""
+        """The MultiKernel; equal works share one."""
         kernel, target, sources = self.kernel, self.target, self.sources
         name, stored = gemm_kernel.kernel_name(kernel, self.origins), None
         first = [work.define() if work is not None else None for work in self.first]
@@ -123,7 +123,7 @@ class AttentionWork(_Stored):
         return f"{', '.join(self.sources)} {self.problem.text}"
 
     def define(self, multikernels: Defined | None = None) -> MultiKernel:
-        """The MultiKernel, the same for the same work; `multikernels` as in define_loop."""
+        """The MultiKernel; equal works share one. `multikernels` as in define_loop."""
         problem, target = self.problem, self.target
         unfused = _unfused_attention(problem, target, {} if multikernels is None else multikernels)
         candidates = attentions.candidates(problem, target, self.sources, unfused, thread_counts(pytorch.threads()))
@@ -147,7 +147,7 @@ WORKS = (
 
 
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of a loop, one of `multikernels` if it is there, the buffers to pass and the integers to pass."""
+    """The MultiKernel of a loop, from `multikernels` if it is there, with the buffers and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
     target, multikernels = target_of(loop, buffers), {} if multikernels is None else multikernels
     if (kernel.text, target) not in multikernels:
@@ -168,7 +168,8 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of a matmul with its epilogue, one of `multikernels` if it is there, the views and the integers to pass."""
+    """The MultiKernel of a matmul with its epilogue, from `multikernels` if it is there, with the views and the integers to
+    pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = registry_of_sources.chosen()
     if "cpp" in sources and not settings.get("interpret"):
@@ -182,7 +183,7 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], multikern
 
 
 def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of an attention, one of `multikernels` if it is there, the views to pass and the integers to pass."""
+    """The MultiKernel of an attention, from `multikernels` if it is there, with the views and the integers to pass."""
     problem, site = attention_call.canonicalize(attention, buffers)
     target, multikernels = buffers[attention.q.buffer].device, {} if multikernels is None else multikernels
     if (problem.text, target) not in multikernels:
@@ -192,7 +193,7 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multik
 
 
 def _unfused_attention(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> UnfusedAttention | None:
-    """The candidate with scores in memory, where there are products of the problem's type."""
+    """The candidate that keeps scores in memory, if there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
     own = problem.computes_scores or problem.layout is not None
     if problem.lse or problem.backward or own or of_library:
@@ -204,7 +205,7 @@ def _unfused_attention(problem: AttentionProblem, target: torch.device, multiker
 
 
 def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
-    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
+    """The epilogue as a kernel of its own, for the library's product. It is called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:
         return None

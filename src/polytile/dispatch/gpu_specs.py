@@ -1,4 +1,4 @@
-"""What a MultiKernel on a GPU knows of its loop or product, or one under Triton's interpreter on a CPU."""
+"""The KernelSpec of a loop, a product or an attention on a GPU, or under Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from polytile.schedule.nest import Form, nest_of
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As specs.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
-    how it is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
+    """The spec of specs.loop_spec, whose regimes also depend on: whether 16 divides each other integer of the loop, the
+    alignment of each tensor, whether lengths of rows are powers of two and which smaller power divides them, and whether
     positions fit 32 bits."""
     spec = specs.loop_spec(kernel, origins, target)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
@@ -42,15 +42,15 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
 
 
 def _wide(reached: Sequence[sympy.Expr], positions: Mapping[sympy.Symbol, int]) -> Condition:
-    """Whether some position in a tensor, of which none lies beyond those `reached`, needs 64 bits."""
+    """The condition that some position in a tensor needs 64 bits; no position lies beyond those `reached`."""
     return Condition(Wide(), any_above(reached, INT32_REACH, positions))
 
 
 def _on_gpu(
     spec: KernelSpec, tensor_code: int, conditions: tuple[Condition, ...], strides: Collection[str] | None = None
 ) -> KernelSpec:
-    """The spec with what matters on a GPU besides: the alignment of tensors, whether 16 divides `strides` (None: all integers
-    that decide nothing otherwise), and `conditions`."""
+    """The spec whose regimes also depend on the alignment of tensors, on whether 16 divides `strides` (None: all integers that
+    otherwise decide nothing), and on `conditions`."""
     pairs = zip(spec.size_names, spec.size_codes, strict=True)
     asked = spec.size_names if strides is None else strides
     return replace(
@@ -63,8 +63,8 @@ def _on_gpu(
 
 
 def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers by which blocks overhang the end of rows that are reduced or scanned: code for one value of them needs no
-    masks there. Of columns and points none: a handful of kernels for one size were faster, and as many slower."""
+    """The lengths of rows that are reduced or scanned and that blocks overhang: code for one value of them needs no masks.
+    Columns and points have none: for one size of them, as many kernels became slower as became faster."""
     nest = nest_of(kernel.loop)
     return tuple(s for s in kernel.symbols if nest.form is Form.ROW and s in nest.vec.size.free_symbols)
 
@@ -72,8 +72,8 @@ def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
 def template_spec(
     kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
 ) -> KernelSpec:
-    """As specs.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
-    blocks along k need a mask, and whether positions fit 32 bits."""
+    """The spec of specs.template_spec, whose regimes also depend on: the alignment of each stride and tensor, whether blocks
+    along k need a mask, and whether positions fit 32 bits."""
     spec = specs.template_spec(kernel, name, origins, target)
     positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
     asked = (EVEN_K,) if kernel.second is None else (EVEN_K, EVEN_L)
@@ -82,7 +82,7 @@ def template_spec(
 
 
 def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As specs.attention_spec; besides the sizes it matters of every stride and tensor whether it is aligned, and whether
+    """The spec of specs.attention_spec, whose regimes also depend on the alignment of each stride and tensor, and on whether
     positions fit 32 bits."""
     positions = {symbol: place for place, symbol in enumerate(problem.symbols)}
     wide = _wide(attention_arguments.positions(problem), positions)

@@ -1,7 +1,8 @@
-"""Choices ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
+"""Choosing ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
 
-The arguments are made up at those very sizes (KernelSpec.make_args), and each hint has a kernel of its own: sizes that share a
-regime with others decided before get a decision for themselves alone."""
+The arguments are made up at exactly these sizes (KernelSpec.make_args), and each hint gets a decision of its own: a hint in a
+regime that was decided at other sizes gets one for its exact sizes.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 SHORTLIST = {"cpu": 6}
-"""The least value of the option `shortlist` for a hinted size, by type of device."""
+"""The smallest `shortlist` for a hinted size, by type of device."""
 
 HINTED = ", for a hint"
-"""What the grounds of a decision say besides where a hint asked for it."""
+"""What a decision's provenance adds if a hint asked for it."""
 
 
 def warm(owner: MultiKernel, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
-    """Chooses for the hinted sizes; the candidates that all the hints need compile side by side. Returns one decision for each
-    hint. Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
+    """Chooses for the hinted sizes, after starting to compile the candidates of all hints side by side. Returns one decision
+    per hint. Raises HintError for a hint without possible arguments. If the made-up arguments divide by zero, the first call
     chooses."""
     calls = [owner.spec.arguments_for(hint) for hint in hints]
     with owner.lock, settings.restored(owner.options):

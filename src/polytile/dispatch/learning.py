@@ -1,4 +1,5 @@
-"""How a MultiKernel decides with the option stall="never": the table finds something that runs, the rest is done behind calls.
+"""How a MultiKernel decides with the option stall="never": the table finds something that runs, and the background does the
+rest.
 
     a call meets an open regime    the table runs a leaf (fallbacks.py) and notes the call    on the caller's thread
     Predict    what is known or predicted to be fastest is compiled, loaded and serves next   in the background
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 LOOK_AGAIN_SECONDS = 0.05
-"""How long the background leaves what others measure alone, if it has nothing else to do."""
+"""How long an idle background waits before it looks again at what another process measures."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
@@ -52,12 +53,12 @@ def wait(timeout: float | None = None) -> bool:
 
 
 def is_settled() -> bool:
-    """Whether every decision that calls have asked for is made, and none is on trial."""
+    """Whether every decision that calls have asked for is made, and no candidate is on trial."""
     return not background.pending() and not any(learning.trials for learning in list(_all))
 
 
 class Learning:
-    """The jobs of one MultiKernel in the background, one of a kind for each regime at a time."""
+    """The background jobs of one MultiKernel, at most one of each kind for a regime at a time."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self._owner = weakref.ref(owner)
@@ -110,8 +111,8 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Something to do for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. Dropped where
-    nobody holds the kernel any more."""
+    """A job for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. It is dropped once
+    nobody holds the kernel."""
 
     learning: Learning
     owner: weakref.ref[MultiKernel]
@@ -165,8 +166,8 @@ class Load(_Job):
 
 
 class Measure(_Job):
-    """Puts what was measured to be fastest into the table. While the program makes calls, candidates are tried on these; where
-    calls cannot be used for it, apart from them, with rests between."""
+    """Puts the candidate that was measured to be fastest into the table. While the program makes calls, candidates are tried on
+    these calls; if they cannot be, they are measured apart, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is None:
@@ -184,7 +185,7 @@ class Measure(_Job):
 
 
 class Await(_Job):
-    """Looks a little later whether what someone else measures has been decided. Everything else goes first."""
+    """Looks a little later whether another process has decided what it is measuring. Everything else goes first."""
 
     disturbs = Disturbance.NONE
     rank = -1.0
@@ -195,7 +196,7 @@ class Await(_Job):
 
 
 class Judge(_Job):
-    """Looks at what a trial has found, and decides if it is settled."""
+    """Looks at the results of a trial, and decides if they are clear."""
 
     disturbs = Disturbance.NONE
 
@@ -207,7 +208,7 @@ class Judge(_Job):
 
 
 class Refine(_Job):
-    """Measures at the sizes themselves, if they come often enough, and puts what is better there into the table."""
+    """Measures at frequent sizes themselves, and puts what is better there into the table."""
 
     def work(self, owner: MultiKernel) -> None:
         with owner.in_background():
@@ -263,7 +264,7 @@ def _conclude(owner: MultiKernel, trial: LiveTrial) -> bool:
 
 @contextlib.contextmanager
 def _beside_calls(target: torch.device) -> Iterator[None]:
-    """Within the block, work on the device `target` leaves the program's own alone."""
+    """Within the block, work on the device `target` does not disturb the program's own."""
     with contextlib.ExitStack() as stack:
         if target.type == "cuda":
             from polytile.runtime.cuda.beside import beside_calls  # what a GPU needs is imported where there is one
@@ -273,8 +274,8 @@ def _beside_calls(target: torch.device) -> Iterator[None]:
 
 
 def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
-    """Arguments of these sizes in the regime `key`; None where there are none: tensors that are made are aligned, and some
-    numbers cannot be divided by."""
+    """Arguments of these sizes in the regime `key`. None if there are none: made-up tensors are aligned, and some numbers
+    cannot be divided by."""
     try:
         args = owner.spec.arguments_for(owner.spec.sizes(ints))
         return args if owner.dispatcher.key_of(*args) == key else None

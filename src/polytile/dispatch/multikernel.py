@@ -1,4 +1,4 @@
-"""MultiKernel: candidates for one kernel behind one call, each regime of sizes sent to its own."""
+"""MultiKernel: several candidates for one kernel behind one call. Each regime of sizes goes to its own candidate."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class MultiKernel:
             return self._tree.unfit
 
     def decision_at(self, *args: Any) -> Decision | None:
-        """The decision that a call with these arguments, or with these integers alone, would follow; None before there is one."""
+        """The decision that a call with these arguments or integers would follow; None if there is none yet."""
         with self.lock:
             return self.decision_of(self.dispatcher.key_of(*args))
 
@@ -198,7 +198,7 @@ class MultiKernel:
         return entry
 
     def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
-        """Works out which loaded kernels serve open regimes around these integers (fallbacks.py)."""
+        """Finds out which loaded kernels can serve open regimes around these integers (fallbacks.py)."""
         if self.fallbacks is not None:
             with self.lock:
                 self.fallbacks.look_around(ints, cells, varying)
@@ -230,8 +230,8 @@ class MultiKernel:
         self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
 
     def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
-        """The inner kernels that calls with these integers may run, with the integers of their own calls: those of the candidate
-        decided for them, and of the candidates that serve open regimes."""
+        """The inner kernels that calls with these integers may run, each with the integers of its own call: those of the
+        decided candidate and of the candidates that serve open regimes."""
         decision = self.decision_of(self.dispatcher.key_of(*ints))
         chosen = () if decision is None else (decision.candidate,)
         for name in dict.fromkeys((*chosen, *(() if self.fallbacks is None else self.fallbacks.loaded))):
@@ -263,7 +263,7 @@ class MultiKernel:
         return self.dispatcher.key_of(*args)
 
     def add_exact_size(self, fields: KeyFields, sizes: Mapping[str, int]) -> None:
-        """Has the next call at exactly these sizes, of the regime `fields`, decide for them alone, if none has yet."""
+        """Makes the next call at exactly these sizes, in the regime `fields`, decide for them alone, unless one has already."""
         own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
             self.dispatcher.reopen(own)
@@ -406,7 +406,7 @@ class MultiKernel:
                 self.lock.release()
 
     def take_note(self, key: int) -> bool:
-        """Adds the key of a call to what `noting` collects; says whether anybody collects."""
+        """Adds the key of a call to the set that `noting` collects. Returns whether anybody collects."""
         if self._noted is None:
             return False
         self._noted.add(key)
@@ -502,8 +502,8 @@ class MultiKernel:
             self.reopen(fields)
 
     def learn(self, request: Request) -> None:
-        """Keeps what answering the request has shown about candidates that fail. A candidate that fails everywhere no longer
-        serves where it was only predicted to be fastest."""
+        """Records the failures that the selector met while it answered the request. A candidate that fails everywhere no longer
+        serves regimes where it was only predicted to be fastest."""
         known = self._tree.unfit
         self._tree.learn(request.key_fields, request)
         for name in self._tree.unfit - known:

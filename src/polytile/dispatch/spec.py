@@ -1,5 +1,4 @@
-"""What a MultiKernel computes and takes, apart from how: its arguments, what its choice depends on, and its
-reference."""
+"""What a MultiKernel computes and takes, but not how: its arguments, what its choice depends on, and its reference."""
 
 from __future__ import annotations
 

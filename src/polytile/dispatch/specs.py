@@ -1,4 +1,4 @@
-"""What a MultiKernel knows of the loop or the product that it runs, on any device (gpu_specs.py adds what matters on a GPU)."""
+"""The KernelSpec of a loop, a product or an attention on any device (gpu_specs.py adds what matters on a GPU)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from polytile.tuning.sample import Sample, Sampler
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device = CPU) -> KernelSpec:
-    """What a loop's MultiKernel knows of it. A regime is of the sizes that axes depend on; strides and offsets decide nothing."""
+    """The spec of a loop. Its regimes depend on the sizes of its axes; strides and offsets decide nothing."""
     names, rounded = tuple(s.name for s in kernel.symbols), roundings.of_loop(kernel.loop)
     domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
     return KernelSpec(
@@ -81,7 +81,7 @@ def _sampler(kernel: LoopKernel) -> Sampler:
 def template_spec(
     kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device = CPU
 ) -> KernelSpec:
-    """What a product's MultiKernel, called `name`, knows of it. Of its integers those of gemm_kernel.DECIDING make a regime."""
+    """The spec of a product called `name`. Its regimes depend on the integers gemm_kernel.DECIDING."""
     rounded = roundings.of_product(kernel)
     return KernelSpec(
         name=name,
@@ -100,7 +100,7 @@ def template_spec(
 
 
 def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device = CPU) -> KernelSpec:
-    """What an attention's MultiKernel knows of it. Of its integers those of attention.problem.DECIDING make a regime."""
+    """The spec of an attention. Its regimes depend on the integers attention.problem.DECIDING."""
     return KernelSpec(
         name=f"{problem.family}_{problem.digest[:8]}",
         family=problem.family,

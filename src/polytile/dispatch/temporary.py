@@ -1,4 +1,4 @@
-"""Entries that stand in the dispatch table for a time, and then have their MultiKernel put another in their place."""
+"""Entries that stand in the dispatch table until their MultiKernel replaces them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
-"""Errors of a run that say something about the arguments, not about the candidate."""
+"""Errors that are the arguments' fault and not the candidate's."""
 
 
 class ProvisionalEntry:
-    """Runs `entry` for so many calls, as there was no memory or time for measuring. The call after that chooses anew."""
+    """Runs `entry` for some calls, since memory or time was short for measuring. The call after these chooses anew."""
 
     def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
         self.owner, self.entry, self.calls = owner, entry, calls
@@ -40,7 +40,7 @@ class ProvisionalEntry:
             self.entry = entry.call.entry
 
     def _replaced(self, args: tuple[Any, ...]) -> Entry | None:
-        """What runs calls like this one from now on, decided now unless it has been; None while another thread is choosing."""
+        """The entry that runs calls like this one from now on, decided now if necessary; None while another thread chooses."""
         owner = self.owner
         if not owner.lock.acquire(blocking=False):
             return None
@@ -53,10 +53,8 @@ class ProvisionalEntry:
 
 
 class FirstRun:
-    """Runs a candidate that has not been tried at these sizes: if it raises, the call goes on with another.
-
-    What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
-    """
+    """Runs a candidate that has not been tried at these sizes. If it raises, the call goes on with another candidate, after the
+    arguments that it may have changed were restored. After a run without an error, the candidate itself replaces this entry."""
 
     def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
         self.owner, self.decision, self.entry = owner, decision, entry
@@ -81,7 +79,7 @@ class FirstRun:
             self._settle(args)
 
     def _native(self, args: tuple[Any, ...]) -> None:
-        """A GPU kernel: a launch that the driver refuses has changed nothing."""
+        """Runs a GPU kernel. A launch that the driver refuses has changed nothing."""
         try:
             run(self.entry, args)
         except LaunchFailed as error:
@@ -90,8 +88,8 @@ class FirstRun:
             self._settle(args)
 
     def _replaced(self, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
-        """What to call in place of the candidate, which raised `error`, with the same arguments: another one, or where calls wait
-        for nothing what serves until one is decided."""
+        """What to call with the same arguments in place of the candidate, which raised `error`: another candidate, or, if calls
+        do not wait, what serves until one is decided."""
         owner = self.owner
         with owner.lock, settings.restored(owner.options_of_a_call()):
             called = owner.dispatcher.key_of(*args)
@@ -108,11 +106,11 @@ class FirstRun:
             return owner.dispatcher
 
     def _settle(self, args: tuple[Any, ...]) -> None:
-        """It has run: from now on it stands where this object does, if that is where the call came from."""
+        """Puts the candidate into the table in place of this object, if the call came through the table."""
         self.has_run = True
         if self.stands(self.owner.dispatcher.get(self.owner.dispatcher.key_of(*args))):
             self.owner.replace(args, self.entry)
 
     def stands(self, entry: Any) -> bool:
-        """Whether this object is what an entry of the table calls."""
+        """Whether an entry of the table calls this object."""
         return isinstance(entry, PythonEntry) and entry.call is self

@@ -1,4 +1,5 @@
-"""What calls run before anything is measured: what is on record or predicted to be fastest, compiled ahead of them."""
+"""What calls run before anything is measured: the candidate that is on record or predicted to be fastest, compiled ahead of
+them."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def decide(owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None) -> None:
-    """Compiles what is known to be fastest at these integers, or predicted to be where nothing is known, and has calls there run
-    it. `key` is that of the call, if there was one; without pointers, tensors count as aligned. The background measures where
-    that may change the choice."""
+    """Compiles the candidate that is known to be fastest at these integers, or predicted to be if nothing is known, and makes
+    calls there run it. `key` is the key of the call, if there was one; without pointers, tensors count as aligned. If measuring
+    could change the choice, the background measures."""
     ints, decision = tuple(ints), None
     with settings.restored({**owner.options, "stall": "compile"}), counters.stage("choosing"):
         called, key = key, owner.planned_key(ints) if key is None else key
@@ -50,9 +51,9 @@ def decide(owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = ()
 
 
 def prepare_everywhere(owner: MultiKernel, ints: Sequence[int], varying: Collection[str]) -> Candidate | None:
-    """Starts compiling, of the candidate decided for these integers, a form that is right in all regimes of aligned tensors, and
-    works out which new regimes it serves. `varying` names the sizes that differ from call to call. If nothing serves at all sizes
-    yet, starts compiling a candidate that can, and returns it."""
+    """Starts compiling a form of the candidate decided for these integers that is right in all regimes of aligned tensors, and
+    works out which new regimes it serves. `varying` names the sizes that differ from call to call. If nothing serves at all
+    sizes yet, it also starts compiling a candidate that can, and returns that."""
     decision = owner.decision_of(owner.dispatcher.key_of(*ints))
     if decision is None or owner.learning is None or owner.fallbacks is None:
         return None
