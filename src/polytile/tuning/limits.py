@@ -1,4 +1,4 @@
-"""How long a race between candidates may take, where a call waits for it and where nobody does, on a CPU and on a GPU."""
+"""How long a race between candidates may take if a call waits for it and if none does, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ SURE_ROUNDS, LOOK_ROUNDS = 3, 5
 stand, at which clear losers are dropped, to the next."""
 
 FINAL_BURSTS = 3
-"""Bursts of the same kernel on end in each turn of the final."""
+"""Bursts of one kernel on end in each of its turns in the final."""
 
 HOPELESS = 3.0
 """A kernel of more than `warm_seconds` that takes so many times as long as the fastest is dropped after one call."""
 
 LONG_SECONDS = 0.1
-"""Of a contender that took so long when it ran before, on a CPU, that run is the first of its bursts."""
+"""If a contender took so long when it ran before, on a CPU, that run counts as the first of its bursts."""
 
 
 @dataclass(frozen=True)

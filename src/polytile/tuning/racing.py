@@ -1,7 +1,7 @@
-"""Candidates timed against each other: they take turns, a burst each, so that noise meets all alike, until the order stands.
+"""Times candidates against each other. They take turns, one burst each, so that noise hits all alike, until the order is clear.
 
-First rounds, in which clear losers drop out (pairwise.py judges by the times within a round), then a final in which each of
-those left runs on end, as it will in a program. docs/tuning.md says why.
+First come rounds in which clear losers drop out (pairwise.py compares the times within a round). In the final, each remaining
+candidate runs several bursts on end, as it will in a program. docs/tuning.md says why.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region, time_region
 
 clock, pause = time.perf_counter, time.sleep
-"""How long the race itself has taken, and waiting for calmer times."""
+"""The clock for the length of the race itself, and the sleep while waiting for calmer times."""
 
 MOVED = 1.3
-"""A parallel region that costs so many times as much as before, or so much less, is one of other cores."""
+"""If a parallel region's cost changes by this factor, the threads have moved to other cores."""
 
 _one_race_at_a_time = locks.rlock()
 
 
 class _Crowded:
-    """When a race last stayed disturbed however often it was run."""
+    """When a race was last disturbed in every run."""
 
     last = -math.inf
 
@@ -42,7 +42,7 @@ _crowded = _Crowded()
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a race: `timings` are what it has found by then, one for each contender."""
+    """Ctrl-C stopped a race; `timings` has the results so far, one for each contender."""
 
     def __init__(self, timings: list[Timing]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
     """Times the contenders, given in the order in which ties are broken. Each must have run before: nothing is warmed up for
     the first time here.
 
-    An exception of one contender ends its part in the race and is returned; raises Stopped for Ctrl-C.
+    A contender that raises an exception leaves the race, and its exception is returned. Raises Stopped for Ctrl-C.
     """
     # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. Nor may
     # it be waited for without end: whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
@@ -67,14 +67,14 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
 
 
 def _tidy(contenders: Sequence[Contender]) -> None:
-    """After a race on a GPU: gives back the memory that recordings have taken."""
+    """After a race on a GPU, gives back the memory of its recordings."""
     for contender in contenders:
         if contender.timer is not None:
             contender.timer.release()
 
 
 def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
-    """The timings of that race, of at most `limits.races`, in which other programs had the cores least."""
+    """The timings of the race that other programs disturbed least, of at most `limits.races`."""
     started, least, kept = clock(), math.inf, None
     races = 1 if 0 <= started - _crowded.last < limits.patience else limits.races
     for number in range(1, races + 1):
@@ -200,7 +200,7 @@ class _Lane:
 
 
 class _Race:
-    """Rounds in which all take a burst in turn, until the losers are out; then the final of those that are left."""
+    """Rounds in which each contender takes a burst, until the losers are out; then the final of the others."""
 
     def __init__(self, contenders: Sequence[Contender], limits: Limits) -> None:
         self.limits = limits

@@ -1,11 +1,12 @@
-"""A matrix of measurements in place of a device: choosing, searching and learning without a GPU and without a clock.
+"""Replays a matrix of measurements in place of a device: for choosing, searching and learning without a GPU and without a
+clock.
 
-A Matrix holds every candidate on every problem of one kernel. Its Device answers as one on which each of them could be
-tried: it is a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of
-choosing would have cost against the fastest.
+A Matrix holds every candidate on every problem of one kernel. Its Device answers as if each of them could be tried on it: it is
+a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of choosing would
+have cost, compared with the fastest candidates.
 
-What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: one run
-at each size with the option `tune="all"` makes one.
+An unmeasured candidate counts as unable to run. A matrix is complete if every candidate that can run was measured; a run at
+each size with the option `tune="all"` makes one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from polytile.tuning.task import Attempt, Task
 
 @dataclass(frozen=True)
 class Recorded(Candidate):
-    """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
-    (infinite if it left none, so that the canonical order decides)."""
+    """A candidate known by its measurement on one problem. `predicted` is the time that it predicted there, in seconds
+    (infinite if it predicted none, so that the canonical order decides)."""
 
     name: str
     config: Config
@@ -137,7 +138,7 @@ def _recorded(standing: Standing) -> Recorded:
 
 @dataclass
 class Device:
-    """Stands in for the device that a matrix was measured on, and counts what it is asked."""
+    """Stands in for the device on which a matrix was measured, and counts what it is asked."""
 
     matrix: Matrix
     tried: dict[tuple[Problem, str], int] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class Device:
     """Samples that races have asked for."""
 
     def attempt(self, problem: Problem, candidate: Candidate) -> Attempt:
-        """What became of the candidate of that name when it was measured on the problem; counted."""
+        """The recorded Attempt of the candidate of that name on the problem; counted."""
         pair = problem, candidate.name
         self.tried[pair] = self.tried.get(pair, 0) + 1
         recorded = next((c for c in self.matrix.candidates.get(problem, ()) if c.name == candidate.name), None)
@@ -157,11 +158,11 @@ class Device:
         return Attempt(candidate, recorded.measurement, recorded.score.seconds, recorded.score.noise)
 
     def tune(self, task: Task) -> list[Attempt]:
-        """A Tuner: what became of each of the task's candidates when it was measured."""
+        """A Tuner that returns the recorded Attempt of each candidate of the task."""
         return [self.attempt(task.problem, candidate) for candidate in task.candidates]
 
     def clock(self, problem: Problem) -> Callable[[Contender, int], float]:
-        """Takes the place of measure.time_burst: the recorded samples of the contender of that name, over and over."""
+        """Replaces measure.time_burst: repeats the recorded samples of the contender of that name."""
         samples = {c.name: _endless(c) for c in self.matrix.candidates[problem]}
 
         def time_burst(contender: Contender, repeats: int) -> float:
@@ -172,7 +173,7 @@ class Device:
 
 
 def _endless(candidate: Recorded) -> Iterator[float]:
-    """Raises CandidateRejected, when asked, for a candidate without samples: it could not run."""
+    """Raises CandidateRejected, when asked, for a candidate without samples, which could not run."""
     if not candidate.measurement.samples:
         raise CandidateRejected(f"{candidate.name!r} has no samples to replay: {_word(candidate)}.")
     while True:
@@ -186,7 +187,7 @@ def _word(candidate: Recorded) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen on one problem, on what grounds, its seconds, and the fastest with its own."""
+    """What was chosen on one problem, on which grounds, its seconds, and the fastest candidate with its own."""
 
     problem: Problem
     candidate: str
@@ -203,7 +204,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Report:
-    """Choices over a matrix, and how many of its `size` measurements they took."""
+    """The choices over a matrix, and how many of its `size` measurements they took."""
 
     choices: tuple[Choice, ...]
     measured: int
@@ -230,8 +231,8 @@ Chooser = Callable[[Problem, Sequence[Recorded]], tuple[str, str]]
 
 
 def evaluate(matrix: Matrix, choose: Chooser, problems: Sequence[Problem] = (), device: Device | None = None) -> Report:
-    """What `choose` would have cost on the problems, one after the other (all of the matrix's, if none are given). What it
-    asks of `device` counts as its measurements."""
+    """What `choose` would have cost on the problems, in this order (default: all of the matrix). What it asks `device` counts
+    as its measurements."""
     device = device if device is not None else Device(matrix)
     choices = []
     for problem in problems or matrix.problems:

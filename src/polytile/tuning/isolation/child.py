@@ -227,8 +227,8 @@ def _found(request: dict[str, Any]) -> Any:
 
 
 def _limit(seconds: float, threads: int) -> None:
-    """From now on the system ends this process after so many seconds of a processor, or six times as many by the clock:
-    what stops a kernel without end when nobody is left to ask for that."""
+    """Limits this process from now on to so many seconds of a processor, or six times as many by the clock. This stops an
+    endless kernel when nobody is left to stop it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = used.ru_utime + used.ru_stime + seconds * max(1, threads) + MARGIN
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), resource.RLIM_INFINITY))

@@ -11,7 +11,7 @@ import torch
 from polytile.tuning.isolation.child import POPULATED
 
 SPARE_BYTES = 16 << 20
-"""Memory of at most so many bytes is kept for the next trial: to have it cleared and mapped takes longer than to fill it."""
+"""Memory of at most so many bytes is kept for the next trial: clearing and mapping new memory takes longer than filling it."""
 
 
 class Unavailable(Exception):
@@ -57,7 +57,7 @@ def taken(size: int) -> Memory:
 
 
 def kept(memory: Memory) -> bool:
-    """Keeps the memory for the next trial; whether that was done, or it is too large or there is some already."""
+    """Keeps the memory for the next trial. Returns False, and keeps nothing, if it is too large or there is some already."""
     global _spare
     with _lock:
         if _spare is not None or memory.size > SPARE_BYTES:
