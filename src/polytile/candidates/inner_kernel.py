@@ -1,4 +1,4 @@
-"""Kernels with candidates of their own that a candidate calls: an epilogue, a prologue, parts of a loop."""
+"""Kernels with candidates of their own that a candidate calls: an epilogue, a prologue, the parts of a loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from polytile.problem import Config
 
 
 class Spec(Protocol):
-    """What has to be known of the kernel: the names of its integers, in the order of a call."""
+    """What a caller must know of the kernel: the names of its integers, in the order of a call."""
 
     @property
     def size_names(self) -> tuple[str, ...]: ...
 
 
 class InnerKernel(Protocol):
-    """What a candidate needs of a MultiKernel."""
+    """The part of a MultiKernel that a candidate needs."""
 
     @property
     def spec(self) -> Spec: ...
@@ -35,7 +35,7 @@ class InnerKernel(Protocol):
 
 
 def best_cost(kernel: InnerKernel, sizes: Mapping[str, int], default: float = 0.0) -> float:
-    """Predicted seconds of the kernel's best candidate at these sizes; `default` where none can run."""
+    """Predicted seconds of the kernel's best candidate at these sizes; `default` if none can run."""
     return min((candidate.cost(sizes) for candidate in kernel.candidates if candidate.valid(sizes)), default=default)
 
 
@@ -46,13 +46,13 @@ def prepare_first(kernel: InnerKernel) -> None:
 
 
 class Composed(Candidate):
-    """Runs inner kernels one after the other, each by whichever of its own candidates is best. It is measured as a library's
-    kernel is, so that what is fused is never chosen where this is faster."""
+    """A candidate that runs inner kernels one after the other, each by the best of its own candidates. It is measured as a
+    library's kernel is, so that a fused kernel is never chosen where this is faster."""
 
     origin = "library"
     config = Config()
     inner: Sequence[InnerKernel] = ()
-    """Those whose first candidates compile beside the others of this kernel."""
+    """The inner kernels whose first candidates compile beside the other candidates of this kernel."""
 
     def prepare(self) -> None:
         for kernel in self.inner:

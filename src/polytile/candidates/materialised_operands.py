@@ -1,4 +1,4 @@
-"""The candidate of a product with prologues that stores the computed operands first (matmul/prologue.py)."""
+"""The candidate of a product with prologues that first stores the computed operands (matmul/prologue.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class MaterialisedOperands(Composed):
-    """Stores the computed operands first, then multiplies them. `first` has the prologues' kernels, None for an operand that is
-    in memory already; `product` is the plain product."""
+    """Stores the computed operands, then multiplies them. `first` has the prologues' kernels, None for an operand that is in
+    memory already; `product` is the plain product."""
 
     name = "materialised operands"
 
@@ -37,8 +37,8 @@ class MaterialisedOperands(Composed):
         return best_cost(self.product, sizes, default=1.0) + ahead
 
     def _prologue_cost(self, letter: str, kernel: InnerKernel, sizes: Mapping[str, int]) -> float:
-        """Of operand "a" or "b", by whose letter the prologue's integers are named among the product's; 0 where `sizes` lacks
-        one of them."""
+        """Predicted seconds of the prologue of operand "a" or "b", whose integers begin with that letter among the product's; 0
+        if `sizes` lacks one of them."""
         own = {name: sizes[f"{letter}{name}"] for name in kernel.spec.size_names if f"{letter}{name}" in sizes}
         return best_cost(kernel, own) if len(own) == len(kernel.spec.size_names) else 0.0
 

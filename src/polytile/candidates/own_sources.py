@@ -24,8 +24,8 @@ log = logging.getLogger("polytile.candidates")
 
 
 def alone(asked: ProductRequest) -> Candidate | None:
-    """The library's only candidate for a product that no library function computes at once: a dual one, one with scales, one
-    whose operands are computed first, a grouped one. None for all others."""
+    """The library's only candidate for a product that no library function computes in one call: dual products, products with
+    scales or with computed operands, grouped products. None for all others."""
     if asked.materialised is not None:
         return asked.materialised
     kernel = asked.kernel
@@ -37,7 +37,7 @@ def alone(asked: ProductRequest) -> Candidate | None:
 
 
 class _Triton(Source):
-    """Generated Triton kernels for GPUs. Epilogues and prologues are part of the kernel."""
+    """Generated Triton kernels for GPUs. They contain epilogues and prologues."""
 
     name = "triton"
     everywhere = True
@@ -67,7 +67,8 @@ class _Triton(Source):
 
 
 class _Library(Source):
-    """ATen's operators: cuBLAS on GPUs, MKL and oneDNN on processors. Plain, on padded operands, and split along K."""
+    """ATen's operators: cuBLAS on GPUs, MKL and oneDNN on processors. On the operands as they are, on padded operands, and
+    split along K."""
 
     name = "library"
     origins = ("sdpa", "unfused", "padding", "split_k")

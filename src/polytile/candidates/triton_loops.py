@@ -35,9 +35,9 @@ class LoopCandidate(TritonCandidate):
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
-    """Every variant and config in canonical order, the ATen calls that the loop came from, then the reference interpreter
-    as the last resort, which is alone where there is no Triton form; the same objects for the same work. A CPU as `target`
-    means Triton's interpreter, beside which no library is asked."""
+    """Every variant and config in canonical order, then the ATen calls that the loop came from, then the reference interpreter
+    as the last resort, which is the only one if there is no Triton form. Equal work gets the same objects. A CPU as `target`
+    means Triton's interpreter; then no library is asked."""
     key = (kernel.text, target)
     if key not in _made:
         _made[key] = _candidates(kernel, origins, target)

@@ -31,7 +31,7 @@ Part = tuple[LoopKernel, CallSite]
 
 
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
-    """The loops that `kernel` is run as, in order; none where it has no column sums."""
+    """The loops that `kernel` is run as, in order; none if it has no column sums."""
     loop = kernel.loop
     sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
@@ -75,7 +75,7 @@ class Unfused(Composed):
         return digest(f"apart {torch.__version__} {self.kernel.text}")
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The best prediction for each part."""
+        """The sum of the best predictions of the parts."""
         ints = [sizes[symbol.name] for symbol in self.kernel.symbols]
         return sum(best_cost(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
 

@@ -31,7 +31,7 @@ RENAME_STATE = "UPDATE measurements SET state = :new WHERE CAST(state AS TEXT) =
 
 
 def _rename_all(connection: Connection) -> None:
-    """Gives everything in a store its present name. What cannot be read stays as it is: `polytile store check` tells of it."""
+    """Gives everything in a store its present name. Unreadable rows stay as they are; `polytile store check` reports them."""
     for rename, rows in ((_rename_problem, PROBLEMS), (_rename_candidate, CANDIDATES), (_rename_state, STATES)):
         for row in connection.execute(rows).fetchall():
             with contextlib.suppress(ValueError, TypeError):
