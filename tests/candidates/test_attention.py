@@ -14,17 +14,17 @@ from polytile.attention.arguments import make_args, operands, reference, setting
 from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, Bias, Causal
 from polytile.candidates.library import attention as library
 from polytile.candidates.library.attention import (
+    FORWARD,
     CudnnLibrary,
     EfficientLibrary,
     FlashLibrary,
-    library_candidates,
     once,
 )
 from polytile.candidates.library.attention_backward import (
+    BACKWARD,
     CudnnBackward,
     EfficientBackward,
     FlashBackward,
-    backward_candidates,
 )
 from polytile.ir.attention import attend
 
@@ -101,7 +101,7 @@ def outputs(problem: AttentionProblem, args: list[Any]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_candidates_of_a_cpu_agree_with_the_definition(name: str) -> None:
     problem, sizes = PROBLEMS[name]
-    candidates = [candidate for candidate in library_candidates(problem, CPU) if candidate.valid(integers(problem, sizes))]
+    candidates = [candidate for candidate in FORWARD.candidates(problem, CPU) if candidate.valid(integers(problem, sizes))]
     assert "math" in {candidate.name for candidate in candidates}
     for empty in (False, True):
         args = arguments(problem, sizes, empty)
@@ -119,7 +119,7 @@ def integers(problem: AttentionProblem, sizes: Mapping[str, int]) -> dict[str, i
 
 
 def test_a_cpus_own_kernel_runs_what_it_can() -> None:
-    able = {n for n, (problem, sizes) in PROBLEMS.items() if library_candidates(problem, CPU)[0].valid(
+    able = {n for n, (problem, sizes) in PROBLEMS.items() if FORWARD.candidates(problem, CPU)[0].valid(
         integers(problem, sizes))}  # fmt: skip
     assert {"plain", "groups", "causal", "bias of keys", "mask", "bias by hand", "expanded", "log-sum-exp"} <= able
     assert not able & {"mask by hand", "mask with a fill", "no key", "other values", "columns apart", "causal, bottom right"}
@@ -142,14 +142,14 @@ def test_calls_of_a_gpus_kernels_fit_their_operators(kind: Any, name: str, monke
     assert out.shape == (2, at["Hq"], 13, 64) and lse is not None and lse.shape == (2, at["Hq"], 13)
 
 
-BACKWARD = ("plain", "default scale", "bfloat16", "causal", "square causal", "bias of heads", "bias of keys", "mask", "groups")
+DERIVED = ("plain", "default scale", "bfloat16", "causal", "square causal", "bias of heads", "bias of keys", "mask", "groups")
 
 
-@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize("name", DERIVED)
 def test_derivatives_of_a_cpu_agree_with_autograd(name: str) -> None:
     problem, sizes = PROBLEMS[name]
     backward, at = replace(problem, backward=True), full(sizes)
-    candidates = [each for each in backward_candidates(backward, CPU) if each.valid({**backward.dense_strides(at), **at})]
+    candidates = [each for each in BACKWARD.candidates(backward, CPU) if each.valid({**backward.dense_strides(at), **at})]
     alone = name in ("groups", "default scale")
     assert [candidate.name for candidate in candidates] == (["math"] if alone else ["flash", "math"])
     args = make_args(backward, at)

@@ -52,7 +52,7 @@ def test_every_generated_candidate_says_what_its_prediction_is_made_of(interpret
         torch.compile(lambda x, y: x @ y, backend="polytile", dynamic=True)(torch.randn(6, 40), torch.randn(40, 24))
     made = polytile.compiler.programs.compiled_programs()[-2:]
     for kernel in (kernel for program in made for kernel in program.multikernels):
-        sizes = kernel.spec.sizes(kernel.spec.ints_of(kernel.arguments_for(dict(kernel.decisions[0].sizes))))
+        sizes = kernel.spec.sizes(kernel.spec.ints_of(kernel.spec.arguments_for(dict(kernel.decisions[0].sizes))))
         for candidate in kernel.candidates:
             if candidate.origin in ("cpp", "triton") and candidate.valid(sizes):
                 parts, predicted = candidate.terms(sizes), candidate.cost(sizes)

@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 from polytile.packages import capture, load, write
 from polytile.packages.capture import exported
 from polytile.runtime import compile as compiler
+from polytile.runtime import symbols
 from polytile.runtime.cuda import cublaslt, device, driver, launch, products
 from tests.runtime.cuda.conftest import Stub
 
@@ -58,9 +59,9 @@ def stand_in(folder: Path) -> Stub:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(**H200)  # type: ignore[assignment,return-value]
     torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]
-    launch.torch_functions = lambda: launch._addresses(library, launch._TORCH_FUNCTIONS)
+    launch.torch_functions = lambda: symbols.addresses(library, launch._TORCH_FUNCTIONS)
     names = (*products._DRIVER, products._STREAM, *products._MEMORY[:3])
-    products._of_torch = lambda index: [*products._addresses(library, names), *[None] * 4]
+    products._of_torch = lambda index: [*symbols.addresses(library, names), *[None] * 4]
     device.facts.cache_clear()
     return stub
 

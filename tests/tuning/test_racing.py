@@ -13,7 +13,7 @@ import torch
 from polytile.candidates.entries import PythonEntry
 from polytile.runtime import cpu
 from polytile.tuning import measure, racing
-from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
+from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, SURE_ROUNDS, THOROUGH, Limits
 from polytile.tuning.measure import Contender
 from polytile.tuning.racing import race
 
@@ -74,8 +74,9 @@ def turns(machine: Machine) -> list[str]:
     return [name for place, name in enumerate(bursts) if not place or bursts[place - 1] != name]
 
 
-def test_candidates_take_turns(machine: Machine) -> None:
-    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5), Limits(final_bursts=1))
+def test_candidates_take_turns(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racing, "FINAL_BURSTS", 1)
+    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5), Limits())
     bursts = [name for name, repeats in machine.calls if repeats > 1]
     rounds = [bursts[i : i + 3] for i in range(0, len(bursts), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
@@ -343,7 +344,7 @@ def test_on_a_gpu_an_open_thorough_race_keeps_what_another_recording_may_find_fa
 def test_of_long_kernels_between_which_the_choice_is_open_enough_bursts_are_taken(machine: Machine) -> None:
     machine.noise = 0.3
     race(contenders(machine, one=8e-3, other=8.3e-3))
-    assert min(machine.count("one"), machine.count("other")) > LIMITS.sure_rounds + LIMITS.open_rounds
+    assert min(machine.count("one"), machine.count("other")) > SURE_ROUNDS + LIMITS.open_rounds
     machine.noise, machine.calls = 0.0, []
     race(contenders(machine, one=8e-3, other=9.3e-3))
-    assert machine.count("one") <= LIMITS.sure_rounds + 2, "the choice is clear"
+    assert machine.count("one") <= SURE_ROUNDS + 2, "the choice is clear"

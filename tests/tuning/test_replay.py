@@ -26,7 +26,7 @@ from polytile.runtime import launcher
 from polytile.store import Store, transfer
 from polytile.store.reading import Record
 from polytile.tuning import measure, racing
-from polytile.tuning.limits import LIMITS
+from polytile.tuning.limits import LIMITS, LOOK_ROUNDS
 from polytile.tuning.replay import Device, Matrix, Recorded, evaluate, matrices
 from tests.store.helpers import KERNEL_TUNERS
 
@@ -182,7 +182,7 @@ def test_a_race_on_recorded_samples_finds_the_fastest(softmax: Matrix, monkeypat
 def test_a_race_drops_clear_losers_early(monkeypatch: pytest.MonkeyPatch) -> None:
     device, timings = raced(made({8: {"a": 1e-5, "b": 1.02e-5, "c": 5e-5}}), monkeypatch)
     taken = {name: len(timing.samples) for name, timing in timings.items()}
-    assert taken["c"] == LIMITS.trial_rounds < LIMITS.final_rounds <= min(taken["a"], taken["b"])
+    assert taken["c"] == LOOK_ROUNDS < LIMITS.final_rounds <= min(taken["a"], taken["b"])
     assert device.bursts > sum(taken.values()), "bursts that warm up count as well"
 
 

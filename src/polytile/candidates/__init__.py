@@ -1,5 +1,6 @@
-"""Everything that can run a piece of work: generated kernels for each target, and calls of the library.
+"""Everything that can run a piece of work: generated kernels for each target, and library calls.
 
-Enters: a LoopKernel or GemmKernel and a device. Leaves: Candidates in canonical order, each with its validity, predicted cost,
-source and, once compiled, an Entry. Called by tuning and dispatch; knows cost, codegen, matmul, schedule, ir, runtime.
+In: a LoopKernel, a GemmKernel or an AttentionProblem, and a device. Out: Candidates in canonical order, each with its validity,
+its predicted cost, its source and, once compiled, an Entry. Callers: tuning and dispatch. Uses attention, cost, codegen,
+matmul, schedule, ir and runtime.
 """

@@ -1,4 +1,4 @@
-"""All candidates for an attention, from every source that takes part."""
+"""All candidates for an attention, from every source in use."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def candidates(
     stored: UnfusedAttention | None,
     threads: Sequence[int] = (1,),
 ) -> tuple[Candidate, ...]:
-    """From the sources of these names, in their order; the library's besides where no source has any that run at all sizes.
-    `stored` keeps scores in memory, by kernels of all sources. `threads`: the numbers of threads that generated kernels of a CPU
-    are tried with."""
+    """The candidates from the sources of these names, in their order; the library's too if no source has any that run at all
+    sizes. `stored` keeps scores in memory and uses kernels of all sources. `threads` are the numbers of threads that generated
+    CPU kernels are tried with."""
     request = AttentionRequest(problem, target, Target.of(target).native, threads)
     generated = sources.gather(sources.in_order(names), lambda source: source.attentions(request), own_sources.LIBRARY)
     return (*generated, *([stored] if stored is not None else []))

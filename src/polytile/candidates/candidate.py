@@ -1,4 +1,4 @@
-"""What can run a Problem: the base class of all candidates."""
+"""The base class of all candidates: whatever can run a Problem."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
-"""Origins of candidates for which nothing is generated or compiled: calls of libraries."""
+"""Origins whose candidates need no generated or compiled code: library calls."""
 
 
 NOTHING = Facts(wide=True)
-"""What may be taken for granted of any call."""
+"""The facts that hold for any call."""
 
 
 class Candidate(ABC):

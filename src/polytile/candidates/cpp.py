@@ -1,4 +1,4 @@
-"""Generated C++ kernels as Candidates: source made when first asked for, compiled in the pool, loaded when needed."""
+"""Generated C++ kernels as Candidates: the source is made when first asked for, compiled in the pool, and loaded when needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polytile.version import source_digest
 ENTRY = "polytile_kernel"
 
 MOST_COSTS = 64
-"""How many sizes a candidate remembers its cost at."""
+"""For how many sizes a candidate remembers its cost."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Written:
 
 
 class CompiledCandidate(Candidate):
-    """A kernel of one or more translation units. `valid`, `cost` and `terms`, which says what `cost` is made of, are functions of
-    the concrete sizes. `recipe` names what the source is made from: equal for equal sources, and cheaper than they are."""
+    """A kernel of one or more translation units. `valid`, `cost` and `terms` (the parts of `cost`) are functions of the
+    concrete sizes. `recipe` names what the source is made from: it is equal for equal sources, and cheaper to make."""
 
     origin = "cpp"
 
@@ -182,8 +182,8 @@ class CompiledCandidate(Candidate):
 
 
 class CppCandidate(CompiledCandidate):
-    """`make_source()` gives the translation unit whose entry point is `polytile_kernel`. Candidates that differ in threads alone
-    share one source and one library."""
+    """A kernel whose `make_source()` gives the translation unit with the entry point `polytile_kernel`. Candidates that differ
+    only in threads share one source and one library."""
 
     def __init__(
         self,

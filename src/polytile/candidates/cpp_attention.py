@@ -15,13 +15,13 @@ from polytile.problem import Config, Scalar, digest
 from polytile.runtime import toolchain
 
 SMALLEST_SHARED = 1 << 15
-"""Multiply-adds of a call from which on it is tried with several threads."""
+"""Multiply-adds of a call from which it is tried with several threads."""
 FEWEST_LANES = 4
-"""Floats of a vector where there are no vector registers: compilers take such vectors apart."""
+"""The vector length, in floats, on machines without vector registers; compilers split such vectors."""
 
 
 class CppAttention(CppCandidate):
-    """One config and number of threads. It is right at all sizes."""
+    """One config on a number of threads. It is right at all sizes."""
 
     @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:

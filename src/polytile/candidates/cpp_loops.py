@@ -1,4 +1,4 @@
-"""The candidates of a loop kernel on this machine."""
+"""The candidates of a loop kernel on this machine's processor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
-from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.codegen.cpp import loops
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
@@ -26,19 +26,19 @@ from polytile.schedule.rewrite import plain_reductions
 
 FLOAT_BYTES = 4
 LIBRARY_CALL = 3e-6
-"""Seconds of a call from the dispatcher, by Python, to an operator."""
+"""Seconds of a call from the dispatcher to an operator through Python."""
 
 
 def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
-    """A readable name: the first four of its operators, without repetitions, and its digest."""
+    """A readable name: the loop's first four distinct operators and its digest."""
     words = [o.split(".")[1] if o.count(".") > 1 else o.split(".")[0] for o in dict.fromkeys(origins)]
     label = "_".join(re.sub(r"\W", "", w).strip("_") for w in words[:4]) or "loop"
     return f"{label[:48]}_{kernel.digest[:8]}"
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[Candidate, ...]:
-    """Every schedule × threads, canonical order, then the interpreter as the last resort; the same objects for the same work.
-    Raises LoweringError where the loop has no C++ form, CompilerMissing where there is no compiler."""
+    """Every schedule with each number of threads, in canonical order, then the interpreter as the last resort. Equal work gets
+    the same objects. Raises LoweringError if the loop has no C++ form, CompilerMissing if there is no compiler."""
     tool = toolchain.find()
     key = (kernel.text, most_threads, tool.identity)
     if key not in _made:
@@ -96,7 +96,7 @@ def _candidates(
 
 
 def library_speed(threads: int) -> Speed:
-    """What ATen's operators take on so many threads; data that they leave in a cache the next one finds there."""
+    """Predicted time of ATen's operators on this many threads. The next operator finds in the cache what one leaves there."""
     return Speed(LIBRARY_CALL, lambda moved: bandwidth(moved) * threads)
 
 

@@ -1,10 +1,10 @@
-"""Matmuls with an epilogue in two translation units: a core that every epilogue shares, and the epilogue.
+"""Matmuls with an epilogue in two translation units: a core that all epilogues share, and the epilogue.
 
 The core (the register-blocked product) takes about a second to generate and compile with its row tails. It does not depend on
-what is done with the sums, so a machine compiles it once for each layout and config. The epilogue is a small unit of its own,
-which the core calls through a pointer for every finished vector of sums. Compared with the same epilogue inlined, the call costs
-about 5 ns a vector, time for some 100 multiply-adds: nothing for a long K, too much for a short one. Up to INLINE_UP_TO the
-epilogue is inlined.
+the epilogue, so a machine compiles it once for each layout and config. The epilogue is a small unit of its own, which the core
+calls through a pointer for every finished vector of sums. Compared with an inlined epilogue, the call costs about 5 ns per
+vector, the time of some 100 multiply-adds: nothing for a long K, too much for a short one. Up to INLINE_UP_TO the epilogue is
+inlined.
 """
 
 from __future__ import annotations

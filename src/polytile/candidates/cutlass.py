@@ -1,5 +1,5 @@
-"""Products of CUTLASS's collectives as candidates. Each is a cubin like that of a generated Triton kernel, and is compiled, kept,
-checked and launched in the same way (docs/decisions/0020)."""
+"""Products of CUTLASS's collectives as candidates. Each is a cubin, and is compiled, stored, checked and launched like that of
+a generated Triton kernel (docs/decisions/0020)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORKER = "polytile.codegen.cutlass.worker"
 ARCH = "sm_90a"
 
 REMEMBERED = 64
-"""Sizes for which a product remembers which configs take part."""
+"""For how many sizes a product remembers which of its configs are worth trying."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CutlassWork(Work):
 
 
 class CutlassCandidate(TritonCandidate):
-    """One config of a product. It is right at all sizes of regimes whose operands the copy engine takes (text.generate)."""
+    """One config of a product. It is right at all sizes of regimes whose operands the copy engine accepts (text.generate)."""
 
     origin = "cutlass"
     hard_limits = False
@@ -81,7 +81,7 @@ class CutlassCandidate(TritonCandidate):
 
 
 class _Specialised(Specialised):
-    """For regimes whose operands the copy engine does not take, it is one that has failed."""
+    """The form for a regime. If the copy engine does not accept the regime's operands, the form counts as failed."""
 
     origin = CutlassCandidate.origin
 

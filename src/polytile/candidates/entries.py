@@ -1,4 +1,4 @@
-"""The two kinds of entry by which a candidate's kernel is called."""
+"""The two kinds of entry through which a candidate's kernel is called."""
 
 from __future__ import annotations
 

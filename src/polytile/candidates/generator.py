@@ -1,7 +1,7 @@
-"""What a generated Triton kernel is known by: the text that the generators write. Measurements of a kernel whose text has changed
-do not count; editing a generator so that it writes the same text discards none.
+"""What identifies a generated Triton kernel: the text that the generators write. Measurements of a kernel do not count after
+its text has changed. An edit of a generator that leaves the text equal discards none.
 
-Texts differ from regime to regime. The text of a candidate is that under `probes`, facts that stand for all.
+The text differs from regime to regime. A candidate is identified by its text under `probes`, facts that stand for all others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polytile.version import source_digest
 
 
 def text_digest(recipe: str, generate: Callable[[Facts], TritonKernel], probes: Iterable[Facts]) -> str:
-    """Digest of what `generate` gives under `probes`, those left out under which it raises LoweringError. `recipe` names all that
-    it depends on besides: the cache directory remembers the digest by that and polytile's sources, as generating takes
-    milliseconds."""
+    """The digest of what `generate` gives under each of `probes`, except those under which it raises LoweringError. `recipe`
+    names everything else that the text depends on. The cache directory remembers the digest by the recipe and polytile's
+    sources, since generating takes milliseconds."""
     name = f"texts/{digest(f'{source_digest()} {recipe}')}"
     return remembered(name, lambda: digest("\n".join(_texts(generate, probes))))
 

@@ -1,4 +1,4 @@
-"""How another process gets at a candidate's kernel, to try it there first."""
+"""How another process finds a candidate's kernel, to try it there first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MachineCode:
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want."""
+    """How another process runs a kernel on a GPU: its launches and their scratch buffers."""
 
     launches: tuple[Launch[MachineCode], ...]
     scratch: tuple[Scratch, ...] = ()
@@ -77,12 +77,12 @@ class ProductHandle:
 
 Handle = NativeHandle | PythonHandle | DeviceHandle
 Portable = NativeHandle | DeviceHandle | ProductHandle
-"""What runs without Python and torch."""
+"""The handles of kernels that run without Python and torch."""
 
 
 def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
-    """The handle of a function or class attribute that a module holds under its own name; None for lambdas, closures
-    and whatever else another process could not find again."""
+    """The handle of a function or class attribute that a module holds under its own name. None for lambdas, closures and
+    whatever else another process could not find again."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     held: Any = sys.modules.get(module or "")
     for part in name.split("."):

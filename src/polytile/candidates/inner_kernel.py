@@ -1,22 +1,25 @@
-"""A kernel with candidates of its own that a candidate calls: an epilogue, a prologue, a part of a loop."""
+"""Kernels with candidates of their own that a candidate calls: an epilogue, a prologue, the parts of a loop."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.problem import Config
 
 
 class Spec(Protocol):
-    """What has to be known of the kernel: the names of its integers, in the order of a call."""
+    """What a caller must know of the kernel: the names of its integers, in the order of a call."""
 
     @property
     def size_names(self) -> tuple[str, ...]: ...
 
 
 class InnerKernel(Protocol):
-    """What a candidate needs of a MultiKernel."""
+    """The part of a MultiKernel that a candidate needs."""
 
     @property
     def spec(self) -> Spec: ...
@@ -32,7 +35,7 @@ class InnerKernel(Protocol):
 
 
 def best_cost(kernel: InnerKernel, sizes: Mapping[str, int], default: float = 0.0) -> float:
-    """Predicted seconds of the kernel's best candidate at these sizes; `default` where none can run."""
+    """Predicted seconds of the kernel's best candidate at these sizes; `default` if none can run."""
     return min((candidate.cost(sizes) for candidate in kernel.candidates if candidate.valid(sizes)), default=default)
 
 
@@ -40,3 +43,24 @@ def prepare_first(kernel: InnerKernel) -> None:
     """Starts compiling the kernel's first candidate."""
     for candidate in kernel.candidates[:1]:
         candidate.prepare()
+
+
+class Composed(Candidate):
+    """A candidate that runs inner kernels one after the other, each by the best of its own candidates. It is measured as a
+    library's kernel is, so that a fused kernel is never chosen where this is faster."""
+
+    origin = "library"
+    config = Config()
+    inner: Sequence[InnerKernel] = ()
+    """The inner kernels whose first candidates compile beside the other candidates of this kernel."""
+
+    def prepare(self) -> None:
+        for kernel in self.inner:
+            prepare_first(kernel)
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    @abstractmethod
+    def _call(self, *args: Any) -> None:
+        """Runs all of them on the flat arguments of the whole."""

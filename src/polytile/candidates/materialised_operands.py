@@ -1,4 +1,4 @@
-"""The candidate of a product with prologues that stores the computed operands first (matmul/prologue.py)."""
+"""The candidate of a product with prologues that first stores the computed operands (matmul/prologue.py)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import PythonEntry
-from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.candidates.inner_kernel import Composed, InnerKernel, best_cost
 from polytile.matmul.prologue import materialise_operands, split_arguments
-from polytile.problem import Config, digest
+from polytile.problem import digest
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 
-class MaterialisedOperands(Candidate):
-    """Stores the computed operands first, each by a kernel of its own, and multiplies them by whichever candidate of the plain
-    product is best. `first` has the prologues' kernels, None for an operand that is in memory already; `product` is the plain
-    product. It is measured as a library's kernel is, so that a fused prologue is never chosen where this is faster."""
+class MaterialisedOperands(Composed):
+    """Stores the computed operands, then multiplies them. `first` has the prologues' kernels, None for an operand that is in
+    memory already; `product` is the plain product."""
 
     name = "materialised operands"
-    origin = "library"
-    config = Config()
 
     def __init__(self, kernel: GemmKernel, first: Sequence[InnerKernel | None], product: InnerKernel) -> None:
         self.kernel, self.first, self.product = kernel, tuple(first), product
+        self.inner = [product]
 
     @cached_property
     def source_hash(self) -> str:
@@ -41,8 +37,8 @@ class MaterialisedOperands(Candidate):
         return best_cost(self.product, sizes, default=1.0) + ahead
 
     def _prologue_cost(self, letter: str, kernel: InnerKernel, sizes: Mapping[str, int]) -> float:
-        """Of operand "a" or "b", by whose letter the prologue's integers are named among the product's; 0 where `sizes` lacks
-        one of them."""
+        """Predicted seconds of the prologue of operand "a" or "b", whose integers begin with that letter among the product's; 0
+        if `sizes` lacks one of them."""
         own = {name: sizes[f"{letter}{name}"] for name in kernel.spec.size_names if f"{letter}{name}" in sizes}
         return best_cost(kernel, own) if len(own) == len(kernel.spec.size_names) else 0.0
 
@@ -50,13 +46,6 @@ class MaterialisedOperands(Candidate):
         _, rest, prologues = split_arguments(self.kernel, (*[None] * len(self.kernel.tensors), *ints))
         yield from ((kernel, own) for kernel, own in zip(self.first, prologues, strict=True) if kernel is not None)
         yield self.product, rest[len(rest) - len(self.kernel.plain.size_names) :]
-
-    def prepare(self) -> None:
-        """The first candidate of the product compiles beside the others."""
-        prepare_first(self.product)
-
-    def entry(self) -> PythonEntry:
-        return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
         self.product(*materialise_operands(self.kernel, args, self.first, wide=False))

@@ -11,8 +11,8 @@ from polytile.candidates import cpp_products, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
 from polytile.candidates.library import row_scales, split_k
-from polytile.candidates.library.attention import library_candidates
-from polytile.candidates.library.attention_backward import backward_candidates
+from polytile.candidates.library.attention import FORWARD
+from polytile.candidates.library.attention_backward import BACKWARD
 from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
@@ -24,8 +24,8 @@ log = logging.getLogger("polytile.candidates")
 
 
 def alone(asked: ProductRequest) -> Candidate | None:
-    """The library's only candidate for a product that no library function computes at once: a dual one, one with scales, one
-    whose operands are computed first, a grouped one. None for all others."""
+    """The library's only candidate for a product that no library function computes in one call: dual products, products with
+    scales or with computed operands, grouped products. None for all others."""
     if asked.materialised is not None:
         return asked.materialised
     kernel = asked.kernel
@@ -37,7 +37,7 @@ def alone(asked: ProductRequest) -> Candidate | None:
 
 
 class _Triton(Source):
-    """Generated Triton kernels for GPUs. Epilogues and prologues are part of the kernel."""
+    """Generated Triton kernels for GPUs. They contain epilogues and prologues."""
 
     name = "triton"
     everywhere = True
@@ -67,7 +67,8 @@ class _Triton(Source):
 
 
 class _Library(Source):
-    """ATen's operators: cuBLAS on GPUs, MKL and oneDNN on processors. Plain, on padded operands, and split along K."""
+    """ATen's operators: cuBLAS on GPUs, MKL and oneDNN on processors. On the operands as they are, on padded operands, and
+    split along K."""
 
     name = "library"
     origins = ("sdpa", "unfused", "padding", "split_k")
@@ -84,7 +85,7 @@ class _Library(Source):
         return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        return (backward_candidates if asked.problem.backward else library_candidates)(asked.problem, asked.target)
+        return (BACKWARD if asked.problem.backward else FORWARD).candidates(asked.problem, asked.target)
 
 
 class _Cpp(Source):

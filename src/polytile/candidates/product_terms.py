@@ -1,4 +1,4 @@
-"""What a product is at concrete sizes, for what learns which candidate is fastest (Candidate.terms)."""
+"""A product at concrete sizes, as features for learning which candidate is fastest (Candidate.terms)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 
 def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
-    """Sizes, bytes of an element, which operands run along k in memory and which have rows that are no multiple of 16 elements
-    apart, and the operations of an epilogue and of prologues for each element. Strides that `size` lacks are those of dense
-    operands."""
+    """Sizes, bytes of an element, which operands run along k in memory, whose rows are not a multiple of 16 elements apart, and
+    the operations of an epilogue and of prologues per element. Strides that `size` lacks are those of dense operands."""
     spec, alone, size = kernel.spec, kernel.scalar_loads(size), kernel.average(size)
     return {
         **{f"work.{name}": float(size[name]) for name in ("batch", "M", "N", "K")},
@@ -35,5 +34,5 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
 
 
 def computed(loop: Loop) -> float:
-    """Multiply-adds that a loop's operations take for each of its points."""
+    """Multiply-adds that a loop's operations take per point."""
     return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))

@@ -1,7 +1,8 @@
-"""All candidates for a matmul, from every source that takes part, and the reference that they are checked against."""
+"""All candidates for a matmul, from every source in use, and the reference that they are checked against."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def candidates(
     names: Sequence[str],
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
-    """The candidates on a CPU, from the sources of these names, in their order; the library's where none of these sources has
-    any. For a product with a prologue, which is a weight's, `materialised` stands in the library's place, and the generated
+    """The candidates on a CPU, from the sources of these names, in their order; the library's if none of these sources has any.
+    For a product with a prologue, which computes a weight, `materialised` replaces the library's candidate, and the generated
     kernels are those that read the packed weight."""
     asked = ProductRequest(kernel, name, torch.device("cpu"), True, unfused, threads, materialised)
     return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY)
@@ -49,21 +50,21 @@ def gpu_candidates(
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
     """The candidates on a GPU, or under Triton's interpreter if `target` is a CPU, from the sources of these names, in their
-    order. The library's take part besides where no source has any that run at all sizes, and for dual products, scaled products
-    and products with prologues (`materialised`) in any case."""
+    order. The library's come in addition if no source has any that run at all sizes, and always for dual products, scaled
+    products and products with prologues (`materialised`)."""
     asked = ProductRequest(kernel, name, target, False, unfused, materialised=materialised)
     always = own_sources.alone(asked) is not None and not kernel.spec.grouped
     return sources.gather(sources.in_order(names), lambda source: source.products(asked), own_sources.LIBRARY, always)
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:
-    """The product and the epilogue on the kernel's flat arguments, in float64 if these were widened, otherwise in the type of the
-    sums. Operands with prologues are computed first."""
+    """The product and the epilogue on the kernel's flat arguments, in float64 if these were widened, otherwise in the type of
+    the sums. Operands with prologues are computed first."""
     plain = kernel.plain
 
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
-        makers = [prologue.evaluated(computed, precision) if computed is not None else None for computed in kernel.prologues]
+        makers = [p if p is None else functools.partial(p.interpret, precision=precision) for p in kernel.prologues]
         tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53

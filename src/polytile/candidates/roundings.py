@@ -1,6 +1,6 @@
-"""The coarsest rounding inside a kernel, for the accuracy gate. A value that is rounded to 16 bits on its way, as eager's
-intermediate tensors are, changes by a unit of that type when its last bits differ, as they do between sums in another order. Both
-results are right, but even in float32 they agree no closer than the 16-bit type allows."""
+"""The coarsest rounding inside a kernel, for the accuracy gate. A value that is rounded to 16 bits inside a kernel, like
+eager's intermediate tensors, changes by a unit of that type if its last bits differ, as they do between sums in different
+orders. Both results are right, but even in float32 they agree no closer than the 16-bit type allows."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ _sources: dict[str, Source] = {}
 
 
 def register(source: Source) -> None:
-    """Adds a source after all others; one of the same class takes the place of the one before. Programs that are compiled from
-    now on ask it. Raises SourceError for what is no Source, and for a name that is taken or is no word."""
+    """Adds a source after all others; a source of the same class is replaced. Programs compiled from now on ask it. Raises
+    SourceError for what is no Source, and for a name that is taken or is no word."""
     if not isinstance(source, Source):
         raise SourceError(f"polytile.register_source takes a Source (docs/extending.md); it was given {source!r}.")
     name = getattr(source, "name", "")
@@ -146,32 +146,32 @@ def registered() -> tuple[Source, ...]:
 
 
 def in_order(names: Sequence[str] = ()) -> tuple[Source, ...]:
-    """The sources of these names, in their order; all of them, in canonical order, for none. A name that is no source's any more
-    is passed over."""
+    """The sources of these names, in their order, or all in canonical order without names. Names of sources that no longer
+    exist are skipped."""
     everything = registered()
     by_name = {source.name: source for source in everything}
     return tuple(by_name[name] for name in names if name in by_name) if names else everything
 
 
 def chosen() -> tuple[str, ...]:
-    """The names of the sources that take part by the option `sources`, in the order in which they win ties."""
+    """The names of the sources that the option `sources` selects, in the order in which they win ties."""
     return tuple(source.name for source in in_order(options.parts(options.get("sources"))))
 
 
 def brought() -> tuple[str, ...]:
-    """The names of other packages' sources that take part: part of the key of stored programs, which say whom they ask."""
+    """The names of other packages' sources in use. They are part of the key of stored programs."""
     return tuple(source.name for source in in_order(options.parts(options.get("sources"))) if not _own(source))
 
 
 def source_of(origin: str) -> str:
-    """The name of the source whose candidates have this origin; the origin itself where no source says so."""
+    """The name of the source whose candidates have this origin; the origin itself if no source declares it."""
     with _lock:
         return next((source.name for source in _sources.values() if origin in source.origins), origin)
 
 
 def gather(sources: Sequence[Source], gathered: Gather, fallback: Source, always: bool = False) -> tuple[Candidate, ...]:
-    """The candidates of all sources in their order. Those of `fallback` come last where it was left out and no source has any
-    that run everywhere, or `always`."""
+    """The candidates of all sources in their order. Those of `fallback` come last if it was left out and no source has any that
+    run everywhere, or `always`."""
     answers = [(source, _asked(source, gathered)) for source in sources]
     if fallback not in sources and (always or not any(own and source.everywhere for source, own in answers)):
         answers.append((fallback, gathered(fallback)))
@@ -183,7 +183,7 @@ def _own(source: Source) -> bool:
 
 
 def _asked(source: Source, gathered: Gather) -> Sequence[Candidate]:
-    """The source's answer. polytile's own sources raise where polytile is wrong; what other packages raise is told."""
+    """The source's answer. An error of one of polytile's own sources is raised; one of another package's source is logged."""
     if _own(source):
         return gathered(source)
     try:

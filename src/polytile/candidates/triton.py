@@ -1,7 +1,7 @@
 """A generated Triton kernel as a Candidate: one variant and config, generated anew for the facts of each regime.
 
-A MultiKernel holds candidates without facts. `specialise(facts)` returns a regime's form, which generates the source, has it
-compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
+A MultiKernel holds candidates without facts. `specialise(facts)` returns a regime's form, which generates the source, lets a
+worker process compile it, and loads it. Name, config and hash stay the same: facts are part of the Problem.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ WORKER = "polytile.codegen.triton.worker"
 """The module that compiles in worker processes."""
 
 COPYING_FROM = 90
-"""Capability from which on hardware copies blocks of matrices, and blocks form clusters."""
+"""The capability from which hardware copies blocks of matrices (TMA), and blocks form clusters."""
 
 REMEMBERED = 16
-"""Sizes for which a candidate remembers its prediction: each decision asks for it four times or more."""
+"""For how many sizes a candidate remembers its prediction: each decision asks for it four times or more."""
 
 Judge = Callable[[Mapping[str, int]], Any]
 
@@ -149,7 +149,7 @@ class TritonCandidate(Candidate):
 
 
 class Specialised(Candidate):
-    """A candidate for regimes with known facts."""
+    """A candidate's form for regimes with known facts."""
 
     origin = TritonCandidate.origin
 
@@ -417,7 +417,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
 
 
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
-"""Names of packages that contain Triton: PyTorch's own builds are called differently."""
+"""Names of packages that contain Triton: PyTorch's builds have names of their own."""
 
 
 @functools.cache
@@ -430,8 +430,8 @@ def triton_version() -> str:
 
 
 def start_workers() -> None:
-    """Starts the processes that compile, so that they are ready for the first kernel. If the cache directory has kernels already,
-    the first one that it lacks starts them."""
+    """Starts the processes that compile, so that they are ready for the first kernel. If the cache directory has kernels
+    already, the first kernel that it lacks starts them."""
     launch.prepare()
     if not current().holds("cubins"):
         workers.pool(WORKER).start()

@@ -23,7 +23,7 @@ PROBED = (("Hq", 8), ("Hkv", 8), ("D", 64), ("Dv", 64))
 
 
 class AttentionCandidate(TritonCandidate):
-    """One config. It is right at all sizes at which its blocks hold a head."""
+    """One config. It is right at all sizes for which its blocks hold a head."""
 
     hard_limits = True
     may_spill = True  # heads of 256 win with some bytes of it

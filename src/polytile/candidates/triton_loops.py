@@ -11,8 +11,8 @@ import torch
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_loops import kernel_name
+from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
-from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.candidates.triton import TritonCandidate, Work, start_workers
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError
@@ -35,9 +35,9 @@ class LoopCandidate(TritonCandidate):
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
-    """Every variant and config in canonical order, the ATen calls that the loop came from, then the reference interpreter
-    as the last resort, which is alone where there is no Triton form; the same objects for the same work. A CPU as `target`
-    means Triton's interpreter, beside which no library is asked."""
+    """Every variant and config in canonical order, then the ATen calls that the loop came from, then the reference interpreter
+    as the last resort, which is the only one if there is no Triton form. Equal work gets the same objects. A CPU as `target`
+    means Triton's interpreter; then no library is asked."""
     key = (kernel.text, target)
     if key not in _made:
         _made[key] = _candidates(kernel, origins, target)

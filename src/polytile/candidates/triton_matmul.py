@@ -38,8 +38,8 @@ residual) that takes 2 to 7 % off, of 30 (GELU) it adds 10 % (configs.IN_PARTS h
 
 
 class GemmCandidate(TritonCandidate):
-    """One config of a product. It is right at all sizes, whichever it is meant for. If its code spills sums it is never run: the
-    loop over k would write them to memory and read them back at every step."""
+    """One config of a product. It is right at all sizes. It is never run if its code spills sums, since the loop over k would
+    write them to memory and read them back at every step."""
 
     hard_limits = False
     may_spill = False
@@ -86,8 +86,8 @@ def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, flo
 
 
 def prologue_work(prologue: LoopKernel | None) -> float:
-    """Multiply-adds that a prologue takes for each element of its operand, including the way through registers and shared memory;
-    0 without a prologue."""
+    """Multiply-adds that a prologue takes per element of its operand, including the way through registers and shared memory; 0
+    without a prologue."""
     if prologue is None:
         return 0.0
     return PASSED + computed(prologue.loop) / len(prologue.loop.stores)

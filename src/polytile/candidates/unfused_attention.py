@@ -13,10 +13,8 @@ import torch
 from polytile.attention.arguments import Operands, operands
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.unfused import ITEMS, ROWS
-from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import PythonEntry
-from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
-from polytile.problem import Config, digest
+from polytile.candidates.inner_kernel import Composed, InnerKernel, best_cost
+from polytile.problem import digest
 from polytile.runtime.formula import Formula, encode, evaluate
 
 MOST_BYTES = 1 << 31
@@ -34,16 +32,14 @@ class Step:
     integers: tuple[sympy.Expr, ...]
 
 
-class UnfusedAttention(Candidate):
-    """Two products and a softmax, each by whichever of its own candidates is best. It is measured as a library's kernel is, so
-    that attention on chip is never chosen where this is faster."""
+class UnfusedAttention(Composed):
+    """Two products and a softmax, with the scores in memory."""
 
     name = "stored"
     origin = "unfused"
-    config = Config()
 
     def __init__(self, problem: AttentionProblem, steps: Sequence[Step]) -> None:
-        self.problem, self.steps = problem, tuple(steps)
+        self.problem, self.steps, self.inner = problem, tuple(steps), [step.run for step in steps]
         symbols = sorted({s for step in steps for e in step.integers for s in e.free_symbols}, key=str)
         self._names = tuple(symbol.name for symbol in symbols)
         places = {symbol: k for k, symbol in enumerate(symbols)}
@@ -72,14 +68,6 @@ class UnfusedAttention(Candidate):
         for step, ints in zip(self.steps, self._integers({**self.problem.dense_strides(sizes), **sizes, **dense}), strict=True):
             total += best_cost(step.run, dict(zip(step.run.spec.size_names, ints, strict=True)))
         return total
-
-    def prepare(self) -> None:
-        """The first candidate of each kernel compiles beside the others."""
-        for step in self.steps:
-            prepare_first(step.run)
-
-    def entry(self) -> PythonEntry:
-        return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)

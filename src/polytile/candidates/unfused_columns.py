@@ -18,13 +18,11 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import PythonEntry
-from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.candidates.inner_kernel import Composed, InnerKernel, best_cost
 from polytile.ir import expr
 from polytile.ir import sizes as algebra
 from polytile.ir.program import Axis, Buffer, Loop, Store
-from polytile.problem import Config, digest
+from polytile.problem import digest
 from polytile.runtime.formula import encode, evaluate
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 
@@ -33,7 +31,7 @@ Part = tuple[LoopKernel, CallSite]
 
 
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
-    """The loops that `kernel` is run as, in order; none where it has no column sums."""
+    """The loops that `kernel` is run as, in order; none if it has no column sums."""
     loop = kernel.loop
     sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
@@ -59,16 +57,13 @@ def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
     return algebra.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
 
 
-class Unfused(Candidate):
-    """Runs the parts one after the other, each by a MultiKernel of its own, in the order of `parts`. It is measured as a
-    library's kernel is, so that a fused loop is never chosen where its parts are faster."""
+class Unfused(Composed):
+    """Runs the parts one after the other, in the order of `parts`."""
 
     name = "unfused"
-    origin = "library"
-    config = Config()
 
     def __init__(self, kernel: LoopKernel, run: Sequence[InnerKernel]) -> None:
-        self.kernel, self.run = kernel, tuple(run)
+        self.kernel, self.inner = kernel, tuple(run)
         tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
         sites = [site for _, site in parts(kernel)]
@@ -80,24 +75,16 @@ class Unfused(Candidate):
         return digest(f"apart {torch.__version__} {self.kernel.text}")
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The best prediction for each part."""
+        """The sum of the best predictions of the parts."""
         ints = [sizes[symbol.name] for symbol in self.kernel.symbols]
         return sum(best_cost(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
 
     def _parts(self, ints: Sequence[int]) -> list[tuple[InnerKernel, list[int]]]:
         """Each part with its own integers."""
-        return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.run, self._sizes, strict=True)]
+        return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.inner, self._sizes, strict=True)]
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         return self._parts(ints)
-
-    def prepare(self) -> None:
-        """The first candidate of each part compiles beside the others."""
-        for part in self.run:
-            prepare_first(part)
-
-    def entry(self) -> PythonEntry:
-        return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
         count = len(self.kernel.tensors)

@@ -22,7 +22,7 @@ from polytile import debug, locks, options
 from polytile.candidates.candidate import Candidate
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, alive
+from polytile.dispatch import MultiKernel, alive, unmeasured
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
@@ -297,8 +297,8 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     needed: list[tuple[MultiKernel, Candidate]] = []
 
     def decide(multikernel: MultiKernel, ints: tuple[int, ...], varying: Collection[str]) -> None:
-        multikernel.decide_unmeasured(ints)
-        if (form := multikernel.prepare_everywhere(ints, varying)) is not None:
+        unmeasured.decide(multikernel, ints)
+        if (form := unmeasured.prepare_everywhere(multikernel, ints, varying)) is not None:
             needed.append((multikernel, form))
         for inner, own in multikernel.inner_calls(ints):
             decide(inner, own, inner.keys.bucketed)

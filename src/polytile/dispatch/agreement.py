@@ -53,16 +53,16 @@ LEAST_SECONDS = 0.1
 """How long the store has for an answer, at least."""
 
 FIXED = ("forced", "plan")
-"""Links of the selector that say what runs: it is the same on all ranks whose options are."""
+"""Links whose answer is the same on all ranks with the same options."""
 
 PREDICTABLE = ("prior", "default")
-"""Links whose answers depend on the kernel, its sizes and the device alone."""
+"""Links whose answers depend only on the kernel, its sizes and the device."""
 
 OPEN = ("exact", "nearby", "model", "prior", "measured", "default")
-"""Links that are asked for what nobody has fixed."""
+"""The links to ask if neither `force` nor a plan says what runs."""
 
 OF_ONE_RANK = {"explore": 0.0, "refine": 0.0}
-"""Options for what one rank would find out for itself."""
+"""Values of the options by which one rank would decide for itself."""
 
 
 class Unreachable(Exception):
@@ -75,7 +75,7 @@ def wanted() -> bool:
 
 
 def restrained(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a kernel, with those that let a rank decide for itself switched off where ranks agree."""
+    """The options of a kernel. If ranks agree, those that let one rank decide for itself are switched off."""
     with options.restored(given):
         return {**given, **OF_ONE_RANK} if wanted() else dict(given)
 
@@ -95,16 +95,16 @@ class Job:
         return self._asked(lambda: store.get(name).decode() if store.check([name]) else None)
 
     def publish(self, name: str, text: str) -> str:
-        """Writes a decision down unless there is one; returns the one that stands. Raises Unreachable."""
+        """Writes a decision down unless there is one already; returns the one that is there. Raises Unreachable."""
         return self._asked(lambda: self._store.compare_set(name, "", text).decode())
 
     def holds_lease(self, name: str) -> bool:
-        """Whether this rank is to decide: it was the first to ask. Raises Unreachable."""
+        """Whether this rank is to decide, because it asked first. Raises Unreachable."""
         own = str(self.rank)
         return self._asked(lambda: self._store.compare_set(f"{name}/lease", "", own).decode()) == own
 
     def is_late(self, name: str) -> bool:
-        """Whether this rank has waited for that decision as long as it may; the first time it asks, its waiting begins."""
+        """Whether this rank has waited for the decision as long as it may. The waiting begins when it first asks."""
         return time.monotonic() - self._waiting_since.setdefault(name, time.monotonic()) >= options.get("agree_seconds")
 
     def _asked(self, question: Callable[[], T]) -> T:
@@ -177,7 +177,7 @@ def decide(request: Request) -> Decision | None:
 
 
 def waits(request: Request) -> bool:
-    """Whether another rank is deciding for the request, and this one has time to wait for it."""
+    """Whether another rank is deciding for the request and this rank has time to wait for it."""
     ranks = job() if wanted() and len(request.candidates) > 1 else None
     if ranks is None:
         return False
@@ -188,7 +188,7 @@ def waits(request: Request) -> bool:
 
 
 def name_of(request: Request) -> str:
-    """What the request asks is the same on all ranks where this is."""
+    """A digest of everything that the request asks: two ranks ask the same if it is equal."""
     spec = request.spec
     about = [
         FORMAT, source_digest(), spec.kernel, spec.dtypes, texts(spec.layouts), texts(plan_conditions(spec.target.type)),
@@ -226,7 +226,7 @@ def _predictable(request: Request) -> Decision | None:
 
 
 def _followed(request: Request, row: _Row) -> Decision | None:
-    """The decision that a line says. Its candidate may have failed here: then this rank goes on with its predictable choice."""
+    """The decision that a line stands for. If its candidate has failed on this rank, the rank makes its predictable choice."""
     if row.candidate not in request.names:
         log.warning(
             "Kernel %r at %s: the ranks agreed on %r, which cannot run on this one; its results may differ from theirs.",

@@ -1,10 +1,10 @@
-"""Candidates that another process generates and compiles (runtime/builder.py, compiler/handed.py), so that calls have
-Python's lock meanwhile. What it makes is in the cache directory then, and preparing the candidates here only loads it. An
-error that it meets is met here again.
-"""
+"""Another process generates and compiles candidates (runtime/builder.py, compiler/handed.py), so that calls keep Python's lock
+meanwhile. It puts the results into the cache directory, and preparing the candidates here only loads them. An error there
+occurs again here."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.dispatch import recorded
+from polytile.errors import LoweringError
 from polytile.ir.serialise import Unstorable
 from polytile.runtime import background, builder, spare_core
 
@@ -24,12 +25,12 @@ log = logging.getLogger("polytile")
 Document = dict[str, Any]
 
 _documents: weakref.WeakKeyDictionary[MultiKernel, Document | None] = weakref.WeakKeyDictionary()
-"""What each kernel is made from, as JSON; None where it has no such form."""
+"""What each kernel is made from, as JSON; None if it has no such form."""
 
 
 def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate]) -> None:
-    """Has another process compile those of the candidates that are new to the cache directory. Does nothing where nobody makes
-    calls meanwhile, and where that process cannot."""
+    """Makes another process compile those of the candidates that are not in the cache directory. Does nothing if nobody makes
+    calls meanwhile, or if that process cannot compile them."""
     if not (background.is_here() and builder.wanted()):
         return
     lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.at_hand()]
@@ -41,6 +42,12 @@ def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate])
             builder.ask("kernels", {"work": work, "candidates": lacking})
     except builder.BuilderFailed as why:
         log.info("Candidates of kernel %r are compiled in this process: %s", multikernel.spec.name, why)
+
+
+def start_compiling(candidate: Candidate) -> None:
+    """Starts compiling a candidate. One that has no source for its facts fails when it is asked for, not here."""
+    with contextlib.suppress(LoweringError):
+        candidate.prepare()
 
 
 def _document(multikernel: MultiKernel) -> Document | None:

@@ -21,9 +21,9 @@ import torch
 from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch import trials
+from polytile.dispatch.ahead import start_compiling
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Request
-from polytile.errors import LoweringError
 from polytile.store import Store, identity
 from polytile.tuning.decide import combine
 from polytile.tuning.headroom import NoHeadroom
@@ -31,15 +31,14 @@ from polytile.tuning.headroom import NoHeadroom
 log = logging.getLogger("polytile.dispatch")
 
 WITHIN = 8.0
-"""Candidates that are predicted to take so many times as long as the best are not measured: nothing is learned of them but
-that they are slow, which is known."""
+"""Candidates predicted to take this many times as long as the best are not measured: nothing could be learned about them but
+that they are slow."""
 
 _ahead: contextvars.ContextVar[tuple[int, deque[Request]] | None] = contextvars.ContextVar("polytile_collect", default=None)
 
 
 def collect(request: Request) -> None:
-    """Measures what there is to choose between at a call, if the option `collect` names a file. What goes wrong is reported,
-    and is no business of the call."""
+    """Measures all candidates of a call, if the option `collect` names a file. Errors are reported and do not reach the call."""
     named = options.get("collect")
     if not named or request.args is None or trials.within() or torch.are_deterministic_algorithms_enabled():
         return
@@ -52,8 +51,7 @@ def collect(request: Request) -> None:
         return
     count, requests = waiting
     for candidate in missing(own):
-        with contextlib.suppress(LoweringError):
-            candidate.prepare()
+        start_compiling(candidate)
     requests.append(own)
     while len(requests) > count:
         _measure(requests.popleft())
@@ -61,8 +59,8 @@ def collect(request: Request) -> None:
 
 @contextlib.contextmanager
 def ahead(count: int) -> Iterator[None]:
-    """Within the block, in this context, candidates of the next `count` problems compile while one is measured; their
-    arguments are kept so long. At its end all have been measured."""
+    """Within the block, in this context, the candidates of the next `count` problems compile while one is measured, and their
+    arguments are kept for that long. When the block ends, all have been measured."""
     requests: deque[Request] = deque()
     token = _ahead.set((count, requests))
     try:
@@ -74,7 +72,7 @@ def ahead(count: int) -> Iterator[None]:
 
 
 def missing(request: Request) -> list[Candidate]:
-    """The candidates that the request's store has nothing of at these sizes."""
+    """The candidates without a measurement at these sizes in the request's store."""
     known = combine(request.store.exact(request.problem, request.environment))
     able = [candidate for candidate in request.candidates if candidate.origin != "reference"]
     best = min((candidate.cost(request.sizes) for candidate in able), default=0.0)

@@ -41,7 +41,8 @@ def conditions(target: torch.device) -> Conditions:
 
 
 PASSING = frozenset({"cache_dir", "debug", "metrics", "persist", "stall"})
-"""Options that say where something is or goes, or who waits: what one process has decided holds in another with other values."""
+"""Options that only say where something is, where it goes, or who waits. Decisions of one process hold in others with different
+values of them."""
 
 
 def conditions_on_disk(target: torch.device) -> Conditions:

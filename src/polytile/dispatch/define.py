@@ -1,12 +1,12 @@
-"""From an operation of a Program to the MultiKernel that runs it and the way it is called there.
+"""From an operation of a Program to the MultiKernel that runs it, and to the arguments that it gets there.
 
-What a GPU needs (gpu_specs.py, and Triton's rooms below it) is imported where a program has a tensor on one: elsewhere it
-would add a sixth to what importing the compiler takes.
+What only a GPU needs (gpu_specs.py and Triton's modules below it) is imported when a program has a tensor on one. On other
+machines it would add a sixth to the time that importing the compiler takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import sources as registry_of_sources
 from polytile.candidates import unfused_columns
+from polytile.candidates.candidate import Candidate
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.unfused_attention import Step, UnfusedAttention
 from polytile.dispatch import recorded, specs
@@ -40,7 +41,7 @@ from polytile.schedule.cpu.space import thread_counts
 Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
 Defined = dict[tuple[str, torch.device], MultiKernel]
-"""The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
+"""The MultiKernels of one compile, by what they compute and where, so that repeated work is generated once."""
 
 
 class _Stored:
@@ -64,8 +65,18 @@ class LoopWork(_Stored):
         return f"loop {self.kernel.text}"
 
     def define(self) -> MultiKernel:
-        """The MultiKernel, the same for the same work. Raises LoweringError and CompilerMissing as loop_candidates does."""
-        return recorded.known(_multikernel(self.kernel, self.origins, self.target), self)
+        """The MultiKernel; equal works share one. Raises LoweringError and CompilerMissing as loop_candidates does."""
+        candidates: tuple[Candidate, ...]
+        if Target.of(self.target).native:
+            candidates = loops.loop_candidates(self.kernel, self.origins, pytorch.threads())
+        else:
+            from polytile.candidates.triton_loops import loop_candidates as gpu_loops
+
+            parts = [LoopWork(part, self.origins, self.target).define() for part, _ in unfused_columns.parts(self.kernel)]
+            unfused = (unfused_columns.Unfused(self.kernel, parts),) if parts else ()
+            candidates = (*unfused, *gpu_loops(self.kernel, self.origins, self.target))
+        spec = _specs_on(self.target).loop_spec(self.kernel, self.origins, self.target)
+        return recorded.known(define(spec, candidates), self)
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,19 @@ class ProductWork(_Stored):
         return f"{self.kernel.family} {', '.join(self.sources)} {self.kernel.text}"
 
     def define(self) -> MultiKernel:
-        """The MultiKernel, the same for the same work."""
+        """The MultiKernel; equal works share one."""
+        kernel, target, sources = self.kernel, self.target, self.sources
+        name, stored = gemm_kernel.kernel_name(kernel, self.origins), None
         first = [work.define() if work is not None else None for work in self.first]
-        return recorded.known(_product(self.kernel, self.origins, self.target, self.sources, first), self)
+        unfused = _epilogue_alone(kernel, target)
+        if any(kernel.prologues):
+            stored = MaterialisedOperands(kernel, first, ProductWork(kernel.plain, self.origins, target, sources).define())
+        if Target.of(target).native:
+            candidates = templates.candidates(kernel, name, thread_counts(pytorch.threads()), unfused, sources, stored)
+        else:
+            candidates = templates.gpu_candidates(kernel, name, target, unfused, sources, stored)
+        spec = _specs_on(target).template_spec(kernel, name, self.origins, target)
+        return recorded.known(define(spec, candidates), self)
 
 
 @dataclass(frozen=True)
@@ -102,9 +123,21 @@ class AttentionWork(_Stored):
         return f"{', '.join(self.sources)} {self.problem.text}"
 
     def define(self, multikernels: Defined | None = None) -> MultiKernel:
-        """The MultiKernel, the same for the same work; `multikernels` as in define_loop."""
-        multikernels = {} if multikernels is None else multikernels
-        return recorded.known(_attention(self.problem, self.origins, self.target, self.sources, multikernels), self)
+        """The MultiKernel; equal works share one. `multikernels` as in define_loop."""
+        problem, target = self.problem, self.target
+        unfused = _unfused_attention(problem, target, {} if multikernels is None else multikernels)
+        candidates = attentions.candidates(problem, target, self.sources, unfused, thread_counts(pytorch.threads()))
+        spec = _specs_on(target).attention_spec(problem, self.origins, target)
+        return recorded.known(define(spec, candidates), self)
+
+
+def _specs_on(target: torch.device) -> Any:
+    """The module that has the specs of kernels on this device."""
+    if Target.of(target).native:
+        return specs
+    from polytile.dispatch import gpu_specs
+
+    return gpu_specs
 
 
 WORKS = (
@@ -114,7 +147,7 @@ WORKS = (
 
 
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of a loop, one of `multikernels` if it is there, the buffers to pass and the integers to pass."""
+    """The MultiKernel of a loop, from `multikernels` if it is there, with the buffers and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
     target, multikernels = target_of(loop, buffers), {} if multikernels is None else multikernels
     if (kernel.text, target) not in multikernels:
@@ -126,20 +159,6 @@ def _loop_work(loop: Loop, buffers: Mapping[str, Buffer]) -> LoopWork:
     return LoopWork(canonicalize(loop, buffers)[0], loop.origins, target_of(loop, buffers))
 
 
-def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
-    if Target.of(target).native:
-        candidates = loops.loop_candidates(kernel, origins, pytorch.threads())
-        return define(specs.loop_spec(kernel, origins), candidates)
-    from polytile.candidates.triton_loops import loop_candidates as gpu_loops
-    from polytile.dispatch import gpu_specs
-
-    unfused_kernels = [LoopWork(part, origins, target).define() for part, _ in unfused_columns.parts(kernel)]
-    candidates = gpu_loops(kernel, origins, target)
-    if unfused_kernels:
-        candidates = (unfused_columns.Unfused(kernel, unfused_kernels), *candidates)
-    return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
-
-
 def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     """The one device whose memory a loop reads and writes. Raises IRError where there are several."""
     devices = {buffers[name].device for name in loop.reads() | loop.writes()}
@@ -149,7 +168,8 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of a matmul with its epilogue, one of `multikernels` if it is there, the views and the integers to pass."""
+    """The MultiKernel of a matmul with its epilogue, from `multikernels` if it is there, with the views and the integers to
+    pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = registry_of_sources.chosen()
     if "cpp" in sources and not settings.get("interpret"):
@@ -162,31 +182,8 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], multikern
     return multikernels[place], site.buffers, site.sizes
 
 
-def _product(
-    kernel: gemm_kernel.GemmKernel,
-    origins: tuple[str, ...],
-    target: torch.device,
-    sources: Sequence[str],
-    first: Sequence[MultiKernel | None] = (),
-) -> MultiKernel:
-    """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
-    fallback = _epilogue_alone(kernel, target)
-    name = gemm_kernel.kernel_name(kernel, origins)
-    stored = None
-    if any(kernel.prologues):
-        stored = MaterialisedOperands(kernel, first, ProductWork(kernel.plain, origins, target, tuple(sources)).define())
-    if Target.of(target).native:
-        threads = thread_counts(pytorch.threads())
-        candidates = templates.candidates(kernel, name, threads, fallback, sources, stored)
-        return define(specs.template_spec(kernel, name, origins), candidates)
-    from polytile.dispatch import gpu_specs
-
-    candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
-    return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
-
-
 def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
-    """The MultiKernel of an attention, one of `multikernels` if it is there, the views to pass and the integers to pass."""
+    """The MultiKernel of an attention, from `multikernels` if it is there, with the views and the integers to pass."""
     problem, site = attention_call.canonicalize(attention, buffers)
     target, multikernels = buffers[attention.q.buffer].device, {} if multikernels is None else multikernels
     if (problem.text, target) not in multikernels:
@@ -195,20 +192,8 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multik
     return multikernels[problem.text, target], site.buffers, site.sizes
 
 
-def _attention(
-    problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, sources: Sequence[str], multikernels: Defined
-) -> MultiKernel:
-    threads = thread_counts(pytorch.threads())
-    candidates = attentions.candidates(problem, target, sources, _unfused_attention(problem, target, multikernels), threads)
-    if Target.of(target).native:
-        return define(specs.attention_spec(problem, origins), candidates)
-    from polytile.dispatch import gpu_specs
-
-    return define(gpu_specs.attention_spec(problem, origins, target), candidates)
-
-
 def _unfused_attention(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> UnfusedAttention | None:
-    """The candidate with scores in memory, where there are products of the problem's type."""
+    """The candidate that keeps scores in memory, if there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
     own = problem.computes_scores or problem.layout is not None
     if problem.lse or problem.backward or own or of_library:
@@ -220,7 +205,7 @@ def _unfused_attention(problem: AttentionProblem, target: torch.device, multiker
 
 
 def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
-    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
+    """The epilogue as a kernel of its own, for the library's product. It is called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:
         return None

@@ -1,9 +1,9 @@
-"""What runs a call for which nothing is decided: the leaves of a MultiKernel's dispatch table (runtime/fallback.c).
+"""What runs a call whose regime is not decided yet: the leaves of a MultiKernel's dispatch table (runtime/fallback.c).
 
-A leaf is a form of a candidate that is loaded: of those decided on last, and of the library's. Which of them are predicted to be
-fastest is worked out ahead of calls, in the background, for the cells around the calls that have come. A cell is half an octave
-of each size. A candidate serves only in cells where it is known to be valid, or everywhere if that depends on nothing; generated
-code may do harm at sizes that it was never meant for. Elsewhere the library's serves, which may run at any.
+A leaf is a loaded form of a candidate: of the candidates of the latest decisions, and of the library's. The background works
+out, ahead of calls, which leaves are predicted to be fastest in the cells around recent calls. A cell is half an octave of each
+size. A candidate serves only in cells where it is known to be valid, or everywhere if its validity depends on nothing, because
+generated code may do harm at sizes it was not made for. Elsewhere the library's candidate serves; it may run at any sizes.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 LATEST = 3
-"""Candidates among which a new regime finds one until it is decided, besides the library's."""
+"""How many recently chosen candidates may serve a new regime until it is decided, besides the library's."""
 
 FORMS = 8
-"""Forms of a candidate that serve, at most: those that were loaded last."""
+"""The most forms of a candidate that serve: those loaded last."""
 
 CELLS = 25
-"""Cells around a call that are looked at, its own among them: all within an octave of two sizes, or six octaves of one."""
+"""How many cells around a call are looked at, its own included: all within an octave for two sizes, or within six octaves for
+one."""
 
 MOST_CELLS = 128
-"""Cells that are known at a time: those that were looked at last."""
+"""How many cells are remembered: those looked at last."""
 
 MOST_DIRECTIONS = 3
-"""Sizes of which a cell's corners are looked at in all combinations, and beyond which its neighbours are not."""
+"""Up to so many sizes, all combinations of a cell's corners are looked at, and its neighbours too."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Sizes in the middle of a cell, and at its corners; integers that have no bucket are those of some call."""
+    """Sizes in the middle of a cell and at its corners. Integers without buckets have the values of some call."""
 
     middle: Mapping[str, int]
     corners: tuple[Mapping[str, int], ...]
 
 
 class Fallbacks:
-    """The leaves of one MultiKernel, whose lock covers it."""
+    """The leaves of one MultiKernel, protected by its lock."""
 
     def __init__(self, owner: MultiKernel, wake: Callable[[], Any]) -> None:
         self._owner, self._wake = owner, wake
@@ -72,7 +73,7 @@ class Fallbacks:
         self._publish()
 
     def offer(self, form: Candidate, entry: Entry) -> None:
-        """A regime of the kernel has got this form, which is loaded, or it is to serve where others are not right."""
+        """Takes in a loaded form: a regime has chosen it, or it is to serve where the others are not right."""
         forms = self._loaded.get(form.name, [])
         known = any(form is one for one, _ in forms)
         if known and form.name == next(iter(self._loaded)):
@@ -85,7 +86,7 @@ class Fallbacks:
         self._publish()
 
     def withdraw(self, name: str) -> None:
-        """A candidate has failed, and is to serve nowhere."""
+        """Stops a candidate that has failed from serving anywhere."""
         if self._loaded.pop(name, None):
             self._publish()
 
@@ -96,7 +97,7 @@ class Fallbacks:
 
     @property
     def serve_everywhere(self) -> bool:
-        """Whether some leaf is right in all calls."""
+        """Whether some leaf is right for all calls."""
         return any(not self._leaves[number][2] for number in self._order(()))
 
     def valid_everywhere(self, candidate: Candidate) -> bool:
@@ -104,8 +105,8 @@ class Fallbacks:
         return self._predicted((), candidate.name) < math.inf
 
     def look_around(self, ints: Sequence[int], cells: int, varying: Collection[str] = ()) -> None:
-        """Works out which leaves are to serve in so many cells around a call with these integers: in the directions of sizes that
-        are said to vary, or have."""
+        """Works out which leaves serve in this many cells around a call with these integers, in the directions of the sizes
+        that vary, or are said to."""
         keys, self._first = self._owner.keys, self._first or tuple(ints)
         differ = zip(keys.size_names, ints, self._first, strict=True)
         self._varying |= {*varying, *(name for name, size, first in differ if size != first)} & keys.bucketed
@@ -121,7 +122,7 @@ class Fallbacks:
             self._forget_cells()
 
     def _forget_cells(self) -> None:
-        """Keeps the last cells alone."""
+        """Forgets all but the last cells."""
         for fields in [*self._cells][:-MOST_CELLS]:
             del self._cells[fields]
             if fields not in self._excluded:  # a regime and its cell may have the same fields
@@ -130,12 +131,12 @@ class Fallbacks:
         self._looked.clear()
 
     def exclude(self, fields: KeyFields, names: Collection[str]) -> None:
-        """Has none of these candidates serve in the regime `fields` while nothing is decided there."""
+        """Stops these candidates from serving in the regime `fields` while it is undecided."""
         self._excluded[fields] = names
         self._orders[pack_words(fields)] = bytes(self._left(fields))
 
     def _publish(self) -> None:
-        """Makes what is loaded known to the dispatch table, which goes by `_orders` itself."""
+        """Tells the dispatch table about the loaded leaves; it reads `_orders` itself."""
         keys = self._owner.keys
         pairs = [pair for forms in self._loaded.values() for pair in forms]
         given = [(form, entry, leaf_facts(keys, form.facts)) for form, entry in pairs]
@@ -151,7 +152,7 @@ class Fallbacks:
         return [number for number in order if self._leaves[number][0].name not in self._excluded[fields]]
 
     def _order(self, fields: KeyFields) -> list[int]:
-        """Numbers of the leaves that may serve in a cell, or everywhere, the best predicted first."""
+        """Numbers of the leaves that may serve in a cell, or everywhere, with the best predicted first."""
         able = {name: self._predicted(fields, name) for name in self._loaded}
         ranks = {name: rank for rank, name in enumerate(sorted(able, key=lambda name: able[name]))}
         numbered = [(ranks[form.name], n) for n, (form, _, _) in enumerate(self._leaves) if able[form.name] < math.inf]
@@ -169,7 +170,7 @@ class Fallbacks:
 
 
 def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None:
-    """What the table tests before a form that takes these facts for granted runs; None where it cannot."""
+    """What the table must test before a form that assumes these facts runs; None if it cannot test them."""
     sizes = {name: place for place, name in enumerate(keys.size_names)}
     tensors = {name: place for place, name in enumerate(keys.tensor_names)}
     multiples = [*facts.powers, *((name, 16) for name in sorted(facts.divisible | facts.aligned))]
@@ -188,7 +189,7 @@ def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None
 
 
 class ReadSizes(Mapping[str, int]):
-    """Sizes that remember which of them were read."""
+    """Sizes that record which of them were read."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes, self.read = sizes, set[str]()

@@ -1,7 +1,8 @@
-"""What a MultiKernel on a GPU knows of its loop or product, or one under Triton's interpreter on a CPU."""
+"""The KernelSpec of a loop, a product or an attention on a GPU, or under Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -11,7 +12,6 @@ from torch.utils._sympy.functions import Min, Mod
 from polytile.attention import arguments as attention_arguments
 from polytile.attention.problem import AttentionProblem
 from polytile.dispatch import specs
-from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.keys import Condition, PowerBelow16
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import PowerOfTwo, Wide
@@ -27,33 +27,44 @@ from polytile.schedule.nest import Form, nest_of
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As specs.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
-    how it is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
+    """The spec of specs.loop_spec, whose regimes also depend on: whether 16 divides each other integer of the loop, the
+    alignment of each tensor, whether lengths of rows are powers of two and which smaller power divides them, and whether
     positions fit 32 bits."""
-    spec = specs.loop_spec(kernel, origins)
+    spec = specs.loop_spec(kernel, origins, target)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
     rows = [s for s in rows_of(kernel) if s.name in spec.keys.bucketed]
     powers = (Condition(PowerOfTwo(s.name), power_of_two(s, positions)) for s in rows)
     widths = vectors.most(kernel)
     deciding = vectors.deciding(kernel) if widths > 1 else ()
     divisors = (Condition(PowerBelow16(s.name), power_below_16(positions[s], widths)) for s in deciding)
+    wide = _wide(reaches(kernel), positions)
+    return _on_gpu(spec, regime.ALIGNMENT, (wide, *powers, *divisors), {s.name for s in kernel.own_symbols})
+
+
+def _wide(reached: Sequence[sympy.Expr], positions: Mapping[sympy.Symbol, int]) -> Condition:
+    """The condition that some position in a tensor needs 64 bits; no position lies beyond those `reached`."""
+    return Condition(Wide(), any_above(reached, INT32_REACH, positions))
+
+
+def _on_gpu(
+    spec: KernelSpec, tensor_code: int, conditions: tuple[Condition, ...], strides: Collection[str] | None = None
+) -> KernelSpec:
+    """The spec whose regimes also depend on the alignment of tensors, on whether 16 divides `strides` (None: all integers that
+    otherwise decide nothing), and on `conditions`."""
+    pairs = zip(spec.size_names, spec.size_codes, strict=True)
+    asked = spec.size_names if strides is None else strides
     return replace(
         spec,
-        size_codes=tuple(
-            regime.DIVISIBLE if code == regime.IGNORE and symbol in kernel.own_symbols else code
-            for symbol, code in zip(kernel.symbols, spec.size_codes, strict=True)
-        ),
-        tensor_codes=(regime.ALIGNMENT,) * len(spec.args),
-        conditions=(Condition(Wide(), any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
-        make_args=lambda size: make_args(kernel, size, target),
-        target=target,
-        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+        size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE and name in asked else code for name, code in pairs),
+        tensor_codes=(tensor_code,) * len(spec.args),
+        conditions=conditions,
+        device=fingerprint(spec.target.index or 0) if spec.target.type == "cuda" else "",
     )
 
 
 def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers by which blocks overhang the end of rows that are reduced or scanned: code for one value of them needs no
-    masks there. Of columns and points none: a handful of kernels for one size were faster, and as many slower."""
+    """The lengths of rows that are reduced or scanned and that blocks overhang: code for one value of them needs no masks.
+    Columns and points have none: for one size of them, as many kernels became slower as became faster."""
     nest = nest_of(kernel.loop)
     return tuple(s for s in kernel.symbols if nest.form is Form.ROW and s in nest.vec.size.free_symbols)
 
@@ -61,34 +72,18 @@ def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
 def template_spec(
     kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
 ) -> KernelSpec:
-    """As specs.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
-    blocks along k need a mask, and whether positions fit 32 bits."""
-    spec = specs.template_spec(kernel, name, origins)
+    """The spec of specs.template_spec, whose regimes also depend on: the alignment of each stride and tensor, whether blocks
+    along k need a mask, and whether positions fit 32 bits."""
+    spec = specs.template_spec(kernel, name, origins, target)
     positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
     asked = (EVEN_K,) if kernel.second is None else (EVEN_K, EVEN_L)
     even = (Condition(fact, encode(1 - Min(1, Mod(symbol(fact.name), fact.by)), positions)) for fact in asked)
-    return replace(
-        spec,
-        size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_codes),
-        tensor_codes=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=(Condition(Wide(), any_above(gemm_args.positions(kernel), INT32_REACH, positions)), *even),
-        make_args=lambda size: gemm_args.make_args(kernel, size, target),
-        target=target,
-        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
-    )
+    return _on_gpu(spec, regime.ALIGNED_16, (_wide(gemm_args.positions(kernel), positions), *even))
 
 
 def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As specs.attention_spec; besides the sizes it matters of every stride and tensor whether it is aligned, and whether
+    """The spec of specs.attention_spec, whose regimes also depend on the alignment of each stride and tensor, and on whether
     positions fit 32 bits."""
-    spec = specs.attention_spec(problem, origins)
     positions = {symbol: place for place, symbol in enumerate(problem.symbols)}
-    return replace(
-        spec,
-        size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_codes),
-        tensor_codes=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=(Condition(Wide(), any_above(attention_arguments.positions(problem), INT32_REACH, positions)),),
-        make_args=lambda size: attention_arguments.make_args(problem, size, target),
-        target=target,
-        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
-    )
+    wide = _wide(attention_arguments.positions(problem), positions)
+    return _on_gpu(specs.attention_spec(problem, origins, target), regime.ALIGNED_16, (wide,))

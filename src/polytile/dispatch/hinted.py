@@ -1,7 +1,8 @@
-"""Choices ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
+"""Choosing ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
 
-The arguments are made up at those very sizes (KernelSpec.make_args), and each hint has a kernel of its own: sizes that share a
-regime with others decided before get a decision for themselves alone."""
+The arguments are made up at exactly these sizes (KernelSpec.make_args), and each hint gets a decision of its own: a hint in a
+regime that was decided at other sizes gets one for its exact sizes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polytile import options as settings
+from polytile.dispatch import ahead, selector
+from polytile.dispatch.links import prior
+from polytile.dispatch.request import Request, measuring
 from polytile.errors import DivisionByZero
 
 if TYPE_CHECKING:
@@ -18,17 +22,17 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 SHORTLIST = {"cpu": 6}
-"""The least value of the option `shortlist` for a hinted size, by type of device."""
+"""The smallest `shortlist` for a hinted size, by type of device."""
 
 HINTED = ", for a hint"
-"""What the grounds of a decision say besides where a hint asked for it."""
+"""What a decision's provenance adds if a hint asked for it."""
 
 
 def warm(owner: MultiKernel, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
-    """Chooses for the hinted sizes; the candidates that all the hints need compile side by side. Returns one decision for each
-    hint. Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
+    """Chooses for the hinted sizes, after starting to compile the candidates of all hints side by side. Returns one decision
+    per hint. Raises HintError for a hint without possible arguments. If the made-up arguments divide by zero, the first call
     chooses."""
-    calls = [owner.arguments_for(hint) for hint in hints]
+    calls = [owner.spec.arguments_for(hint) for hint in hints]
     with owner.lock, settings.restored(owner.options):
         shortlist = max(settings.get("shortlist"), SHORTLIST.get(owner.spec.target.type, 1))
         tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
@@ -37,7 +41,7 @@ def warm(owner: MultiKernel, hints: Iterable[Mapping[str, int]]) -> list[Decisio
         for args in calls:
             key = owner.planned_key(args)
             if owner.decision_of(key) is None:
-                owner.start_compiling(owner.request(key, owner.spec.ints_of(args), args))
+                start_compiling(owner.request(key, owner.spec.ints_of(args), args))
         for args in calls:
             with contextlib.suppress(DivisionByZero):
                 _choose(owner, args)
@@ -58,3 +62,11 @@ def _choose(owner: MultiKernel, args: tuple[Any, ...]) -> None:
     node = owner.node(owner.dispatcher.key_of(*args))
     if node.decision is not None and HINTED not in node.decision.provenance:
         node.decision = dataclasses.replace(node.decision, provenance=node.decision.provenance + HINTED)
+
+
+def start_compiling(request: Request) -> None:
+    """Starts compiling what a decision will need: the candidate that is already known to win, or a shortlist."""
+    known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
+    decided = known is not None and (known.link not in selector.UNMEASURED or not measuring())
+    for candidate in [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request):
+        ahead.start_compiling(candidate)

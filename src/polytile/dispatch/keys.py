@@ -1,7 +1,7 @@
-"""What the regimes of one kernel are told apart by: its key fields, and the facts that they stand for.
+"""The key fields that tell a kernel's regimes apart, and the facts that they stand for.
 
-A call's key is a packed integer (runtime/regime.py). Keys goes from a call to the fields of its key, from the fields to the
-Regime that people and plan files name, and to the Facts that generated code may take for granted there.
+A call's key is a packed integer (runtime/regime.py). Keys translates a call into the fields of its key, the fields into the
+Regime that people and plan files name, and a regime into the Facts that its code may assume.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ KeyFields = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PowerBelow16:
-    """A question: which power of two below 16 divides this integer. The answer is a Divisible."""
+    """The question which power of two below 16 divides this integer. The answer is a Divisible."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A formula of the integers that is a key field. Where its value is not 0, the fact holds that is `asked`; of PowerBelow16,
-    Divisible by that value."""
+    """A formula of the integers whose value is a key field. If the value is not 0, the fact `asked` holds; for PowerBelow16, it
+    is Divisible by the value."""
 
     asked: Fact | PowerBelow16
     formula: Formula
@@ -101,8 +101,8 @@ class Keys:
         return tuple((name, size) for name, size, code in given if code in (regime.BUCKET, regime.EXACT))
 
     def regime(self, fields: KeyFields) -> Regime:
-        """The regime, the sub-buckets or the exact sizes that have these fields; the same on every machine. What plan files name
-        decisions by."""
+        """The regime, the sub-buckets or the exact sizes that these fields stand for, the same on every machine. Plan files
+        name decisions by it."""
         left = iter(fields)
         sizes = [_size_fact(name, code, next(left)) for name, code in self._sizes if code != regime.IGNORE]
         asked = [(name, code) for name, code in self._tensors if code != regime.ANY]
@@ -116,7 +116,7 @@ class Keys:
         return (*divisible, *_aligned(self._alignments(pointers)), *self._holding(self._values(ints)))
 
     def facts_for_code(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Facts:
-        """What code for the regime of this call may take for granted."""
+        """What code for this call's regime may assume."""
         holding = self._holding(self._values(ints))
         powers = self._powers_of_two(holding)
         given = zip(self.size_names, ints, self.size_codes, strict=True)

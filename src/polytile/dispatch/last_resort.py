@@ -1,4 +1,4 @@
-"""What runs a kernel where choosing its candidate goes wrong: a call of the user's does not raise for a defect of polytile's."""
+"""What runs a kernel if choosing its candidate fails: a defect of polytile's own must not make a user's call raise."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from polytile.problem import sizes_text
 log = logging.getLogger("polytile.dispatch")
 
 DEFECTS = (CompileFailed, IRError, LoweringError, LoweringFailed)
-"""Errors of polytile's own classes that are about polytile and not about what it was given."""
+"""Errors of polytile's classes that are its own fault, not that of its input."""
 
 DATA = (IndexError, MemoryError, torch.OutOfMemoryError)
-"""Errors that a kernel raises about its arguments, or about memory."""
+"""Errors that a kernel raises because of its arguments, or for want of memory."""
 
 
 def is_defect(error: Exception) -> bool:
-    """Whether `error`, raised while a candidate was chosen, is to be kept from the caller."""
+    """Whether `error`, raised while a candidate was chosen, must not reach the caller."""
     if options.get("on_failure") == "raise" or isinstance(error, DATA):
         return False
     return isinstance(error, DEFECTS) or not isinstance(error, PolytileError)
 
 
 def entry(spec: KernelSpec, candidates: Sequence[Candidate], sizes: Mapping[str, int], error: Exception) -> Entry:
-    """The entry of the first candidate that can be made, the library's and the interpreter ahead of the generated ones; raises
-    `error` where there is none."""
+    """The entry of the first candidate that can be made; the library's and the interpreter's come before generated ones. Raises
+    `error` if there is none."""
     at_hand = sorted(candidates, key=lambda candidate: candidate.origin not in ("library", "reference"))
     for candidate in at_hand:
         try:
@@ -49,7 +49,7 @@ def entry(spec: KernelSpec, candidates: Sequence[Candidate], sizes: Mapping[str,
 
 
 def report_failure(spec: KernelSpec, what: str, error: Exception, then: str = "") -> None:
-    """Counts and logs what polytile failed to do."""
+    """Counts and logs a failure of polytile's own."""
     counters.add("failures")
     log.warning("polytile failed to %s kernel %r (%s: %s)%s.", what, spec.name, type(error).__name__, error, then)
     log.info("polytile failed", exc_info=error)

@@ -1,4 +1,5 @@
-"""How a MultiKernel decides with the option stall="never": the table finds something that runs, the rest is done behind calls.
+"""How a MultiKernel decides with the option stall="never": the table finds something that runs, and the background does the
+rest.
 
     a call meets an open regime    the table runs a leaf (fallbacks.py) and notes the call    on the caller's thread
     Predict    what is known or predicted to be fastest is compiled, loaded and serves next   in the background
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,8 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
+from polytile.dispatch import agreement, leases, refiner, selector, unmeasured
+from polytile.dispatch.leases import Lease
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
@@ -29,10 +33,7 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 LOOK_AGAIN_SECONDS = 0.05
-"""How long the background leaves what others measure alone, if it has nothing else to do."""
-
-UNMEASURED = ("prior", "default")
-"""Links of the selector whose decisions measuring may better."""
+"""How long an idle background waits before it looks again at what another process measures."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
@@ -52,12 +53,12 @@ def wait(timeout: float | None = None) -> bool:
 
 
 def is_settled() -> bool:
-    """Whether every decision that calls have asked for is made, and none is on trial."""
+    """Whether every decision that calls have asked for is made, and no candidate is on trial."""
     return not background.pending() and not any(learning.trials for learning in list(_all))
 
 
 class Learning:
-    """The jobs of one MultiKernel in the background, one of a kind for each regime at a time."""
+    """The background jobs of one MultiKernel, at most one of each kind for a regime at a time."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self._owner = weakref.ref(owner)
@@ -110,8 +111,8 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Something to do for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. Dropped where
-    nobody holds the kernel any more."""
+    """A job for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. It is dropped once
+    nobody holds the kernel."""
 
     learning: Learning
     owner: weakref.ref[MultiKernel]
@@ -146,7 +147,7 @@ class Predict(_Job):
 
     def work(self, owner: MultiKernel) -> None:
         owner.look_around(self.ints, 1)
-        owner.decide_unmeasured(self.ints, self.pointers, self.key)
+        unmeasured.decide(owner, self.ints, self.pointers, self.key)
         owner.look_around(self.ints)
 
 
@@ -165,24 +166,26 @@ class Load(_Job):
 
 
 class Measure(_Job):
-    """Puts what was measured to be fastest into the table. While the program makes calls, candidates are tried on these; where
-    calls cannot be used for it, apart from them, with rests between."""
+    """Puts the candidate that was measured to be fastest into the table. While the program makes calls, candidates are tried on
+    these calls; if they cannot be, they are measured apart, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is None:
             return
-        if (lease := owner.take_lease(args)) is None:
+        if (lease := _take_lease(owner, args)) is None:
             background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
-        elif not background.background.is_quiet() and (trial := owner.begin_trial(args)) is not None:
+        elif not background.background.is_quiet() and (trial := _begin_trial(owner, args)) is not None:
             trial.lease = lease
             self.learning.trials[self.key] = trial
         else:
-            owner.decide_measured(args)
+            with owner.in_background(), counters.stage("choosing"):
+                entry = owner.select(owner.planned_key(args), args)
+                owner.dispatcher.insert(owner.dispatcher.key_of(*args), entry)
             lease.give_back()
 
 
 class Await(_Job):
-    """Looks a little later whether what someone else measures has been decided. Everything else goes first."""
+    """Looks a little later whether another process has decided what it is measuring. Everything else goes first."""
 
     disturbs = Disturbance.NONE
     rank = -1.0
@@ -193,28 +196,75 @@ class Await(_Job):
 
 
 class Judge(_Job):
-    """Looks at what a trial has found, and decides if it is settled."""
+    """Looks at the results of a trial, and decides if they are clear."""
 
     disturbs = Disturbance.NONE
 
     def work(self, owner: MultiKernel) -> None:
         trial = self.learning.trials.get(self.key)
-        if trial is not None and owner.judge(trial):
+        if trial is not None and _conclude(owner, trial):
             self.learning.trials.pop(self.key, None)
             trial.lease.give_back()
 
 
 class Refine(_Job):
-    """Measures at the sizes themselves, if they come often enough, and puts what is better there into the table."""
+    """Measures at frequent sizes themselves, and puts what is better there into the table."""
 
     def work(self, owner: MultiKernel) -> None:
-        if owner.is_due(self.key, self.ints, self.pointers) and (args := _made_up(owner, self.ints, self.key)) is not None:
-            owner.refine(args)
+        with owner.in_background():
+            due = refiner.is_due(owner, self.key, self.ints, self.pointers)
+            owner.dispatcher.watch(self.key, owner.node(self.key).interval)
+        if due and (args := _made_up(owner, self.ints, self.key)) is not None:
+            with owner.in_background():
+                refiner.refine(owner, owner.dispatcher.key_of(*args), args)
+
+
+def _take_lease(owner: MultiKernel, args: tuple[Any, ...]) -> Lease | None:
+    """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
+    with owner.in_background():
+        request = owner.request(owner.planned_key(args), owner.spec.ints_of(args), args)
+        return None if agreement.waits(request) else leases.take(request)
+
+
+def _begin_trial(owner: MultiKernel, args: tuple[Any, ...]) -> LiveTrial | None:
+    """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
+    cannot be, or where nothing is left to decide."""
+    with owner.in_background():
+        key = owner.dispatcher.key_of(*args)
+        serving = owner.decision_of(key)
+        if serving is None or serving.link not in selector.UNMEASURED:
+            return None
+        request = owner.request(key, owner.spec.ints_of(args), args)
+        request.store.refresh()
+        if selector.choose(dataclasses.replace(request, args=None), selector.ON_RECORD) is not None:
+            return None  # another process has found it meanwhile
+        trial = LiveTrial.begin(owner, key, request, serving.candidate)
+        owner.learn(request)
+        if serving.candidate in request.rejected:
+            owner.drop(key)
+        return trial
+
+
+def _conclude(owner: MultiKernel, trial: LiveTrial) -> bool:
+    """Decides the regime of a trial by what it has found, if that is enough; returns whether the trial is over."""
+    with owner.in_background():
+        try:
+            answer = trial.judge()
+        except LookupError:  # the entry that it was for is gone
+            return True
+        owner.learn(trial.request)
+        if answer is None:
+            return False
+        trial.end()
+        entry = owner.adopt(selector.decision_from(trial.request, "measured", answer), trial.request)
+        if entry is not None:
+            owner.enter(entry, trial.request)
+        return True
 
 
 @contextlib.contextmanager
 def _beside_calls(target: torch.device) -> Iterator[None]:
-    """Within the block, work on the device `target` leaves the program's own alone."""
+    """Within the block, work on the device `target` does not disturb the program's own."""
     with contextlib.ExitStack() as stack:
         if target.type == "cuda":
             from polytile.runtime.cuda.beside import beside_calls  # what a GPU needs is imported where there is one
@@ -224,10 +274,10 @@ def _beside_calls(target: torch.device) -> Iterator[None]:
 
 
 def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
-    """Arguments of these sizes in the regime `key`; None where there are none: tensors that are made are aligned, and some
-    numbers cannot be divided by."""
+    """Arguments of these sizes in the regime `key`. None if there are none: made-up tensors are aligned, and some numbers
+    cannot be divided by."""
     try:
-        args = owner.arguments_for(owner.spec.sizes(ints))
+        args = owner.spec.arguments_for(owner.spec.sizes(ints))
         return args if owner.dispatcher.key_of(*args) == key else None
     except (HintError, DivisionByZero):
         return None

@@ -1,7 +1,7 @@
-"""One process at a time measures for a regime, of all that share a store: the others wait for what it finds.
+"""Leases: of all processes that share a store, one at a time measures for a regime. The others wait for its result.
 
-A lease ends when its process gives it back or ends. Who has waited PATIENCE_SECONDS measures too, as the one that holds the lease
-may try candidates on live calls that no longer come. So results do not depend on leases.
+A lease ends when its process gives it back or ends. A process that has waited for PATIENCE_SECONDS measures too, since the
+holder may be trying candidates on live calls that no longer come. So results do not depend on leases.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from polytile.problem import digest
 from polytile.store import Store
 
 PATIENCE_SECONDS = 30.0
-"""How long a process waits for what another one measures."""
+"""How long a process waits for another one's measurements."""
 
 PERIOD_SECONDS = 0.05
-"""How often it looks, in a call that waits."""
+"""How often a waiting call looks."""
 
 _waiting_since: dict[str, float] = {}
 
 
 class Lease:
-    """The right to measure for a regime; `store` is None where it was not to be had and is measured all the same."""
+    """The right to measure for a regime. `store` is None if the lease was not available and the process measures all the same."""
 
     def __init__(self, store: Store | None, name: str) -> None:
         self._store, self._name = store, name
@@ -41,7 +41,7 @@ class Lease:
 
 
 def name_of(request: Request) -> str:
-    """What is measured for the request, the same in all processes that would find the same."""
+    """A digest of what is measured for the request: equal in all processes that would find the same."""
     problem = request.problem
     about = [problem.kernel, problem.dtypes, texts(problem.layouts), problem.device, request.environment, str(request.regime)]
     return digest(json.dumps(about), 32)
@@ -59,7 +59,8 @@ def take(request: Request) -> Lease | None:
 
 @contextlib.contextmanager
 def turn(request: Request) -> Iterator[bool]:
-    """Within the block no other process measures for the request, or this one has waited long enough. Gives whether it waited."""
+    """Within the block, no other process measures for the request, or this one has waited long enough. Yields whether it
+    waited."""
     waited = False
     while (lease := take(request)) is None:
         waited = True

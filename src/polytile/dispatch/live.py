@@ -1,13 +1,13 @@
-"""Candidates of a regime tried on the program's own calls (runtime/trial.c), and the decision that comes of it.
+"""Trying a regime's candidates on the program's own calls (runtime/trial.c), and deciding by the result.
 
-    check      candidates are compiled and compared with the reference, on arguments made up for it; in the background
-    try        now and then a call runs one of them in place of what serves, and the call after it is timed as it is
-    judge      what is far off is tried no more; the others are until the noise settles who is fastest; in the background
-    decide     the tuner's own rule of ties chooses, and the times go to the store, marked `live`
+    check      candidates are compiled and compared with the reference, on made-up arguments; in the background
+    try        now and then a call runs one of them in place of what serves, and the next call is timed as usual
+    judge      candidates far off are given up; the others go on until the noise allows to say who is fastest; in the background
+    decide     the tuner's rule for ties chooses, and the times go to the store, marked `live`
 
-Calls of one regime have different sizes. A time counts relative to what the candidate that serves is predicted to take at its
-sizes. The period is such that trying costs no more than the option `explore` says: a contender that takes 1.3 times as long in
-one call of ten costs 3 %.
+Calls of one regime have different sizes. So a time counts relative to the time predicted for the serving candidate at the same
+sizes. Trials are spaced such that they cost no more than the option `explore` allows: a contender that takes 1.3 times as long,
+in one call of ten, costs 3 %.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 WARM, ENOUGH, MOST = 1, 7, 21
-"""Samples of each contender: those that do not count, as code and data are new to the caches; those after which it is decided, if
-the noise allows; and those after which it is, in any case."""
+"""Samples of each contender: how many do not count, because code and data are new to the caches; after how many the trial may
+end, if the noise allows; and after how many it ends in any case."""
 
 FAR_OFF, CLEARLY_SLOWER, SEEN = 2.0, 1.2, 3
-"""A contender is given up that took so many times as long in its first sample, or in the median of `SEEN` of them."""
+"""A contender is given up if its first sample, or the median of `SEEN` samples, took so many times as long."""
 
 ASSUMED = 0.5
-"""What a contender is assumed to cost beyond what serves before it was tried, relatively."""
+"""The relative extra cost assumed of a contender before it was tried."""
 
 LEAST_PERIOD, MOST_PERIOD = 3, 200
 
@@ -50,7 +50,7 @@ MOST_CONTENDERS = 7
 
 @dataclass
 class Contender:
-    """A candidate, its error as the gate found it, and the logarithms of its times, relative to the prediction."""
+    """A candidate, its error as the gate measured it, and the logarithms of its times relative to the prediction."""
 
     candidate: Candidate
     entry: NativeEntry | PythonEntry
@@ -69,7 +69,7 @@ class Contender:
 
 
 class LiveTrial:
-    """One regime's trial. The background's thread alone uses it."""
+    """One regime's trial. Only the background's thread uses it."""
 
     def __init__(self, owner: MultiKernel, key: int, request: Request, contenders: Sequence[Contender]) -> None:
         self.owner, self.key, self.request, self.contenders = owner, key, request, list(contenders)
@@ -79,7 +79,7 @@ class LiveTrial:
 
     @classmethod
     def begin(cls, owner: MultiKernel, key: int, request: Request, serving: str) -> LiveTrial | None:
-        """Checks what is worth trying beside the candidate `serving`, and begins; None where there is nothing to try, or where
+        """Checks the candidates worth trying beside the candidate `serving`, and begins. None if there is nothing to try, or
         the program's calls cannot be used for it."""
         wanted = {c.name for c in prior.shortlist(request)} | champions(request)
         predicted = {c.name: c.cost(request.sizes) for c in request.alive}
@@ -103,7 +103,7 @@ class LiveTrial:
         return trial if began else None
 
     def judge(self) -> Answer | None:
-        """Reads what is known by now; the answer once it is settled."""
+        """Reads the samples taken so far; returns the answer once it is clear."""
         for index, seconds, ints in self.owner.dispatcher.samples(self.key):
             if math.isnan(seconds):
                 self._reject(self.contenders[index])
@@ -130,7 +130,7 @@ class LiveTrial:
         trace.rejected(self.request.spec, contender.candidate.name, why, Outcome.RAISED)
 
     def end(self) -> None:
-        """Tries nothing any more."""
+        """Stops trying."""
         self.owner.dispatcher.end_trial(self.key)
 
     def _answer(self) -> Answer:

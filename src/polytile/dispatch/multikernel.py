@@ -1,4 +1,4 @@
-"""MultiKernel: candidates for one kernel behind one call, each regime of sizes sent to its own."""
+"""MultiKernel: several candidates for one kernel behind one call. Each regime of sizes goes to its own candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from polytile.dispatch import (
     collecting,
     hinted,
     last_resort,
-    leases,
     recorded,
     refiner,
     refining,
@@ -31,12 +30,10 @@ from polytile.dispatch.decision import Decision
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
 from polytile.dispatch.keys import KeyFields
-from polytile.dispatch.learning import UNMEASURED, Learning
-from polytile.dispatch.leases import Lease
-from polytile.dispatch.links import forced, plan, prior
-from polytile.dispatch.live import LiveTrial
+from polytile.dispatch.learning import Learning
+from polytile.dispatch.links import forced, plan
 from polytile.dispatch.plan_conditions import plan_conditions
-from polytile.dispatch.request import Request, measuring
+from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.temporary import FirstRun, ProvisionalEntry
 from polytile.dispatch.tree import DecisionTree, Node
@@ -46,8 +43,6 @@ from polytile.errors import (
     CompilerMissing,
     DeviceLost,
     DivisionByZero,
-    HintError,
-    LoweringError,
     NoCandidate,
     ResourcesExceeded,
 )
@@ -55,27 +50,23 @@ from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import background, programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
-from polytile.schedule.facts import Facts
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
-
-ON_RECORD = ("exact", "nearby")
-"""Links of the selector that answer from the store."""
 
 
 class MultiKernel:
     """A kernel with several implementations.
 
-    `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel
-    belongs to; they are in force whenever it has to choose. `budget` is what the program that the kernel is part of may spend on
-    measuring, all its kernels together. `dispatch` is what generated code calls, with the kernel's
-    flat arguments: calls in a regime that is decided go straight to its candidate. Where nothing is decided, the selector
-    chooses in the call (selector.py), or, where calls wait for nothing, the table runs what is loaded (fallbacks.py) and the
-    background chooses (learning.py). Any number of threads may call.
+    `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel belongs to;
+    they are in force whenever it chooses. `budget` is what all kernels of its program together may spend on measuring.
 
-    Hints (hinted.py), sizes that come often (refiner.py) and decisions of earlier processes (resuming.py) are parts of it in
-    modules of their own, which work under its `lock` too."""
+    Generated code calls `dispatch` with the kernel's flat arguments. A call in a decided regime goes straight to the regime's
+    candidate. In an open regime either the selector chooses within the call (selector.py), or, where calls wait for nothing, the
+    table runs what is loaded (fallbacks.py) and the background chooses (learning.py). Any number of threads may call.
+
+    Hints (hinted.py), sizes that come often (refiner.py), what the background decides (learning.py) and decisions of earlier
+    processes (resuming.py) have modules of their own, which work under the kernel's `lock` too."""
 
     def __init__(
         self,
@@ -141,14 +132,19 @@ class MultiKernel:
         with self.lock:
             return self._tree.faulty
 
+    @property
+    def unfit(self) -> set[str]:
+        """Candidates that are to run in no open regime: they fail everywhere, or did not come to an end somewhere."""
+        with self.lock:
+            return self._tree.unfit
+
     def decision_at(self, *args: Any) -> Decision | None:
-        """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
-        yet."""
+        """The decision that a call with these arguments or integers would follow; None if there is none yet."""
         with self.lock:
             return self.decision_of(self.dispatcher.key_of(*args))
 
     def choose(self, sizes: Mapping[str, int]) -> Decision:
-        """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
+        """What the selector would choose at these sizes (all of `spec.size_names`) without measuring. Changes nothing.
 
         Raises NoCandidate where nothing can run.
         """
@@ -162,28 +158,18 @@ class MultiKernel:
             return decision
 
     def prepare(self, ints: Sequence[int]) -> None:
-        """Starts compiling, in the background, what a first call at these integers is going to need."""
+        """Starts compiling what the first call at these integers will need; returns at once."""
         ints = tuple(ints)
         at_first = {"stall": "compile"} if self.learning is not None else {}
         with self.lock, settings.restored({**self.options, **at_first}):
             key = self.planned_key(ints)
             if self.decision_of(key) is None:
-                self.start_compiling(self.request(key, ints, None))
+                hinted.start_compiling(self.request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes (hinted.py). Returns one decision for each hint. Raises HintError for one
         at which there can be no arguments."""
         return hinted.warm(self, hints)
-
-    def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
-        if self.spec.make_args is None:
-            raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
-        try:
-            return tuple(self.spec.make_args(hint))
-        except (RuntimeError, TypeError) as error:  # torch's: memory does not suffice, or 64 bits do not for the element count
-            why = str(error).partition("\n")[0].rstrip(".")
-            at = sizes_text(hint.items())
-            raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {at}: {why}.") from None
 
     def forget(self) -> None:
         """Forgets every decision and every failure; the next call chooses anew."""
@@ -199,27 +185,27 @@ class MultiKernel:
     # A regime met for the first time.
 
     def _learner(self) -> Learning | None:
-        """What decides behind the caller's back; None where calls wait for decisions, or no arguments can be made up to try
-        candidates on."""
+        """The jobs that decide in the background; None where calls wait for decisions, or where no arguments can be made up for
+        trials."""
         stall = str({**settings.overridden(), **self.options}.get("stall", settings.get("stall")))
         return Learning(self) if stall == "never" and self.spec.make_args is not None else None
 
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
-        """Decides for a call, as nothing is loaded that could serve it, or as calls wait for decisions."""
+        """Decides within a call: nothing is loaded that could serve it, or calls wait for decisions."""
         entry = self.choose_entry(args)
         if self.learning is not None and not background.is_here():
             self.learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
         return entry
 
     def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
-        """Works out what is to serve in regimes around these integers that are not decided yet (fallbacks.py)."""
+        """Finds out which loaded kernels can serve open regimes around these integers (fallbacks.py)."""
         if self.fallbacks is not None:
             with self.lock:
                 self.fallbacks.look_around(ints, cells, varying)
 
     def offer(self, form: Candidate) -> None:
-        """Loads a form of a candidate, to serve in regimes that are not decided yet. One that cannot be loaded serves nowhere:
-        the decision that wants it meets the reason again, and records it."""
+        """Loads a form of a candidate to serve open regimes. A form that cannot be loaded serves nowhere; a decision that wants
+        it meets the reason again and records it."""
         try:
             entry = form.entry()
         except (CandidateRejected, CompileFailed):
@@ -228,71 +214,24 @@ class MultiKernel:
             with self.lock:
                 self.fallbacks.offer(form, entry)
 
-    def _options_of_a_call(self) -> dict[str, Any]:
-        """The options under which a call decides: where calls do not wait, it measures nothing."""
+    def options_of_a_call(self) -> dict[str, Any]:
+        """The options under which a call decides. Where calls do not wait, it measures nothing."""
         waits = self.learning is None or background.is_here()
         return self.options if waits else {**self.options, "stall": "compile"}
 
-    def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None) -> None:
-        """Has calls at these integers run what is known to be fastest, or predicted to be where nothing is known; compiles it.
-        `key` is that of the call, if there was one; without pointers, tensors count as aligned. What measuring may better is left
-        to the background."""
-        ints, decision = tuple(ints), None
-        with settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
-            called, key = key, self.planned_key(ints) if key is None else key
-            while decision is None:
-                with self.lock:
-                    decision = self.decision_of(key)
-                    if decision is not None:
-                        break
-                    if called is not None and not self.dispatcher.is_open(key):
-                        return  # it was subdivided or forgotten meanwhile
-                    request = self.request(key, ints, None, pointers)
-                    wanted = self._decide(request)
-                with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
-                    compile_elsewhere(self, [request.named(wanted.candidate)])
-                    request.named(wanted.candidate).prepare()
-                    request.named(wanted.candidate).entry()
-                with self.lock:
-                    entry = self.adopt(wanted, request)
-                    if entry is not None:
-                        self._enter(entry, request)
-                        decision = wanted
-        with settings.restored(self.options):
-            better = decision.link in UNMEASURED and measuring()
-            if self.learning is not None and (better or settings.get("collect")):
-                self.learning.measure(key, ints)
+    @contextlib.contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Within the block, which has the lock, the kernel's options are in force, and candidates may be measured."""
+        with self.lock, settings.restored({**self.options, "stall": "tune"}):
+            yield
 
-    def _enter(self, entry: Entry, request: Request) -> None:
+    def enter(self, entry: Entry, request: Request) -> None:
         """Has calls like the request's run this entry."""
         self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
 
-    def prepare_everywhere(self, ints: Sequence[int], varying: Collection[str]) -> Candidate | None:
-        """Starts compiling a form of the candidate that was decided for these integers which is right in all regimes of tensors
-        that are aligned: it serves regimes that are new, and this works out where. `varying`: names of the sizes that differ
-        from call to call. Where nothing else serves at any sizes, starts compiling a candidate that can, which is returned."""
-        decision = self.decision_of(self.dispatcher.key_of(*ints))
-        if decision is None or self.learning is None or self.fallbacks is None:
-            return None
-        self.look_around(ints, varying=varying)
-        facts, sizes = Facts(aligned=self.keys.facts_for_code(tuple(ints)).aligned), self.spec.sizes(ints)
-        with settings.restored(self.options):
-            form = self._by_name[decision.candidate].specialise(facts)
-            compile_elsewhere(self, [form])
-            _prepared(form)
-            self.learning.load_when_compiled(form)
-            if self.fallbacks.serve_everywhere:
-                return None
-            able = [c for c in self.candidates if self.fallbacks.valid_everywhere(c) and c.name not in self._tree.unfit]
-            best = min(able, key=lambda candidate: candidate.cost(sizes), default=None)
-            if best is not None:
-                compile_elsewhere(self, [best.specialise(facts)])
-                _prepared(best.specialise(facts))
-            return None if best is None else best.specialise(facts)
-
     def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
-        """The kernels that calls with these integers may run inside others: those of the candidate that was decided for them, and
-        of what serves where nothing is decided; with their own integers."""
+        """The inner kernels that calls with these integers may run, each with the integers of its own call: those of the
+        decided candidate and of the candidates that serve open regimes."""
         decision = self.decision_of(self.dispatcher.key_of(*ints))
         chosen = () if decision is None else (decision.candidate,)
         for name in dict.fromkeys((*chosen, *(() if self.fallbacks is None else self.fallbacks.loaded))):
@@ -300,84 +239,15 @@ class MultiKernel:
                 if isinstance(inner, MultiKernel):
                     yield inner, tuple(own)
 
-    def take_lease(self, args: tuple[Any, ...]) -> Lease | None:
-        """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}):
-            request = self.request(self.planned_key(args), self.spec.ints_of(args), args)
-            return None if agreement.waits(request) else leases.take(request)
-
-    def decide_measured(self, args: tuple[Any, ...]) -> None:
-        """Decides for the regime of these arguments, which candidates are tried on; in the background."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
-            entry = self.select(self.planned_key(args), args)
-            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
-
-    def begin_trial(self, args: tuple[Any, ...]) -> LiveTrial | None:
-        """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
-        cannot be, or where nothing is left to decide. In the background."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}):
-            key = self.dispatcher.key_of(*args)
-            serving = self.decision_of(key)
-            if serving is None or serving.link not in UNMEASURED:
-                return None
-            request = self.request(key, self.spec.ints_of(args), args)
-            request.store.refresh()
-            if selector.choose(dataclasses.replace(request, args=None), ON_RECORD) is not None:
-                return None  # another process has found it meanwhile
-            trial = LiveTrial.begin(self, key, request, serving.candidate)
-            self.learn(request)
-            if serving.candidate in request.rejected:
-                self.drop(key)
-            return trial
-
-    def judge(self, trial: LiveTrial) -> bool:
-        """Looks at what a trial has found; decides, and says so, if it is settled."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}):
-            try:
-                answer = trial.judge()
-            except LookupError:  # the entry that it was for is gone
-                return True
-            self.learn(trial.request)
-            if answer is None:
-                return False
-            trial.end()
-            entry = self.adopt(selector.decision_from(trial.request, "measured", answer), trial.request)
-            if entry is not None:
-                self._enter(entry, trial.request)
-            return True
-
-    def is_due(self, key: int, ints: Sequence[int], pointers: Sequence[int]) -> bool:
-        """Counts a call of the regime `key`; says whether its sizes come so often that measuring there pays."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}):
-            due = refiner.is_due(self, key, tuple(ints), pointers)
-            self.dispatcher.watch(key, self.node(key).interval)
-            return due
-
-    def refine(self, args: tuple[Any, ...]) -> None:
-        """Measures at the sizes of these arguments, which come often, in the background: they may get a decision of their own."""
-        with self.lock, settings.restored({**self.options, "stall": "tune"}):
-            refiner.refine(self, self.dispatcher.key_of(*args), args)
-
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
-        with self.lock, settings.restored(self._options_of_a_call()), counters.stage("choosing"):
+        with self.lock, settings.restored(self.options_of_a_call()), counters.stage("choosing"):
             try:
                 return self.select(self.planned_key(args), args)
             except Exception as error:
                 if not last_resort.is_defect(error):
                     raise
                 return last_resort.entry(self.spec, self.candidates, self.spec.sizes(self.spec.ints_of(args)), error)
-
-    def replace_provisional(self, provisional: ProvisionalEntry, args: tuple[Any, ...]) -> Entry | None:
-        """Decides now what runs calls like this one in place of `provisional`; None while another thread is choosing."""
-        if not self.lock.acquire(blocking=False):
-            return None
-        try:
-            entry: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
-            replaced = entry is not None and not (isinstance(entry, PythonEntry) and entry.call is provisional)
-            return entry if replaced else self.replace(args, self.choose_entry(args))
-        finally:
-            self.lock.release()
 
     def planned_key(self, args: Sequence[Any]) -> int:
         """The key of a call, or of ints alone; with sub-buckets or exact sizes where a plan in force says so."""
@@ -393,7 +263,7 @@ class MultiKernel:
         return self.dispatcher.key_of(*args)
 
     def add_exact_size(self, fields: KeyFields, sizes: Mapping[str, int]) -> None:
-        """Has the next call at exactly these sizes, of the regime `fields`, decide for them alone, if none has yet."""
+        """Makes the next call at exactly these sizes, in the regime `fields`, decide for them alone, unless one has already."""
         own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
             self.dispatcher.reopen(own)
@@ -414,7 +284,7 @@ class MultiKernel:
         try:
             while True:
                 request = self.request(key, self.spec.ints_of(args), None if untimed else args)
-                entry = self.adopt(self._decide(request), request)
+                entry = self.adopt(self.decide(request), request)
                 if entry is not None:
                     break
             collecting.collect(request)
@@ -426,7 +296,7 @@ class MultiKernel:
                 self._choosing.discard(key)
 
     def adopt(self, decision: Decision, request: Request) -> Entry | None:
-        """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
+        """Files the decision and returns the entry that runs by it; None if its candidate cannot be made."""
         chosen = request.named(decision.candidate)
         if decision.seconds is not None:
             chosen = chosen.pinned_to(dict(decision.measured_at) or request.sizes)
@@ -446,9 +316,9 @@ class MultiKernel:
             refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 
-    def _decide(self, request: Request) -> Decision:
-        """What the selector chooses, or the ranks of a job agree on; eager's own kernel where all candidates were wrong. Raises
-        NoCandidate where nothing can run."""
+    def decide(self, request: Request) -> Decision:
+        """What the selector chooses, or what the ranks of a job agree on; eager's own kernel if all candidates were wrong. Raises
+        NoCandidate if nothing can run."""
         forced.check(self.spec.name, self.names)
         decision = agreement.decide(request) if request.candidates else None
         self.learn(request)
@@ -461,8 +331,8 @@ class MultiKernel:
         return decision
 
     def _temporary_entry(self, decision: Decision, entry: Entry, request: Request) -> Entry:
-        """The entry to put into the table: one that falls back to another candidate should this one, untried so far, raise; one
-        that chooses anew after some calls where measuring was put off; else `entry` itself."""
+        """The entry to put into the table. If the candidate is untried, it falls back to another one should this one raise. If
+        measuring was postponed, it chooses anew after some calls. Else it is `entry` itself."""
         untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
         if untried and not decision.tried and len(request.candidates) > 1:
             entry = PythonEntry(FirstRun(self, decision, entry))
@@ -474,8 +344,8 @@ class MultiKernel:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[set[int]]:
-        """Within the block, the set that it is given gets the key of every decision that calls follow, whoever it was made
-        for."""
+        """Within the block, the set that it yields collects the key of every decision that calls follow, whichever program it was
+        made for."""
         with self.lock:
             self._noted = noted = set[int]()
             keys = list(self.dispatcher.table())
@@ -490,8 +360,8 @@ class MultiKernel:
                 self.dispatcher.watch(key, self.node(key).interval)
 
     def _keep(self, decision: Decision, request: Request) -> None:
-        """Files a decision, and subdivides regimes for whose sizes it shows that one candidate is not the best everywhere. A
-        decision taken within another kernel's trial is filed until that trial ends."""
+        """Files a decision, and subdivides the regimes over which it shows that no one candidate is best. A decision taken within
+        another kernel's trial is filed until that trial ends."""
         node = self._tree.node(request.key_fields)
         earlier = node.decision.programs if node.decision is not None else frozenset()
         decision = dataclasses.replace(decision, programs=programs.running() | earlier)
@@ -515,7 +385,7 @@ class MultiKernel:
             return self._tree.decided
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
-        """The table has counted as many calls of an entry as it was told: looks at this one."""
+        """Looks at this call, since the table has counted as many calls of its entry as it was told to."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
         if self.take_note(key):
             return
@@ -536,7 +406,7 @@ class MultiKernel:
                 self.lock.release()
 
     def take_note(self, key: int) -> bool:
-        """Tells those who want to know the keys of calls of this one; says whether someone does."""
+        """Adds the key of a call to the set that `noting` collects. Returns whether anybody collects."""
         if self._noted is None:
             return False
         self._noted.add(key)
@@ -551,8 +421,8 @@ class MultiKernel:
     def request(
         self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()
     ) -> Request:
-        """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them.
-        `pointers` say how tensors are aligned where there are no `args`."""
+        """The question to the selector about these integers, in the regime `key`. With `args`, candidates may be tried on them;
+        without, `pointers` say how tensors are aligned."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self.pointers(args) or pointers
         rejected = self._tree.excluded(self.keys.unpack(key), sizes)
@@ -574,26 +444,16 @@ class MultiKernel:
         )
 
     def _is_last_chance(self, key: int) -> bool:
-        """Whether what cannot be measured now in the regime `key` never will be: nobody waits, or it was put off often enough."""
+        """Whether measuring in the regime `key` is not to be postponed again: nobody waits, or it was postponed often enough."""
         patient = self.learning is not None or settings.get("tune") == "thorough"
         return patient or self.node(key).postponed >= MOST_POSTPONED
 
     def can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
-        """Whether the candidate may serve the regime of these sizes: `valid` at the sizes themselves and, where it
-        says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
+        """Whether the candidate may serve the regime of these sizes. It must be `valid` at the sizes themselves; with hard limits
+        also all over the regime, since later calls in the regime go to it unasked."""
         if not candidate.valid(sizes):
             return False
         return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.keys.corners(ints))
-
-    def start_compiling(self, request: Request) -> tuple[Sequence[Candidate], bool]:
-        """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
-        to win or a shortlist, and whether they will be measured."""
-        known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
-        decided = known is not None and (known.link not in ("prior", "default") or not measuring())
-        wanted = [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request)
-        for candidate in wanted:
-            _prepared(candidate)
-        return wanted, not decided
 
     def _make_entry(self, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
@@ -605,15 +465,16 @@ class MultiKernel:
         except DeviceLost:
             raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
-            self._record(request, candidate, Outcome.RESOURCES, error)
+            self.record_failure(request, candidate, Outcome.RESOURCES, error)
             self._tree.fail(candidate.name, f"{Outcome.RESOURCES.value}: {error}", request.key_fields)
         except Exception as error:
-            self._record(request, candidate, Outcome.COMPILE_ERROR, error)
+            self.record_failure(request, candidate, Outcome.COMPILE_ERROR, error)
             self._tree.fail(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
             trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
 
-    def _record(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+    def record_failure(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+        """Appends to the store how the candidate ended."""
         detail = f"{type(error).__name__}: {error}"
         request.store.append(
             Measurement(
@@ -636,25 +497,25 @@ class MultiKernel:
     # Calls off the straight path.
 
     def _reopen_after_trial(self, fields: KeyFields) -> None:
-        """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
+        """Takes back a decision that was made within another kernel's trial: the next call decides anew."""
         with self.lock:
             self.reopen(fields)
 
     def learn(self, request: Request) -> None:
-        """Keeps what was found out about candidates that fail while the request was answered. One that fails everywhere serves
-        no longer where it was only predicted to be the fastest."""
+        """Records the failures that the selector met while it answered the request. A candidate that fails everywhere no longer
+        serves regimes where it was only predicted to be fastest."""
         known = self._tree.unfit
         self._tree.learn(request.key_fields, request)
         for name in self._tree.unfit - known:
             if self.fallbacks is not None:
                 self.fallbacks.withdraw(name)
             for node in self._tree.decided_for(name):
-                if node.decision is not None and node.decision.link in UNMEASURED:
+                if node.decision is not None and node.decision.link in selector.UNMEASURED:
                     self.reopen(node.fields)
 
     def drop(self, key: int) -> None:
-        """The candidate of the regime `key` has failed: it is decided anew. What has failed in this regime alone takes part
-        once more, as the library's may have to serve numbers at which all are wrong."""
+        """Decides the regime `key` anew, since its candidate has failed. What failed in this regime alone takes part once more:
+        the library's candidate may have to serve numbers at which all are wrong."""
         node = self.node(key)
         if self.fallbacks is not None and node.decision is not None:
             self.fallbacks.exclude(node.fields, self._tree.excluded(node.fields, dict(node.decision.sizes)))
@@ -678,30 +539,7 @@ class MultiKernel:
             sentence = self.spec.checks[code - 1]
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
-    def replace_failed(self, first: FirstRun, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
-        """What to call in place of a candidate that raised `error` in its `first` run, with the same arguments: another one, or
-        where calls wait for nothing what serves until one is decided."""
-        with self.lock, settings.restored(self._options_of_a_call()):
-            called = self.dispatcher.key_of(*args)
-            candidate = self._by_name[first.decision.candidate]
-            self._record(self.request(called, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
-            if self.spec.family == "user":
-                trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
-            for key in {called, *(key for key, entry in self.dispatcher.table().items() if first.stands(entry))}:
-                node = self.node(key)
-                node.failures[candidate.name], node.decision = f"raised {type(error).__name__}: {error}", None
-                if self.fallbacks is not None:
-                    self.fallbacks.exclude(node.fields, (candidate.name,))
-                self.dispatcher.reopen(key)
-            return self.dispatcher
-
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
         """Makes `entry` the one that runs calls like this one."""
         self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
         return entry
-
-
-def _prepared(candidate: Candidate) -> None:
-    """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
-    with contextlib.suppress(LoweringError):
-        candidate.prepare()

@@ -1,13 +1,12 @@
-"""The dispatch table of one kernel as a package has it (packages/tables.h): what runs without Python and torch alone, decided or
-predicted ahead.
+"""The dispatch table of one kernel in a package (packages/tables.h): what runs without Python and torch, decided or predicted
+ahead.
 
-What was decided for a regime serves there, if it is portable; the selector's choice among what is portable stands in where it is
-not. Cells of sizes for which nothing is decided get the best predicted kernels. At all other sizes something runs that is right
-anywhere.
+A regime's decided candidate serves there if it is portable; otherwise the selector chooses among the portable ones. Cells of
+sizes without a decision get the kernels with the best predictions. At all other sizes something runs that is right anywhere.
 
-A GPU's kernels take facts of a call for granted. What was decided for a regime has the facts of the regime. In cells kernels have
-the facts that all calls share which the program makes with the same fixed integers, or, where they need more, those of one call.
-The table tests the facts in each call, and a form without any ends the list.
+A GPU's kernels assume facts of a call. A regime's decided kernel assumes the facts of the regime. In a cell, kernels assume the
+facts shared by all calls that the program makes with the same fixed integers, or, if they need more, those of one call. The
+table tests these facts in each call, and its last form assumes none.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from polytile.runtime.launcher import SIZE_DIVIDED, SIZE_IS, LeafFact
 from polytile.schedule.facts import Facts
 
 MOST_CANDIDATES = 6
-"""Portable kernels of which a cell finds the best predicted one: those that were chosen most often, and for the first sizes."""
+"""How many portable kernels compete in a cell by their predictions: the kernel for the first sizes, and those chosen most
+often."""
 
 Fixed = Mapping[str, int]
 """The integers that one call of a program always passes, by name."""
@@ -78,14 +78,14 @@ class Met:
 def packaged_table(
     multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts] = ()
 ) -> PackagedTable | None:
-    """The table for these calls, the first of which matters most; None where no portable kernel can make one of them. It serves
-    GPUs like `devices` too: what has no form for them is passed over there."""
+    """The table for these calls, of which the first matters most; None if one of them has no portable kernel. It serves GPUs
+    like `devices` too, and skips what has no form for them."""
     maker = _Maker(multikernel, calls, devices)
     return maker.table() if all(maker.choose(met) is not None for met in calls) else None
 
 
 class _Maker:
-    """One kernel on its way to a table."""
+    """One kernel whose table is being made."""
 
     def __init__(self, multikernel: MultiKernel, calls: Sequence[Met], devices: Sequence[DeviceFacts]) -> None:
         self.multikernel, self.spec, self.keys, self.calls = multikernel, multikernel.spec, multikernel.keys, calls
@@ -287,7 +287,7 @@ def _start(candidate: Candidate) -> None:
 
 
 def _common(all_facts: Sequence[Facts]) -> Facts:
-    """What holds in all calls of which these facts are. Whether positions need 64 bits is left to the table's test."""
+    """The facts that hold in all calls with these facts. The table tests whether positions need 64 bits."""
     first, *others = all_facts
     names = {*first.divisible, *(name for name, _ in (*first.powers, *first.exact))}
     divisors = {name: math.gcd(*(facts.divisor(name) for facts in all_facts)) for name in sorted(names)}

@@ -29,7 +29,7 @@ from polytile import options
 from polytile.dispatch import agreement, resuming
 from polytile.dispatch.conditions import conditions_on_disk
 from polytile.dispatch.decision import Decision, Standing
-from polytile.dispatch.learning import UNMEASURED
+from polytile.dispatch.selector import UNMEASURED
 from polytile.errors import CacheError, PolytileError
 from polytile.problem import digest
 from polytile.runtime import background, device, programs, toolchain

@@ -1,6 +1,7 @@
-"""Watches which sizes come to the regimes of a MultiKernel, and has those measured that come often (refining.py).
+"""Watches which sizes come to the regimes of a MultiKernel, and measures the frequent ones (refining.py).
 
-The MultiKernel's lock covers all of it, and its options are in force."""
+The MultiKernel's lock is held throughout, and its options are in force.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def resume_counting(owner: MultiKernel, node: Node, decision: Decision, entry: E
 
 
 def is_due(owner: MultiKernel, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> bool:
-    """Counts a call; says whether its sizes come often, and measuring there pays."""
+    """Counts a call. Returns whether its sizes come often enough for measuring there to pay."""
     node, sizes = owner.node(key), frozenset(owner.keys.deciding(ints))
     decision, arrived = node.decision, node.arrivals
     if decision is None or arrived is None or not arrived.count_call(sizes) or trials.within():

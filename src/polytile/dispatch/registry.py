@@ -1,4 +1,4 @@
-"""One MultiKernel for each tuple of sub-kernels, and which ones are alive."""
+"""Equal tuples of candidates share one MultiKernel; and which MultiKernels are alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from polytile.candidates.candidate import Candidate
 from polytile.dispatch.conditions import conditions
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.spec import KernelSpec
-from polytile.store.records import config_text
 from polytile.tuning import budget
 
 _lock = locks.lock()
@@ -20,10 +19,10 @@ _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDicti
 
 
 def define(spec: KernelSpec, candidates: Sequence[Candidate], owner: int = 0) -> MultiKernel:
-    """The MultiKernel of these sub-kernels. It keeps the options in force.
+    """The MultiKernel of these candidates, under the options in force.
 
-    An existing one if it has the same tuple of sub-kernels, the same arguments, conditions (conditions.py) and owner, and is
-    measured on behalf of the same program where that has a budget, whatever its name and operators; else a new one.
+    It is an existing one if that has the same candidates, arguments, conditions (conditions.py) and owner, and the same
+    program's budget for measuring if it has one. Its name and operators may differ.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
     alike = tuple(_made_alike(candidate) for candidate in candidates)
@@ -38,10 +37,10 @@ def define(spec: KernelSpec, candidates: Sequence[Candidate], owner: int = 0) ->
 
 
 def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
-    """Equal for candidates that run the same code. A candidate with a recipe is told apart by that, without its source being
-    generated: a matmul has sixty candidates, of which a program needs three."""
+    """Equal for candidates that run the same code. A candidate with a recipe is identified by it, so that its source need not
+    be generated: a matmul has sixty candidates, and a program needs three."""
     recipe = candidate.recipe or candidate.source_hash
-    return candidate.name, config_text(candidate.config), recipe
+    return candidate.name, candidate.config.text, recipe
 
 
 def alive() -> list[MultiKernel]:

@@ -1,4 +1,4 @@
-"""What the links of the selector are asked, and what they answer (selector.py)."""
+"""The question that the selector puts to its links, and their answer (selector.py)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from polytile.tuning.tune import Tuner
 
 @dataclass(frozen=True)
 class Request:
-    """A question to the selector.
+    """A question to the selector: which candidate should run at these sizes?
 
-    `candidates` can run at these sizes, in canonical order. `key_fields` are those of the regime, the sub-buckets or the exact
-    sizes that are decided for. `args` are flat arguments to try them on, or None. A link that finds that a candidate fails here
-    puts it into `rejected` with the reason; `outcomes` gets how it ended. `tuner` tries them in place of this machine, if it is
-    given. `budget` is the program's for measuring. `last_chance`: where there is no memory for measuring now, no later call will
-    look for some.
+    `candidates` can run at these sizes and are in canonical order. `key_fields` are those of the regime, the sub-buckets or the
+    exact sizes to decide for. Candidates may be tried on `args`, a call's flat arguments, unless it is None. A link that finds
+    that a candidate fails here adds it to `rejected` with the reason, and to `outcomes` with how it ended. `tuner`, if given,
+    tries candidates in place of this machine. `budget` is what the program may spend on measuring. `last_chance` says that no
+    later call will measure if memory is short now.
     """
 
     spec: KernelSpec
@@ -127,10 +127,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
-    each of the request's candidates, taken at the sizes `measured_at` (None: at the request's). `from_store`: it rests on
-    measurements taken earlier; `tried`: the candidate has just run on the request's arguments; `postponed`: a later
-    call may have the memory or the time for measuring what has not been."""
+    """The answer of a link: the candidate (None: the link abstains), the grounds, and the scores behind it, one for each
+    candidate of the request.
+
+    The scores were taken at the sizes `measured_at` (None: the request's). `from_store` says that the answer rests on earlier
+    measurements, `tried` that the candidate has just run on the request's arguments, and `postponed` that a later call may have
+    memory or time for what was not measured.
+    """
 
     candidate: Candidate | None
     provenance: str
@@ -147,16 +150,16 @@ def measuring() -> bool:
 
 
 def may_measure(request: Request) -> bool:
-    """Whether candidates may be timed to answer `request`."""
+    """Whether candidates may be timed to answer the request."""
     return measuring() and request.args is not None and not _recording(request)
 
 
 def _recording(request: Request) -> bool:
-    """Whether this thread is recording a CUDA graph: nothing may be waited for then."""
+    """Whether this thread is recording a CUDA graph. Then it must not wait for anything."""
     on_gpu = request.spec.target.type == "cuda" and torch.cuda.is_initialized()  # a replay of a GPU's times needs no GPU
     return on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 def must_measure(request: Request) -> bool:
-    """Whether measuring has to be thorough: only measurements at these very sizes will do."""
+    """Whether measuring has to be thorough: only measurements at exactly these sizes count."""
     return options.get("tune") == "thorough" and may_measure(request)

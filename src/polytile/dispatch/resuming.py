@@ -11,7 +11,6 @@ from polytile.counters import counters
 from polytile.dispatch import refiner, selector
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.keys import KeyFields
-from polytile.dispatch.learning import UNMEASURED
 from polytile.dispatch.request import measuring
 from polytile.runtime import regime
 from polytile.tuning.environment import environment
@@ -42,7 +41,7 @@ def resume(owner: MultiKernel, fields: KeyFields, decision: Decision, form: Cand
             owner.fallbacks.offer(form, entry if form is pinned else form.entry())
     if owner.learning is not None:
         owner.look_around(decision.ints)
-        if decision.link in UNMEASURED and measuring():
+        if decision.link in selector.UNMEASURED and measuring():
             owner.learning.measure(key, decision.ints)
 
 

@@ -1,9 +1,9 @@
-"""The chain of links that answers which candidate runs at given sizes; the first link that knows decides.
+"""The chain of links that chooses the candidate for given sizes. The first link that knows decides.
 
     forced → plan → exact → nearby → model → prior → measure → default
 
-Each link is one file in links/ with one function, `choose(request) -> Answer | None`. None: it has nothing to say. An
-Answer without a candidate: it has nothing to say, and why is worth telling. Links hold no state of their own.
+Each link is a file in links/ with a function `choose(request) -> Answer | None`. None means that it has nothing to say; an
+Answer without a candidate says why the link abstains. Links hold no state of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from polytile.problem import Outcome
 from polytile.tuning.decide import Score
 
 Link = Callable[[Request], "Answer | None"]
+
+UNMEASURED, ON_RECORD = ("prior", "default"), ("exact", "nearby")
+"""The links whose decisions a measurement may improve, and the links that answer from the store."""
 
 
 def chain() -> tuple[tuple[str, Link], ...]:
@@ -64,8 +67,8 @@ def choose(request: Request, among: Collection[str] | None = None) -> Decision |
 
 
 def eagers_own(request: Request) -> Decision | None:
-    """The library's candidate, where every candidate's results were found to differ from the reference, its own among them: it is
-    what eager runs, so that the comparison is at fault, or the numbers are past comparing."""
+    """The library's candidate, for a kernel whose candidates all failed the comparison with the reference, the library's
+    included. Eager runs that candidate, so either the comparison is at fault or these numbers cannot be compared."""
     wrong = [c for c in request.candidates if c.origin == "library" and request.outcomes.get(c.name) is Outcome.WRONG]
     grounds = "eager's own: the results of all candidates differ from the reference"
     return decision_from(request, "default", Answer(wrong[0], grounds)) if wrong else None

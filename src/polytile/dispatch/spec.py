@@ -1,5 +1,4 @@
-"""What a MultiKernel computes and takes, apart from how: its arguments, what its choice depends on, and its
-reference."""
+"""What a MultiKernel computes and takes, but not how: its arguments, what its choice depends on, and its reference."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ import torch
 from polytile.candidates.roundings import Rounded
 from polytile.dispatch.keys import Condition, Keys
 from polytile.dispatch.plan_conditions import team
+from polytile.errors import HintError
 from polytile.facts import Fact
 from polytile.ir.program import CPU as CPU_DEVICE
-from polytile.problem import Problem
+from polytile.problem import Problem, sizes_text
 from polytile.runtime import device
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.tuning.sample import Sampler
@@ -130,6 +130,17 @@ class KernelSpec:
     def keys(self) -> Keys:
         """What the regimes of this kernel are told apart by."""
         return Keys(self.size_names, self.size_codes, self.names, self.tensor_codes, self.conditions)
+
+    def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
+        """Flat arguments at these sizes. Raises ValueError where none can be made up, HintError where not at these sizes."""
+        if self.make_args is None:
+            raise ValueError(f"kernel {self.name!r} cannot make arguments for hinted sizes; call it instead.")
+        try:
+            return tuple(self.make_args(hint))
+        except (RuntimeError, TypeError) as error:  # torch's: memory does not suffice, or 64 bits do not for the element count
+            why = str(error).partition("\n")[0].rstrip(".")
+            at = sizes_text(hint.items())
+            raise HintError(f"kernel {self.name!r} cannot be tried at the hinted {at}: {why}.") from None
 
     def tensors_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The tensors among flat arguments."""

@@ -1,4 +1,4 @@
-"""What a MultiKernel knows of the loop or the product that it runs, on any device (gpu_specs.py adds what matters on a GPU)."""
+"""The KernelSpec of a loop, a product or an attention on any device (gpu_specs.py adds what matters on a GPU)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.facts import Layout
 from polytile.ir import evaluate
+from polytile.ir.program import CPU
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.runtime import regime
 from polytile.schedule.canonical import LoopKernel, precision_of
@@ -26,8 +27,8 @@ from polytile.schedule.nest import Form, nest_of
 from polytile.tuning.sample import Sample, Sampler
 
 
-def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
-    """What a loop's MultiKernel knows of it. A regime is of the sizes that axes depend on; strides and offsets decide nothing."""
+def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device = CPU) -> KernelSpec:
+    """The spec of a loop. Its regimes depend on the sizes of its axes; strides and offsets decide nothing."""
     names, rounded = tuple(s.name for s in kernel.symbols), roundings.of_loop(kernel.loop)
     domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
     return KernelSpec(
@@ -42,7 +43,8 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
         source_ops=origins,
         checks=loops.check_messages(kernel),
         reference=_reference(kernel),
-        make_args=lambda size: make_args(kernel, size),
+        make_args=lambda size: make_args(kernel, size, target),
+        target=target,
         sampler=_sampler(kernel),
     )
 
@@ -60,13 +62,7 @@ def _hint(kernel: LoopKernel) -> str:
 
 def _reference(kernel: LoopKernel) -> Any:
     """The interpreter on this kernel's flat arguments: in float64 where they were widened, else in their own types."""
-
-    def run(*args: Any) -> None:
-        tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
-        values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
-        evaluate.run_loop(kernel.loop, tensors, values, precision_of(kernel.tensors, args))
-
-    return run
+    return lambda *args: kernel.interpret(*args, precision=precision_of(kernel.tensors, args))
 
 
 def _sampler(kernel: LoopKernel) -> Sampler:
@@ -82,8 +78,10 @@ def _sampler(kernel: LoopKernel) -> Sampler:
     return draw
 
 
-def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
-    """What a product's MultiKernel, called `name`, knows of it. Of its integers those of gemm_kernel.DECIDING make a regime."""
+def template_spec(
+    kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device = CPU
+) -> KernelSpec:
+    """The spec of a product called `name`. Its regimes depend on the integers gemm_kernel.DECIDING."""
     rounded = roundings.of_product(kernel)
     return KernelSpec(
         name=name,
@@ -96,12 +94,13 @@ def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str,
         reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
         source_ops=origins,
         reference=templates.reference(kernel),
-        make_args=lambda size: gemm_args.make_args(kernel, size),
+        make_args=lambda size: gemm_args.make_args(kernel, size, target),
+        target=target,
     )
 
 
-def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> KernelSpec:
-    """What an attention's MultiKernel knows of it. Of its integers those of attention.problem.DECIDING make a regime."""
+def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device = CPU) -> KernelSpec:
+    """The spec of an attention. Its regimes depend on the integers attention.problem.DECIDING."""
     return KernelSpec(
         name=f"{problem.family}_{problem.digest[:8]}",
         family=problem.family,
@@ -113,5 +112,6 @@ def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> Kerne
         source_ops=origins,
         checks=check_messages(scores_of(problem).kernel.loop) if problem.scores is not None else (),
         reference=attention_arguments.reference(problem),
-        make_args=lambda size: attention_arguments.make_args(problem, size),
+        make_args=lambda size: attention_arguments.make_args(problem, size, target),
+        target=target,
     )

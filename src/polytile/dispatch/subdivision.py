@@ -35,11 +35,11 @@ MARGIN = 0.05
 """Expected gains below this are no reason to measure again: predictions are not that good, and neither are measurements."""
 
 NEAR = 1.0
-"""Octaves within which a measurement says something about a regime: its own and the ones next to it."""
+"""Octaves within which a measurement says something about a regime: the regime itself and its neighbours."""
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one decision measured: the sizes, and seconds by candidate."""
+    """The measurements behind one decision: the sizes, and seconds by candidate."""
 
     sizes: Mapping[str, int]
     seconds: Mapping[str, float]
@@ -52,8 +52,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What candidates, by name, are expected to take. `full` has all sizes of some call, those that take no part in choices
-    included, which predictions may ask for."""
+    """The expected times of candidates, by name. `full` has all sizes of some call, including those that no choice depends on,
+    since predictions may ask for them."""
 
     candidates: Mapping[str, Candidate]
     full: Mapping[str, int]
@@ -83,7 +83,7 @@ class Expectation:
 
 
 def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: frozenset[str]) -> float:
-    """Octaves between two problems in the size that differs most; infinite where sizes differ that must not."""
+    """Octaves between two problems in the size that differs most; infinite if sizes differ that must be equal."""
     if first.keys() != second.keys():
         return math.inf
     farthest = 0.0

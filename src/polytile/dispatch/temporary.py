@@ -1,14 +1,18 @@
-"""Entries that stand in the dispatch table for a time, and then have their MultiKernel put another in their place."""
+"""Entries that stand in the dispatch table until their MultiKernel replaces them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polytile import options as settings
 from polytile.candidates.entries import Entry, PythonEntry
+from polytile.dispatch import trace
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
+from polytile.problem import Outcome
 from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run
 
@@ -16,18 +20,17 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
-"""Errors of a run that say something about the arguments, not about the candidate."""
+"""Errors that are the arguments' fault and not the candidate's."""
 
 
 class ProvisionalEntry:
-    """Runs `entry` for so many calls, as there was no memory or time for measuring. The call after that chooses anew."""
+    """Runs `entry` for some calls, since memory or time was short for measuring. The call after these chooses anew."""
 
     def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
         self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
-        owner = self.owner
-        if self.calls <= 0 and (entry := owner.replace_provisional(self, args)) is not None:
+        if self.calls <= 0 and (entry := self._replaced(args)) is not None:
             run(entry, args)
             return
         entry = self.entry
@@ -36,12 +39,22 @@ class ProvisionalEntry:
         if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun) and entry.call.has_run:
             self.entry = entry.call.entry
 
+    def _replaced(self, args: tuple[Any, ...]) -> Entry | None:
+        """The entry that runs calls like this one from now on, decided now if necessary; None while another thread chooses."""
+        owner = self.owner
+        if not owner.lock.acquire(blocking=False):
+            return None
+        try:
+            entry: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))
+            replaced = entry is not None and not (isinstance(entry, PythonEntry) and entry.call is self)
+            return entry if replaced else owner.replace(args, owner.choose_entry(args))
+        finally:
+            owner.lock.release()
+
 
 class FirstRun:
-    """Runs a candidate that has not been tried at these sizes: if it raises, the call goes on with another.
-
-    What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
-    """
+    """Runs a candidate that has not been tried at these sizes. If it raises, the call goes on with another candidate, after the
+    arguments that it may have changed were restored. After a run without an error, the candidate itself replaces this entry."""
 
     def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
         self.owner, self.decision, self.entry = owner, decision, entry
@@ -61,25 +74,43 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            self.owner.replace_failed(self, args, error)(*args)
+            self._replaced(args, error)(*args)
         else:
             self._settle(args)
 
     def _native(self, args: tuple[Any, ...]) -> None:
-        """A GPU kernel: a launch that the driver refuses has changed nothing."""
+        """Runs a GPU kernel. A launch that the driver refuses has changed nothing."""
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            self.owner.replace_failed(self, args, error)(*args)
+            self._replaced(args, error)(*args)
         else:
             self._settle(args)
 
+    def _replaced(self, args: tuple[Any, ...], error: Exception) -> Callable[..., None]:
+        """What to call with the same arguments in place of the candidate, which raised `error`: another candidate, or, if calls
+        do not wait, what serves until one is decided."""
+        owner = self.owner
+        with owner.lock, settings.restored(owner.options_of_a_call()):
+            called = owner.dispatcher.key_of(*args)
+            candidate = owner.named(self.decision.candidate)
+            owner.record_failure(owner.request(called, owner.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
+            if owner.spec.family == "user":
+                trace.rejected(owner.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
+            for key in {called, *(key for key, entry in owner.dispatcher.table().items() if self.stands(entry))}:
+                node = owner.node(key)
+                node.failures[candidate.name], node.decision = f"raised {type(error).__name__}: {error}", None
+                if owner.fallbacks is not None:
+                    owner.fallbacks.exclude(node.fields, (candidate.name,))
+                owner.dispatcher.reopen(key)
+            return owner.dispatcher
+
     def _settle(self, args: tuple[Any, ...]) -> None:
-        """It has run: from now on it stands where this object does, if that is where the call came from."""
+        """Puts the candidate into the table in place of this object, if the call came through the table."""
         self.has_run = True
         if self.stands(self.owner.dispatcher.get(self.owner.dispatcher.key_of(*args))):
             self.owner.replace(args, self.entry)
 
     def stands(self, entry: Any) -> bool:
-        """Whether this object is what an entry of the table calls."""
+        """Whether an entry of the table calls this object."""
         return isinstance(entry, PythonEntry) and entry.call is self

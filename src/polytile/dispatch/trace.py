@@ -1,4 +1,4 @@
-"""Each decision told once: a line on stderr (option debug ≥ 1) and a row of the metrics table."""
+"""Reports each decision once: a line on stderr (option debug ≥ 1) and a row of the metrics table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFECTS = {
 
 
 def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> None:
-    """Tells of a decision as the options `debug` and `metrics` ask."""
+    """Reports a decision as the options `debug` and `metrics` say."""
     debug.show(1, lambda: f"polytile: {decision}")
     path = options.get("metrics")
     if path:
@@ -47,18 +47,19 @@ def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decisi
 
 
 def confirmed(decision: Decision, sizes: Sequence[tuple[str, int]], grounds: str) -> None:
-    """What the decision chose for a regime is as good at these sizes of it, which come often."""
+    """Reports that a regime's candidate is as good as any at these frequent sizes of it."""
     debug.show(1, lambda: f"polytile: {decision.kernel} [{sizes_text(sizes)}] -> {decision.candidate}, still: {grounds}")
 
 
 def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) -> None:
-    """A candidate's result was wrong, or there is none: a defect of its generator or author, told whatever the options say."""
+    """Reports that a candidate's result was wrong or is missing. That is a defect of its generator or author, and is reported
+    whatever the options say."""
     why = detail.removeprefix(f"{outcome.value}: ").rstrip(".")
     log.warning("Candidate %r of kernel %r %s and is not used: %s.", candidate, spec.name, DEFECTS[outcome], why)
 
 
 def resorted(spec: KernelSpec, decision: Decision) -> None:
-    """No candidate's results passed, and the library's runs all the same."""
+    """Reports that no candidate's results passed, and that the library's candidate runs all the same."""
     sizes = sizes_text(decision.sizes)
     log.warning("Kernel %r at %s: no candidate agrees with the reference; %r runs it, as in eager.", spec.name, sizes,
                 decision.candidate)  # fmt: skip

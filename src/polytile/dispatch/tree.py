@@ -1,8 +1,8 @@
-"""What one kernel knows of its regimes: a tree of nodes, bucket → sub-bucket → exact size.
+"""What is known of a kernel's regimes: a tree of nodes, bucket → sub-bucket → exact size.
 
-A node owns what was decided there, which candidates cannot run there, and the count of its calls. A regime over which no one
-candidate holds is subdivided (subdivision.py): what its node owns goes to the sub-bucket that it was decided at. Exact sizes have
-nodes of their own below either. The dispatch table (runtime/table.c) has the same tree for calls, by the same key fields.
+A node owns the decision there, the candidates that cannot run there, and the count of its calls. A regime that no single
+candidate serves well is subdivided (subdivision.py): its node's contents move to the sub-bucket at whose sizes they were found.
+Exact sizes have nodes below either. The dispatch table (runtime/table.c) has the same tree for calls, with the same key fields.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from polytile.dispatch.subdivision import NEAR, Evidence, Expectation, distance
 from polytile.problem import Outcome
 
 DEFECTS = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.CRASHED, Outcome.TIMEOUT)
-"""Outcomes that are told whatever the options say."""
+"""Outcomes that are reported whatever the options say."""
 
 RAISES = 2
-"""A user's candidate that raises an error in so many regimes, and comes to its end in none, is tried in no other."""
+"""A user's candidate that raises an error in this many regimes, and succeeds in none, is tried in no other."""
 
 
 @dataclass
 class Node:
-    """A regime, sub-buckets of one, or exact sizes. `failures`: candidates that cannot run there, with the reason; `arrivals`:
-    which sizes come, where that is counted; `postponed`: how often measuring was put off, as memory or time was short."""
+    """A regime, sub-buckets of one, or exact sizes. `failures` are the candidates that cannot run there, with the reason;
+    `arrivals` counts the sizes that come, if they are counted; `postponed` says how often measuring was put off because memory
+    or time was short."""
 
     fields: KeyFields
     decision: Decision | None = None
@@ -45,7 +46,7 @@ class Node:
 
 
 class DecisionTree:
-    """The nodes of one kernel, and what is known of candidates in all of them. The MultiKernel's lock covers it."""
+    """The nodes of one kernel, and the failures of candidates in all of them. The MultiKernel's lock protects it."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
@@ -83,9 +84,9 @@ class DecisionTree:
     def decide(
         self, fields: KeyFields, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
     ) -> list[tuple[Node, Node]]:
-        """Files a decision, made for a call with all the sizes `full`, and subdivides the regimes that it shows not to be of one
-        kind: its own, or some next to it. Returns the nodes of these, each with that of the sub-bucket that has what it owned. A
-        decision for exact sizes says nothing of their regime."""
+        """Files a decision that was made for a call with the sizes `full`, and subdivides each regime that it shows to need
+        more than one candidate: its own or a neighbouring one. Returns the nodes of these regimes, each with the node of the
+        sub-bucket that takes over its contents. A decision for exact sizes says nothing about their regime."""
         self.node(fields).decision = new
         doubtful = () if self.keys.is_exact_size(fields) else tuple(self._doubtful(new, candidates, full))
         return [self._subdivide(node, decision) for node, decision in doubtful]
@@ -99,7 +100,7 @@ class DecisionTree:
     def _doubtful(
         self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
     ) -> Iterator[tuple[Node, Decision]]:
-        """Nodes near the new decision that are not expected to hold all over their regimes."""
+        """Nodes near the new decision whose own decisions are not expected to hold all over their regimes."""
         expectation = Expectation({c.name: c for c in candidates}, full, self.keys.bucketed)
         near = [
             (node, node.decision)
@@ -126,7 +127,7 @@ class DecisionTree:
 
     @property
     def unfit(self) -> set[str]:
-        """Those that are to run in no regime that is not decided yet: they fail everywhere, or took for ever somewhere."""
+        """Candidates that must not run in undecided regimes: they fail everywhere, or did not come to an end somewhere."""
         return {*self._failures, *(name for name, _, _ in self._endless)}
 
     def decided_for(self, name: str) -> list[Node]:
@@ -143,11 +144,11 @@ class DecisionTree:
         return {**self.node(fields).failures, **endless, **self._failures}
 
     def fail(self, name: str, reason: str, fields: KeyFields | None = None) -> None:
-        """A candidate cannot run in the regime `fields`; without one, anywhere."""
+        """Records that a candidate cannot run in the regime `fields`, or anywhere if `fields` is not given."""
         (self._failures if fields is None else self.node(fields).failures)[name] = reason
 
     def learn(self, fields: KeyFields, request: Request) -> None:
-        """Keeps what the selector's links have found out about candidates while they decided for the regime `fields`."""
+        """Records what the selector's links found out about candidates while they decided for the regime `fields`."""
         for name, reason in request.rejected.items():
             outcome = request.outcomes.get(name)
             if outcome in DEFECTS or (outcome is Outcome.RAISED and request.spec.family == "user"):

@@ -1,9 +1,9 @@
-"""What candidates on trial cause in other kernels, and how it is undone.
+"""What the candidates on trial cause in other kernels, and how that is undone.
 
-A candidate may call kernels of its own, as the library's product does with an epilogue: they choose for their sizes when it is
-tried, whether it wins or not. Loops choose by what is known and predicted then, and measure nothing: most such candidates
-lose, and of pointwise work predictions are good. Products, of which they are 15 % off, do measure. What is chosen is no
-decision of the program's in either case; once the program calls a kernel, it chooses like any other.
+A candidate may call other kernels, as the library's product does for its epilogue. These choose for their sizes when the
+candidate is tried, whether it wins or not. Loops then choose by what is known or predicted and measure nothing, since most such
+candidates lose and predictions of pointwise work are good. Products do measure, since their predictions are 15 % off. None of
+these choices is a decision of the program's: once the program calls the kernel, it chooses as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ends: contextvars.ContextVar[list[Callable[[], None]] | None] = contextvars.Con
 
 @contextlib.contextmanager
 def trial() -> Iterator[None]:
-    """Within the block, in this thread, candidates run on trial; afterwards what was given to `at_end` is called."""
+    """Within the block, in this thread, candidates run on trial. At its end, the actions given to `at_end` are called."""
     token = _ends.set([])
     try:
         yield
@@ -29,12 +29,12 @@ def trial() -> Iterator[None]:
 
 
 def within() -> bool:
-    """Whether this thread tries candidates of some kernel."""
+    """Whether this thread is trying candidates of some kernel."""
     return _ends.get() is not None
 
 
 def at_end(action: Callable[[], None]) -> None:
-    """Has `action` called at the end of the trial that this thread is in, the innermost; without one it is never called."""
+    """Calls `action` at the end of the innermost trial that this thread is in; without one it is never called."""
     ends = _ends.get()
     if ends is not None:
         ends.append(action)

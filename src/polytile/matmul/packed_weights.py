@@ -20,7 +20,6 @@ from polytile import options
 from polytile.ir import evaluate
 from polytile.ir.printer import loop_text
 from polytile.ir.program import IS_PACKED, Buffer, Loop, PackedWeight, Template, View, whole
-from polytile.matmul import prologue
 from polytile.matmul.cpp import GemmSpec, panels
 from polytile.runtime import toolchain, weights
 from polytile.schedule.canonical import TensorArg
@@ -110,7 +109,7 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
     prologue_b = kernel.prologues[1]
     if prologue_b is not None:
         weight, b = b, torch.empty(size["K"] * size["N"], dtype=prologue_b.tensors[-1].dtype)
-        prologue.evaluated(prologue_b, None)(weight, b)
+        prologue_b.interpret(weight, b)
     strides = size["b_stride_k"], size["b_stride_n"]
     matrix = b.as_strided((size["K"], size["N"]), strides, b.storage_offset())
     return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel))

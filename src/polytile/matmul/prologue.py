@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from polytile.ir import evaluate, sizes
+from polytile.ir import sizes
 from polytile.ir.program import Axis, Buffer, Loop
 from polytile.schedule import canonical
 from polytile.schedule.canonical import CallSite, LoopKernel
@@ -97,14 +97,3 @@ def materialise_operands(
         make(*tensors, operand, *own)
         in_memory.append(operand)
     return [*in_memory, *rest]
-
-
-def evaluated(kernel: LoopKernel, precision: torch.dtype | None) -> Callable[..., None]:
-    """The prologue by definition, on its flat arguments."""
-
-    def run(*args: Any) -> None:
-        tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
-        values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
-        evaluate.run_loop(kernel.loop, tensors, values, precision)
-
-    return run

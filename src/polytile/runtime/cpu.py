@@ -132,9 +132,7 @@ def waited() -> float:
 
 def usable_cores() -> int:
     """Cores that this process may run on (its affinity mask), at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def available_bytes() -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polytile.runtime import native
+from polytile.runtime.symbols import address_of
 
 log = logging.getLogger("polytile")
 
@@ -105,7 +106,7 @@ def _global_hooks() -> tuple[dict[int, Any], ...]:
 def _addresses() -> tuple[int, ...]:
     library, stable = ctypes.CDLL(native.library_path("c10")), native.torch_library()
     functions = [*(getattr(library, name) for name in GRAD_MODE), *(getattr(stable, f"aoti_torch_get_{name}") for name in LAYOUT)]
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return tuple(map(address_of, functions))
 
 
 __all__ = ["DECLINED", "module"]

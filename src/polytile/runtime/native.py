@@ -28,6 +28,7 @@ import torch
 from polytile import locks
 from polytile.runtime import compile as compiler
 from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
+from polytile.runtime.symbols import address_of, addresses
 
 log = logging.getLogger("polytile")
 
@@ -148,8 +149,7 @@ def _configure(loaded: Any) -> None:
 
 def library_path(name: str) -> str:
     """The file of one of torch's own libraries: "torch_cpu", "torch_python"."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
+    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.so")
 
 
 def torch_library() -> ctypes.CDLL:
@@ -165,8 +165,7 @@ def _torch_functions() -> tuple[int, int]:
 
 def _addresses(*names: str) -> list[int]:
     """Addresses of functions of torch's stable C interface."""
-    library = torch_library()
-    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+    return addresses(torch_library(), names)
 
 
 HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
@@ -175,7 +174,7 @@ HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
 
 def _version_function() -> int:
     """Address of the count of writes to a tensor: `at::TensorBase::_version() const`."""
-    return ctypes.cast(torch_library()._ZNK2at10TensorBase8_versionEv, ctypes.c_void_p).value or 0
+    return address_of(torch_library()._ZNK2at10TensorBase8_versionEv)
 
 
 def _handle_offset() -> int:

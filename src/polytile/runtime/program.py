@@ -18,6 +18,7 @@ import torch
 
 from polytile.runtime import native
 from polytile.runtime.arguments import DEVICES
+from polytile.runtime.symbols import address_of
 
 log = logging.getLogger("polytile")
 
@@ -65,6 +66,14 @@ def number_of(dtype: torch.dtype) -> int:
     return _number_of(str(dtype).removeprefix("torch."))
 
 
+def number_or(dtype: torch.dtype, unknown: int) -> int:
+    """The same; `unknown` for one that it does not know."""
+    try:
+        return number_of(dtype)
+    except LookupError:
+        return unknown
+
+
 @functools.cache
 def _number_of(name: str) -> int:
     function = getattr(native.torch_library(), f"aoti_torch_dtype_{name}", None)
@@ -80,21 +89,14 @@ def _addresses() -> tuple[int, ...]:
     wrap = next((getattr(python, name) for name in WRAP if hasattr(python, name)), None)
     if wrap is None:
         raise LookupError("it does not make Python objects of tensors as it used to")
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (*stable, wrap))
+    return tuple(map(address_of, (*stable, wrap)))
 
 
 def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, device_type: int, device: int) -> torch.Tensor:
     """Called where torch's C function could not allocate: raises what is wrong, or can."""
-    kind = next(d for d in vars(torch).values() if isinstance(d, torch.dtype) and _known(d) == dtype)
+    kind = next(d for d in vars(torch).values() if isinstance(d, torch.dtype) and number_or(d, -1) == dtype)
     where = torch.device(DEVICES[device_type], device) if device_type else torch.device("cpu")
     return torch.empty_strided(tuple(sizes), tuple(strides), dtype=kind, device=where)
-
-
-def _known(dtype: torch.dtype) -> int | None:
-    try:
-        return number_of(dtype)
-    except LookupError:
-        return None
 
 
 def _self_test(loaded: Any) -> str | None:

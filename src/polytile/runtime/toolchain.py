@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +72,8 @@ ISA_TABLE: tuple[tuple[str, int, tuple[str, ...]], ...] = (
 _FEATURE = re.compile(r"#define __((?:AVX|SSE|SSSE|AMX|ARM_FEATURE_|ARM_NEON)\w*?|FMA|F16C|BMI2?|GFNI|VSX)(?:__)? \S*")
 
 INSTALL = (
-    "Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; conda: "
-    "conda install gxx), or name one with the option cxx, POLYTILE_CXX or CXX."
+    "Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; conda: conda install gxx), "
+    "or name one with the option cxx, POLYTILE_CXX or CXX."
 )
 
 NONE = f"polytile compiles kernels with a C++ compiler, but PATH has no {' or '.join(DEFAULT_COMPILERS)}. {INSTALL}"
@@ -111,7 +110,7 @@ class Toolchain:
     @property
     def libraries(self) -> tuple[str, ...]:
         """The last words of the command for a generated kernel."""
-        return GCC_LIBRARIES if self.kind == "gcc" and sys.platform == "linux" else ()
+        return GCC_LIBRARIES if self.kind == "gcc" else ()
 
     @property
     def identity(self) -> str:

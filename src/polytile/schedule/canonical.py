@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
-from polytile.ir import calls, expr, sizes
+from polytile.ir import calls, evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import SEGMENT_SUM, Axis, Buffer, LibraryCall, Loop, Store
 from polytile.problem import digest
@@ -54,6 +54,12 @@ class LoopKernel:
         expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
         expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
         return frozenset().union(*map(sizes.symbols, expressions)) & frozenset(self.symbols)
+
+    def interpret(self, *args: Any, precision: torch.dtype | None = None) -> None:
+        """Runs the loop on flat arguments by the reference interpreter (ir/evaluate.py), in `precision` or in their own types."""
+        tensors = dict(zip([t.name for t in self.tensors], args, strict=False))
+        values = dict(zip(self.symbols, args[len(self.tensors) :], strict=True))
+        evaluate.run_loop(self.loop, tensors, values, precision)
 
     def storage(self, name: str) -> torch.dtype:
         return next(t.dtype for t in self.tensors if t.name == name)
@@ -202,16 +208,7 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, s
 
 def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
     """The loop on tensors of other names."""
-    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
-        node = expr.rebuild(node, children)
-        return (
-            expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
-            if isinstance(node, expr.Load)
-            else node
-        )
-
-    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
+    return _rename(loop, names, {})
 
 
 def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:

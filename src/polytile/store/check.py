@@ -1,4 +1,4 @@
-"""Whether a store is sound, what it holds, and which files were set aside beside it."""
+"""Checks whether a store is sound, what it holds, and which damaged files were set aside beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polytile.store.reading import DERIVED_COLUMNS, Reader, reading, record_of
 from polytile.store.records import Columns, rows_of
 
 SHOWN = 5
-"""Most troubles of one kind that are listed one by one."""
+"""How many problems of one kind are listed one by one."""
 
 DERIVED = ("problem", "environment", "seconds")
 """The last columns of schema.RECORDS: they follow from the others, so that a difference means an edit."""
@@ -21,7 +21,7 @@ DERIVED = ("problem", "environment", "seconds")
 
 @dataclass(frozen=True)
 class Health:
-    """What a look at the store found. `troubles` are sentences; none: the store is sound. Dates are seconds since 1970."""
+    """The result of a check. `troubles` are sentences; without any, the store is sound. Dates are seconds since 1970."""
 
     place: Place
     size_bytes: int
@@ -63,7 +63,7 @@ def _size(reader: Reader) -> int:
 
 
 def _structure(reader: Reader) -> list[str]:
-    """What the database itself finds wrong. A server answers for its own files."""
+    """What the database itself reports as damaged. A server checks its own files."""
     said = [] if isinstance(reader.place, Server) else [text for (text,) in reader.rows("PRAGMA integrity_check")]
     troubles = [f"SQLite finds: {text}" for text in said[:SHOWN] if text != "ok"]
     lost = _number(reader, schema.ORPHANS)
@@ -71,7 +71,7 @@ def _structure(reader: Reader) -> list[str]:
 
 
 def _content(reader: Reader) -> list[str]:
-    """Each measurement made again from what it says; the derived columns must come out as they stand."""
+    """Makes each measurement's row again from its values. Its derived columns must be equal to the stored ones."""
     troubles: list[str] = []
     for row in reader.rows(schema.RECORDS):
         try:

@@ -35,7 +35,7 @@ DAYS = 30.0
 
 @dataclass(frozen=True)
 class Stale:
-    """Measurements, by their numbers, that can go, whose they are, and why."""
+    """Measurements, by their numbers, that can be removed, whose they are, and why."""
 
     what: str
     why: str

@@ -1,5 +1,5 @@
-"""What a store does to its database, the same for every kind of database: the statements of schema.py over the Python
-database API. A kind says how its connection is had, how its transactions begin, and what its errors mean."""
+"""What a store does with its database, for every kind of database: the statements of schema.py through the Python database API.
+A kind of database defines how to get its connection, how its transactions begin, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 BUSY_SECONDS = 10.0
-"""How long one operation waits for other processes' writes; a write takes about 0.1 ms, so this is a stuck process."""
+"""How long one operation waits for other processes' writes. A write takes about 0.1 ms, so this means a stuck process."""
 
 
 class Unusable(Exception):
-    """The store cannot be used, and making a new one would not help or would destroy what is good; says why."""
+    """The store cannot be used, and a new one would not help or would destroy good data. The message says why."""
 
 
 class Busy(Unusable):
@@ -46,15 +46,14 @@ class Connection(Protocol):
 
 
 class Database(abc.ABC):
-    """Appends and reads rows. Raises Unusable, and nothing else, where that cannot be done. Callers keep other threads
-    out; other processes need not be."""
+    """Appends and reads rows. Raises only Unusable. Callers keep other threads out, but not other processes."""
 
     place: Place
     generation = 0
-    """Counts the databases that have been opened at the place: row numbers mean nothing across generations."""
+    """How many databases have been opened at the place. Row numbers are only valid within one generation."""
 
     def append(self, rows: Sequence[Rows]) -> None:
-        """Writes the rows in one transaction, all or none. Rows that are there already stay as they are."""
+        """Writes the rows in one transaction, all or none. Existing rows stay as they are."""
 
         def write(connection: Connection) -> None:
             with self._writing(connection):
@@ -81,8 +80,8 @@ class Database(abc.ABC):
         return self._run(lambda connection: connection.execute(question).fetchall())
 
     def remove(self, numbers: Iterable[int]) -> int:
-        """Takes out the measurements of these numbers, all or nothing, and whatever only they referred to; returns how
-        many there were."""
+        """Removes the measurements of these numbers, all or nothing, with whatever only they referred to. Returns how many
+        there were."""
 
         def remove(connection: Connection) -> int:
             with self._alone(connection):
@@ -104,11 +103,11 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of the connection, and of all leases; the next operation opens it again."""
+        """Closes the connection and gives all leases back. The next operation opens it again."""
 
     @abc.abstractmethod
     def _run(self, operation: Callable[[Any], T]) -> T:
-        """The operation on an open connection; tries again what may be tried again, and turns errors into Unusable."""
+        """Runs the operation on an open connection. Retries what can be retried, and turns errors into Unusable."""
 
     @abc.abstractmethod
     def _writing(self, connection: Any) -> contextlib.AbstractContextManager[None]:
@@ -116,10 +115,10 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def _alone(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """A transaction beside which nobody appends."""
+        """A transaction during which nobody else appends."""
 
     def _complete_up_to_now(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """A transaction that sees every row whose number has been given out, but for those that will never be there."""
+        """A transaction that sees every row whose number has been given out, except those that will never exist."""
         return contextlib.nullcontext()
 
     def _written(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,7 +133,6 @@ _INSERTS = ((schema.ADD_ENVIRONMENT, "environment"), (schema.ADD_DEVICE, "device
 
 
 def _distinct(rows: Iterable[Mapping[str, Any] | None]) -> list[Mapping[str, Any]]:
-    """Rows by their key, each once, in the order of keys: two writers that insert the same rows never wait for each other
-    in a circle."""
+    """The distinct rows in the order of their keys, so that two writers that insert the same rows cannot deadlock."""
     keyed = {next(iter(row.values())): row for row in rows if row is not None}
     return [keyed[key] for key in sorted(keyed)]

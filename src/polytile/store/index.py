@@ -1,4 +1,4 @@
-"""What a process knows of one device in one environment: the rows of every measurement there, by problem and by relatives."""
+"""What a process knows of one device in one environment: the rows of all its measurements, by problem and by relatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Index:
     """For each place read from: the generation of its database and the number of the last row read of it."""
 
     def add(self, row: SummaryRow) -> bool:
-        """Takes in the row; whether it was not known yet. A verdict by earlier rules of the accuracy gate counts for nothing."""
+        """Takes in the row; returns whether it was new. A verdict by earlier rules of the accuracy gate is ignored."""
         _, uid, problem, relatives, _, _, _, source_hash, outcome, *_, state = row
         if uid in self.seen or not counts(outcome, state):
             return False
@@ -49,7 +49,7 @@ class Index:
         return True
 
     def load(self, database: Database, device: str, environment: str) -> int:
-        """Reads what the database has that is new; returns how many measurements that is. Raises Unusable."""
+        """Reads the database's new rows; returns how many there were. Raises Unusable."""
         generation, last = self.read.get(database.place, (0, 0))
         rows = database.summaries(device, environment, last)
         if database.generation != generation and last:  # another database's numbers: read it whole

@@ -1,4 +1,4 @@
-"""Leases of the processes that share a store in a file: locks on single bytes of a file beside it, which end with the process."""
+"""Leases of the processes that share a store file: locks on single bytes of a file beside it, which end with the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUFFIX = ".leases"
 
 
 class FileLeases:
-    """The leases that this process holds at one store. Where locks cannot be had, whoever asks gets every lease."""
+    """The leases that this process holds at one store. If locks are not available, everybody gets every lease."""
 
     def __init__(self, store: Path) -> None:
         self.path = Path(f"{store}{SUFFIX}")
@@ -18,7 +18,7 @@ class FileLeases:
         self._pid = 0
 
     def take(self, number: int) -> bool:
-        """Whether no other process holds this lease; then this one does."""
+        """Takes the lease unless another process holds it; returns whether it did."""
         try:
             fcntl.lockf(self._opened(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except BlockingIOError:
@@ -32,7 +32,7 @@ class FileLeases:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
 
     def close(self) -> None:
-        """Gives all leases back. In a forked child, which has none of them, the descriptor alone is closed."""
+        """Gives all leases back. A forked child, which has none, only closes the descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None

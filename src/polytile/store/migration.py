@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from polytile.store import schema, words
 from polytile.store.database import Connection
-from polytile.store.records import compact, config_of, config_text, pairs, problem_digest, problem_of
+from polytile.store.records import compact, config_of, pairs, problem_digest, problem_of
 
 RENAMED = 5
 """The version from which on everything has its present name."""
@@ -31,7 +31,7 @@ RENAME_STATE = "UPDATE measurements SET state = :new WHERE CAST(state AS TEXT) =
 
 
 def _rename_all(connection: Connection) -> None:
-    """Gives everything in a store its present name. What cannot be read stays as it is: `polytile store check` tells of it."""
+    """Gives everything in a store its present name. Unreadable rows stay as they are; `polytile store check` reports them."""
     for rename, rows in ((_rename_problem, PROBLEMS), (_rename_candidate, CANDIDATES), (_rename_state, STATES)):
         for row in connection.execute(rows).fetchall():
             with contextlib.suppress(ValueError, TypeError):
@@ -52,7 +52,7 @@ def _rename_problem(connection: Connection, old: str, relatives: str, *columns: 
 
 def _rename_candidate(connection: Connection, *old: str) -> None:
     name, numbers, origin = old
-    new = words.candidate(name), config_text(words.config(config_of(numbers), name)), words.ORIGINS.get(origin, origin)
+    new = words.candidate(name), words.config(config_of(numbers), name).text, words.ORIGINS.get(origin, origin)
     if new != old:
         names = "candidate", "config", "origin"
         before = {f"old_{column}": value for column, value in zip(names, old, strict=True)}

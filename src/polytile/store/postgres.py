@@ -1,11 +1,11 @@
 """The store in a PostgreSQL database, for many machines: the same tables and statements, in a schema named polytile.
 
-psycopg directly: it is the database API that sqlite3 offers too, so that database.py serves both and no layer between is
-needed. It is imported when a server is first asked (85 ms).
+It uses psycopg directly, which has the same database API as sqlite3, so that database.py serves both without a layer in
+between. psycopg is imported when a server is first asked (85 ms).
 
-Where a file's writers exclude each other, a server's do not, and commit in another order than that of their row numbers.
-Whoever reads on from a number must not miss a row that was numbered before and committed after: appending transactions
-hold an advisory lock together, and a reader waits for those under way by taking it alone.
+Writers of a file exclude each other. Writers to a server do not, and they commit in another order than that of their row
+numbers. A reader that continues from a number must not miss a row with a smaller number that is committed later. So appending
+transactions share an advisory lock, and a reader waits for those under way by taking it exclusively.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 SCHEMA = "polytile"
 LOCK = 0x706F6C79
-"""The advisory lock of appending (shared) and of reading on, removing and making tables (alone)."""
+"""The advisory lock: appending shares it; reading on, removing and making tables take it exclusively."""
 
 MISSING = "it is on a PostgreSQL server, and psycopg, which speaks to one, is not installed: pip install 'polytile[server]'"
 
@@ -45,7 +45,7 @@ CONNECTING = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""Seconds, and milliseconds: a host that vanishes is given up after about 20 s. The URL may say otherwise."""
+"""Times in seconds, and in milliseconds: a vanished host is given up after about 20 s. The URL may override them."""
 
 SESSION = (
     f"SET search_path TO {SCHEMA}",
@@ -58,15 +58,15 @@ TAKE_LEASE, GIVE_LEASE_BACK = "SELECT pg_try_advisory_lock(:number)", "SELECT pg
 """A lease is a lock of the session: it ends with the connection."""
 
 TRIES = 5
-"""How often an operation is begun that the server broke off for another's sake."""
+"""How often an operation is tried if the server aborts it because of another one."""
 
 # Connections inherited over a fork: the server is the parent's to talk to, so they are neither used nor closed here.
 _inherited: list[Any] = []
 
 
 class ServerDatabase(Database):
-    """Every operation is done again once where the connection turns out to be lost: what is appended carries a name, so
-    that doing so again changes nothing. Raises Gone where the server does not answer then either."""
+    """Repeats an operation if the connection turns out to be lost. That is safe, since every appended row has a unique name.
+    Raises Gone if the server does not answer then either."""
 
     place: Server
 
@@ -162,7 +162,7 @@ class _Marks:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """psycopg logs a lost connection that it also raises an error for; the error is reported once, elsewhere."""
+    """Silences psycopg's log of a lost connection: it also raises an error, which is reported elsewhere."""
     logger, thread = logging.getLogger("psycopg"), threading.get_ident()
 
     def of_others(record: logging.LogRecord) -> bool:
@@ -177,8 +177,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(server: Server) -> Iterator[tuple[Connection, tuple[type[Exception], ...]]]:
-    """A connection that cannot write, and what it raises; one picture of the store, whatever is written meanwhile. Raises
-    StoreError where there is no store or it cannot be read."""
+    """A read-only connection and the errors that it raises. It sees one snapshot of the store, whatever is written meanwhile.
+    Raises StoreError if there is no store or it cannot be read."""
     connection = None
     try:
         psycopg = _psycopg()
@@ -206,11 +206,11 @@ ADVICE = (
     ("role", "check the user in the URL."),
     ("database", "create the database, or name another."),
 )  # fmt: skip
-"""Words of a server that answers but refuses, and what to do then."""
+"""Words in a server's refusal, and what to do then."""
 
 
 def unreadable(server: Server, error: BaseException) -> StoreError:
-    """What to raise where the server, or psycopg, refuses to read the store."""
+    """The error to raise if the server, or psycopg, refuses to read the store."""
     words = _words(error)
     refused = "FATAL:" in words or getattr(error, "sqlstate", None)
     advice = "is the server there?"

@@ -1,6 +1,6 @@
-"""A store read from outside: for commands, copies and checks. It is never changed, moved or made.
+"""Reads a store from outside, for commands, copies and checks. It never changes, moves or makes one.
 
-`Store` serves a running program and survives whatever it finds; this serves a person and says what it finds.
+`Store` serves a running program and survives whatever it finds; this module serves a person and reports it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from polytile.store.place import Place, Server
 from polytile.store.records import Rows, measurement_of, rows_of
 
 DERIVED_COLUMNS = 3
-"""Columns at the end of schema.RECORDS that follow from the others."""
+"""How many columns at the end of schema.RECORDS follow from the others."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A measurement with its name, which no other has, and the time it was taken (seconds since 1970)."""
+    """A measurement with its unique name and the time it was taken (seconds since 1970)."""
 
     uid: str
     taken_at: float

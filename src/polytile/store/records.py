@@ -1,4 +1,4 @@
-"""Measurements as rows of text and numbers, and back; the Summary of one measurement that lookups work with."""
+"""Measurements as rows of text and numbers, and back; and the Summary of a measurement that lookups return."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Identified(Protocol):
 
 def identity(candidate: Identified) -> Identity:
     """(name, config with its hint, source hash): what must be equal for a measurement to speak about `candidate`."""
-    return candidate.name, config_text(candidate.config), candidate.source_hash
+    return candidate.name, candidate.config.text, candidate.source_hash
 
 
 class Reading(Protocol):
-    """What a candidate's score is made of: whom it speaks about, how it ended, seconds, their relative error, and the moment that
-    they were taken at. A Summary is one, and so is what `reading_of` makes of a whole measurement."""
+    """What a candidate's score is made of: the candidate's identity, the outcome, the seconds with their relative error, and
+    the conditions at that moment. A Summary is a Reading, and `reading_of` makes one of a whole measurement."""
 
     @property
     def who(self) -> Identity: ...
@@ -77,8 +77,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a lookup returns of one measurement: whom it speaks about, how it ended, seconds and their relative
-    error."""
+    """What a lookup returns of one measurement: the candidate's identity, the outcome, the seconds and their relative error."""
 
     uid: str
     problem: str
@@ -113,30 +112,30 @@ Verdicts by other rules are passed over. Those of version 1, which has no mark, 
 against the result rather than against the terms."""
 
 REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
-"""The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
+"""The names in a measurement's state of the time of an empty parallel region, and of the least time seen for one so far."""
 
 
 LIVE = "live"
-"""The name in a measurement's state that is there where the program's own calls were timed."""
+"""The name that a measurement's state has if the program's own calls were timed."""
 
 DISTURBED = "disturbed"
-"""The name in a measurement's state of the part of the race for which the process's threads waited for a core that another
+"""The name in a measurement's state of the share of the race during which the process's threads waited for a core that another
 program had."""
 
 
 def disturbed(state: Iterable[tuple[str, Any]]) -> float:
-    """That part; 0 where it is not there."""
+    """The value of DISTURBED in a measurement's state; 0 if it is not there."""
     return float(dict(state).get(DISTURBED, 0.0))
 
 
 def region_excess(state: Iterable[tuple[str, Any]]) -> float:
-    """By how many seconds the first exceeds the second; 0 where they are not there."""
+    """By how many seconds REGION exceeds LEAST_REGION in a measurement's state; 0 if they are not there."""
     facts = dict(state)
     return float(facts[REGION]) - float(facts[LEAST_REGION]) if REGION in facts and LEAST_REGION in facts else 0.0
 
 
 def counts(outcome: str, state: str) -> bool:
-    """Whether a measurement with these columns says anything about a candidate today."""
+    """Whether a measurement with these columns still says anything about a candidate."""
     return outcome != Outcome.WRONG.value or compact(GATE) in state
 
 
@@ -150,25 +149,20 @@ def finite_or_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def config_text(config: Config) -> str:
-    """The config's values and its hint, as the column `config` has them."""
-    return config.text
-
-
 @functools.lru_cache(maxsize=4096)
 def config_of(text: str) -> Config:
-    """The Config that `config_text` wrote."""
+    """The Config of which this is the text."""
     values, hint = json.loads(text)
     return Config(tuple((k, v) for k, v in values), tuple((k, v) for k, v in hint))
 
 
 def problem_digest(problem: Problem) -> str:
-    """Names the problem, the same on every machine."""
+    """A digest of the problem, the same on every machine."""
     return digest(problem.key, 24)
 
 
 def relatives_digest(problem: Problem) -> str:
-    """Names everything about the problem save its sizes."""
+    """A digest of everything about the problem but its sizes."""
     return digest(compact([problem.family, problem.kernel, problem.dtypes, texts(problem.layouts), problem.device]), 24)
 
 
@@ -178,7 +172,7 @@ def environment_text(environment: Iterable[tuple[str, str]]) -> str:
 
 
 def environment_digest(environment: Iterable[tuple[str, str]]) -> str:
-    """Names the environment, whatever order its facts come in."""
+    """A digest of the environment, whatever the order of its facts."""
     return digest(environment_text(environment), 24)
 
 
@@ -222,7 +216,7 @@ def rows_of(measurement: Measurement) -> Rows:
         "problem": problem_row["digest"],
         "environment": digest(environment, 24),
         "candidate": measurement.candidate,
-        "config": config_text(measurement.config),
+        "config": measurement.config.text,
         "source_hash": measurement.source_hash,
         "outcome": measurement.outcome.value,
         "seconds": seconds if measurement.samples else None,
@@ -274,7 +268,7 @@ def reading_of(measurement: Measurement) -> Taken:
     """What a measurement says of its candidate."""
     seconds, noise = summarise(measurement.samples)
     return Taken(
-        (measurement.candidate, config_text(measurement.config), measurement.source_hash),
+        (measurement.candidate, measurement.config.text, measurement.source_hash),
         measurement.outcome,
         seconds,
         noise,

@@ -103,13 +103,13 @@ CREATE TRIGGER measurements_stay BEFORE UPDATE ON measurements
     FOR EACH ROW EXECUTE FUNCTION measurements_stay()""",
     ),
 }
-"""What keeps a measurement from being changed."""
+"""The triggers that keep measurements from being changed."""
 
 LIFT = {
     "sqlite": ("DROP TRIGGER measurements_stay",),
     "postgresql": ("DROP TRIGGER measurements_stay ON measurements", "DROP FUNCTION measurements_stay()"),
 }
-"""Lifts that, while a migration renames things."""
+"""Drops these triggers while a migration renames things."""
 
 MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     1: (

@@ -1,8 +1,8 @@
-"""The store in one SQLite file in WAL mode, shared by any number of processes, and what is done when the file is bad.
+"""The store in one SQLite file in WAL mode, shared by any number of processes, and what happens if the file is damaged.
 
-The standard library's sqlite3 directly: importing SQLAlchemy and making its engine takes 125 ms and psycopg's import
-85 ms where sqlite3 is open in 2 ms (measured on a 2-core Xeon), and every warm start would pay for it. Both speak the
-Python database API, so that database.py serves either.
+It uses the standard library's sqlite3 directly. Importing SQLAlchemy and making its engine takes 125 ms, and psycopg's import
+85 ms, while sqlite3 is open in 2 ms (measured on a 2-core Xeon); every warm start would pay for it. Both speak the Python
+database API, so that database.py serves either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Foreign(sqlite3.DatabaseError):
-    """A sound SQLite file that holds something else."""
+    """A sound SQLite file of another program."""
 
 
 # Connections inherited over a fork: using or closing one in the child could damage the parent's file, so they stay
@@ -38,8 +38,8 @@ _inherited: list[sqlite3.Connection] = []
 
 
 class SqliteFile(Database):
-    """A truncated, corrupt or foreign file is renamed to *.bad with a warning and replaced by an empty one, whoever
-    notices it and whenever. Raises Unusable, and nothing else, when that does not help."""
+    """A truncated, corrupt or foreign file is renamed to *.bad with a warning and replaced by an empty one, whichever process
+    notices it, and whenever. Raises only Unusable, and only if that does not help."""
 
     place: Path
 

@@ -1,4 +1,4 @@
-"""The store as its callers see it: append measurements, look them up, and go on whatever happens to the place."""
+"""The store as its callers see it: it appends measurements and looks them up, and survives whatever happens to the place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("polytile.store")
 T = TypeVar("T")
 
 AWAY_SECONDS = 60.0
-"""How long a server that did not answer is left alone: asking may take seconds, and the program has better to do."""
+"""How long to leave a server alone that did not answer: asking may take seconds, which the program needs."""
 
 
 class Store:
@@ -79,7 +79,7 @@ class Store:
             self._write()
 
     def exact(self, problem: Problem, environment: Environment) -> tuple[Summary, ...]:
-        """Every measurement of this very problem in this environment, oldest first."""
+        """All measurements of exactly this problem in this environment, oldest first."""
         with self._lock:
             index = self._index(problem.device, environment_digest(environment))
             return tuple(map(summary_of, index.by_problem.get(problem_digest(problem), ())))
@@ -87,7 +87,7 @@ class Store:
     def nearby(
         self, problem: Problem, environment: Environment, near: Callable[[Mapping[str, int]], bool] = lambda sizes: True
     ) -> list[tuple[dict[str, int], tuple[Summary, ...]]]:
-        """(sizes, measurements) of every measured problem that differs from `problem` in its sizes alone, and whose sizes are
+        """(sizes, measurements) of every measured problem that differs from `problem` only in its sizes and whose sizes are
         `near`."""
         with self._lock:
             index = self._index(problem.device, environment_digest(environment))
@@ -97,13 +97,13 @@ class Store:
             return [(sizes, tuple(map(summary_of, rows))) for sizes, rows in others if near(sizes)]
 
     def proven(self, device: str, environment: Environment, source_hash: str) -> bool:
-        """Whether a kernel of this source has run to its end here with a right result, and none took its process down."""
+        """Whether a kernel of this source has finished here with a right result, and none has taken its process down."""
         with self._lock:
             index = self._index(device, environment_digest(environment))
             return source_hash in index.ran and source_hash not in index.died
 
     def died(self, device: str, environment: Environment) -> Mapping[str, tuple[Summary, ...]]:
-        """The kernels' sources of which one took its process down here, and where."""
+        """The sources with a kernel that took its process down here, and the measurements that say so."""
         with self._lock:
             died = self._index(device, environment_digest(environment)).died
             return {source: tuple(map(summary_of, rows)) for source, rows in died.items()}
@@ -201,7 +201,7 @@ class Store:
         return self._away_until is not None and time.monotonic() < self._away_until
 
     def _lost(self, error: Unusable, reading: bool = True) -> None:
-        """The place failed: what happens now, and one warning that says so."""
+        """The place has failed: gives one warning that says what happens now, and does it."""
         if isinstance(error, Gone) and self._beside is not None:
             if self._away_until is None:
                 log.warning(
@@ -224,7 +224,7 @@ class Store:
             self._give_up(error, reading)
 
     def _give_up(self, error: Unusable, reading: bool) -> None:
-        """No more writing; no more reading either where that is what failed. One warning for the two."""
+        """Stops writing, and reading too if that is what failed, with one warning for both."""
         if self._writable:
             log.warning("The measurement store cannot be used, so what is measured now stays in this process: %s.", error)
         self._writable = False

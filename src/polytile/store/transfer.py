@@ -1,7 +1,7 @@
-"""Measurements from one store or file into another: each arrives once, however often and in whatever order.
+"""Copies measurements from one store or file into another: each arrives once, however often and in whatever order.
 
-A measurement's random `uid` names it everywhere. What is poured together is a set: A into B and B into A give equal
-sets, and doing it again changes nothing.
+A measurement's random `uid` names it everywhere. Merging is a union of sets: A into B and B into A give equal sets, and
+repeating it changes nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def parsed(source: Path) -> jsonl.Lines:
 
 
 def held(place: Place) -> jsonl.Lines:
-    """What a store, or a file that `parsed` reads, holds, oldest first. Raises StoreError where it is neither."""
+    """The content of a store, or of a file that `parsed` reads, oldest first. Raises StoreError if it is neither."""
     if isinstance(place, Server) or not is_exported(place):
         return jsonl.Lines(tuple(records(place)))
     lines = parsed(place)

@@ -1,11 +1,11 @@
-"""The accuracy gate: no candidate is timed, let alone launched for real, before its results have been compared.
+"""The accuracy gate: no candidate is timed, let alone used, before its results have been compared.
 
-A candidate runs once on poisoned clones of the caller's arguments; every argument that it writes to must then agree
-with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
-the reference at the arguments' own precision as well: a formula that overflows in float32 does so in every float32
-kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
-decide, the reference tells which elements rounding may decide either way (near_ties.py). Where terms cancel, errors are
-measured against the size of the terms rather than of the result (terms.py).
+A candidate runs once on poisoned clones of the caller's arguments. Every argument that it writes must then agree with the
+reference, which runs on the same arguments in float64. If they disagree, the candidate is also compared with the reference at
+the arguments' own precision: a formula that overflows in float32 does so in every float32 kernel, and a candidate need only be
+about as good as the straightforward kernel. If comparisons of computed values decide the result, the reference tells which
+elements rounding may decide either way (near_ties.py). If terms cancel, errors are measured against the size of the terms and
+not of the result (terms.py).
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from polytile.tuning.tolerance import tolerance
 log = logging.getLogger("polytile.tuning")
 
 Reference = Callable[..., None]
-"""Called with the kernel's own flat arguments, tensors then ints; writes the written ones. Must accept float64
-tensors."""
+"""Called with the kernel's own flat arguments, tensors then ints; writes the written ones. It must accept float64 tensors."""
 
 
 class OfCandidates(ABC):
-    """A reference that is made of candidates' own results, and runs them in this process."""
+    """A reference that consists of candidates' results and runs these candidates in this process."""
 
     @abstractmethod
     def __call__(self, *args: Any) -> None:
@@ -52,16 +51,16 @@ class OfCandidates(ABC):
 
 
 Scales = Mapping[int, "float | torch.Tensor"]
-"""By the position of a written argument what errors are relative to besides |expected|: one number, or one for each element."""
+"""What errors are relative to besides |expected|, by the position of a written argument: one number, or one per element."""
 
 EXCUSE = 4.0
-"""A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
+"""A candidate may be this many times as far from float64 as the reference at the arguments' own precision is."""
 
 AGAIN, AGAIN_SECONDS = 2, 2e-3
-"""How often a candidate runs again, if its first run and the judging of it took no longer than so many seconds."""
+"""How often a candidate runs again if its first run and judging it took at most so many seconds."""
 
 SMALL = 1 << 20
-"""Elements of all arguments up to which the reference runs on one thread (serial.py)."""
+"""The most elements of all arguments for which the reference runs on one thread (serial.py)."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +118,18 @@ class Gate:
         return Clones(self._args, self._roles)
 
     def close(self) -> None:
-        """Gives the caller's memory back, where it was used."""
+        """Gives the caller's memory back if it was used."""
         if "clones" in vars(self):
             self.clones.close()
 
     def check(
         self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float | None = None
     ) -> Verdict:
-        """Runs a candidate on the clones, this gate's own if none are given, and judges what it wrote. Passes on what `run`
+        """Runs a candidate on the clones (this gate's own if none are given) and judges what it wrote. Passes on what `run`
         raises.
 
-        A candidate quicker than `again_within` seconds (not given: AGAIN_SECONDS) runs AGAIN times more: a race between its
-        threads, or something that it leaves behind in memory of its own, shows as a result that changes from run to run.
+        A candidate quicker than `again_within` seconds (default: AGAIN_SECONDS) runs AGAIN times more. A race between its
+        threads, or something that it leaves behind in its own memory, shows as a result that changes from run to run.
         """
         clones = clones if clones is not None else self.clones
         again_within = AGAIN_SECONDS if again_within is None else again_within
@@ -174,7 +173,7 @@ class Gate:
         return second if second.ok else verdict
 
     def _beside(self, expected: Sequence[torch.Tensor], clones: Clones, scales: Scales) -> Verdict:
-        """Judges what a run wrote by errors relative to |expected| + `scales`."""
+        """Judges what a run wrote by its errors relative to |expected| + `scales`."""
         verdict = self._compare(expected, clones, scales)
         if not verdict.ok and self._leaned:
             return Verdict(True) if self._decided_as_well(clones, scales) else verdict
@@ -187,8 +186,8 @@ class Gate:
 
     @cached_property
     def _terms(self) -> Scales:
-        """For each written argument its elements' root mean square and the size of their terms; nothing where the reference does
-        not tell, or where there is no room."""
+        """For each written argument, its elements' root mean square and the size of their terms. Empty if the reference cannot
+        tell, or there is no memory for it."""
         if not self._on_host and not wide_fits(self._args, self._roles):
             return {}
         floats = [t.dtype.to_real() if t.is_complex() else t.dtype for t in self._args[: len(self._roles)] if _computes(t)]
@@ -217,8 +216,8 @@ class Gate:
 
     @cached_property
     def _leaned(self) -> tuple[list[torch.Tensor], ...]:
-        """What the reference writes where its decisions lean to one side and to the other; nothing where it compares nothing
-        that was computed."""
+        """What the reference writes if its decisions lean to one side, and to the other. Empty if it compares no computed
+        values."""
         floats = [t.dtype for t in self._args[: len(self._roles)] if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
         by = max((tolerance(dtype, self._reduction) for dtype in floats), default=0.0)
         first = self._leaning(by, 1)
@@ -226,8 +225,8 @@ class Gate:
         return (first, other) if first is not None and other is not None else ()
 
     def _decided_as_well(self, clones: Clones, scales: Scales) -> bool:
-        """Whether results differ from the reference only where rounding may decide, elsewhere about as little as its own do at
-        the arguments' precision."""
+        """Whether results differ from the reference only where rounding may decide, and elsewhere about as little as the
+        reference's own results at the arguments' precision."""
         assert self._expected is not None
         own = self._own_precision() if self._wide else self._expected
         for place, *results in zip(self._written, own, self._expected, *self._leaned, strict=True):
@@ -243,8 +242,8 @@ class Gate:
         return True
 
     def _leaning(self, by: float, side: int) -> list[torch.Tensor] | None:
-        """What the reference writes where its decisions lean to one side, in the arguments' types; None where it has none, or
-        no room: nothing is excused then."""
+        """What the reference writes if its decisions lean to one side, in the arguments' types. None if it has no decisions, or
+        there is no memory for it; then nothing is excused."""
         if not self._on_host and not wide_fits(self._args, self._roles):
             return None
         args, how = stand_ins(self._args, self._roles, self._wide, self._on_host), Leaning(side, by)

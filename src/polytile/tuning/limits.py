@@ -1,8 +1,21 @@
-"""How long a race between candidates may take, where a call waits for it and where nobody does, on a CPU and on a GPU."""
+"""How long a race between candidates may take if a call waits for it and if none does, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+SURE_ROUNDS, LOOK_ROUNDS = 3, 5
+"""Bursts of each contender still racing that are taken though the time is up; and rounds from one look at how the contenders
+stand, at which clear losers are dropped, to the next."""
+
+FINAL_BURSTS = 3
+"""Bursts of one kernel on end in each of its turns in the final."""
+
+HOPELESS = 3.0
+"""A kernel of more than `warm_seconds` that takes so many times as long as the fastest is dropped after one call."""
+
+LONG_SECONDS = 0.1
+"""If a contender took so long when it ran before, on a CPU, that run counts as the first of its bursts."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +38,10 @@ class Limits:
     """Bursts of each candidate at most, before the final."""
     clear: float = 0.0
     """A contender is dropped before the final when it is surely slower than another by more than the band and than so much."""
-    trial_rounds: int = 5
-    """Rounds before clear losers are dropped, and between one look at how the contenders stand and the next."""
-    sure_rounds: int = 3
-    """Bursts of each candidate still racing when the time is up."""
     seconds: float = 0.02
-    """When so much time is spent, only the `sure_rounds` are still taken."""
+    """When so much time is spent, only SURE_ROUNDS are still taken."""
     final_rounds: int = 10
-    """Turns of each front-runner in the final, where a turn is `final_bursts` bursts of the same kernel on end."""
-    final_bursts: int = 3
+    """Turns of each front-runner in the final."""
     final_seconds: float = 0.01
     """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
     open_seconds: float = 0.02
@@ -43,10 +51,6 @@ class Limits:
     and beside the three bursts of the rounds before say little on a machine that others use."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
-    long_seconds: float = 0.1
-    """Of a contender that took so long when it ran before, on a CPU, that run is the first of its bursts."""
-    hopeless: float = 3.0
-    """Dropped after one call: a kernel of more than `warm_seconds` that takes this many times the fastest."""
     gated: bool = True
     """Whether a burst in which the scheduler took the processor away is discarded: it says nothing about a GPU."""
     calibrations: int = 2

@@ -1,7 +1,7 @@
-"""Candidates timed against each other: they take turns, a burst each, so that noise meets all alike, until the order stands.
+"""Times candidates against each other. They take turns, one burst each, so that noise hits all alike, until the order is clear.
 
-First rounds, in which clear losers drop out (pairwise.py judges by the times within a round), then a final in which each of
-those left runs on end, as it will in a program. docs/tuning.md says why.
+First come rounds in which clear losers drop out (pairwise.py compares the times within a round). In the final, each remaining
+candidate runs several bursts on end, as it will in a program. docs/tuning.md says why.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from polytile.errors import DeviceLost
 from polytile.runtime import cpu
 from polytile.store.summary import summarise
 from polytile.tuning import measure, pairwise
-from polytile.tuning.limits import LIMITS, Limits
+from polytile.tuning.limits import FINAL_BURSTS, HOPELESS, LIMITS, LONG_SECONDS, LOOK_ROUNDS, SURE_ROUNDS, Limits
 from polytile.tuning.measure import Contender, Timing
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region, time_region
 
 clock, pause = time.perf_counter, time.sleep
-"""How long the race itself has taken, and waiting for calmer times."""
+"""The clock for the length of the race itself, and the sleep while waiting for calmer times."""
 
 MOVED = 1.3
-"""A parallel region that costs so many times as much as before, or so much less, is one of other cores."""
+"""If a parallel region's cost changes by this factor, the threads have moved to other cores."""
 
 _one_race_at_a_time = locks.rlock()
 
 
 class _Crowded:
-    """When a race last stayed disturbed however often it was run."""
+    """When a race was last disturbed in every run."""
 
     last = -math.inf
 
@@ -42,7 +42,7 @@ _crowded = _Crowded()
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a race: `timings` are what it has found by then, one for each contender."""
+    """Ctrl-C stopped a race; `timings` has the results so far, one for each contender."""
 
     def __init__(self, timings: list[Timing]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
     """Times the contenders, given in the order in which ties are broken. Each must have run before: nothing is warmed up for
     the first time here.
 
-    An exception of one contender ends its part in the race and is returned; raises Stopped for Ctrl-C.
+    A contender that raises an exception leaves the race, and its exception is returned. Raises Stopped for Ctrl-C.
     """
     # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. Nor may
     # it be waited for without end: whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
@@ -67,14 +67,14 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
 
 
 def _tidy(contenders: Sequence[Contender]) -> None:
-    """After a race on a GPU: gives back the memory that recordings have taken."""
+    """After a race on a GPU, gives back the memory of its recordings."""
     for contender in contenders:
         if contender.timer is not None:
             contender.timer.release()
 
 
 def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
-    """The timings of that race, of at most `limits.races`, in which other programs had the cores least."""
+    """The timings of the race that other programs disturbed least, of at most `limits.races`."""
     started, least, kept = clock(), math.inf, None
     races = 1 if 0 <= started - _crowded.last < limits.patience else limits.races
     for number in range(1, races + 1):
@@ -121,7 +121,7 @@ class _Lane:
         other programs had a core for half of that time; `waited` is an earlier reading."""
         self.gated = limits.gated
         known = self.contender.first
-        if limits.gated and not measure.replaced() and known is not None and known >= limits.long_seconds:
+        if limits.gated and not measure.replaced() and known is not None and known >= LONG_SECONDS:
             self.call = known
             return
         for _ in range(limits.calibrations):
@@ -200,7 +200,7 @@ class _Lane:
 
 
 class _Race:
-    """Rounds in which all take a burst in turn, until the losers are out; then the final of those that are left."""
+    """Rounds in which each contender takes a burst, until the losers are out; then the final of the others."""
 
     def __init__(self, contenders: Sequence[Contender], limits: Limits) -> None:
         self.limits = limits
@@ -251,14 +251,14 @@ class _Race:
         limits = self.limits
         for turn in range(limits.rounds):
             self._round(turn, 1)
-            looked = (turn + 1) % limits.trial_rounds == 0
+            looked = (turn + 1) % LOOK_ROUNDS == 0
             if looked:
                 self._drop_losers()
             racing = self.racing
-            if not racing or (len(racing) == 1 and turn + 1 >= limits.trial_rounds):
+            if not racing or (len(racing) == 1 and turn + 1 >= LOOK_ROUNDS):
                 return
             spent = clock() - self.started
-            sure = all(len(lane.samples) >= limits.sure_rounds for lane in racing)
+            sure = all(len(lane.samples) >= SURE_ROUNDS for lane in racing)
             if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._choice_is_certain()):
                 return
 
@@ -274,7 +274,7 @@ class _Race:
             for lane in self.racing:
                 lane.begin_final()
         for turn in itertools.count(limits.rounds):
-            self._round(turn, limits.final_bursts if short else 1)
+            self._round(turn, FINAL_BURSTS if short else 1)
             spent, racing = clock() - begun, self.racing
             turns = turn + 1 - limits.rounds
             late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._choice_is_certain()))
@@ -282,7 +282,7 @@ class _Race:
             if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
                 return
             enough = turns >= limits.final_rounds or spent > limits.final_seconds
-            if enough and turn % limits.trial_rounds == 0 and self._choice_is_certain() and not self._noisy():
+            if enough and turn % LOOK_ROUNDS == 0 and self._choice_is_certain() and not self._noisy():
                 return
 
     def _round(self, turn: int, bursts: int) -> None:
@@ -309,7 +309,7 @@ class _Race:
         else:
             best = min((lane.samples[0] for lane in once), default=0.0)
         for lane in once:
-            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, self.limits.hopeless * best):
+            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, HOPELESS * best):
                 lane.racing = False
 
     def _drop_losers(self) -> None:

@@ -1,11 +1,12 @@
-"""A matrix of measurements in place of a device: choosing, searching and learning without a GPU and without a clock.
+"""Replays a matrix of measurements in place of a device: for choosing, searching and learning without a GPU and without a
+clock.
 
-A Matrix holds every candidate on every problem of one kernel. Its Device answers as one on which each of them could be
-tried: it is a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of
-choosing would have cost against the fastest.
+A Matrix holds every candidate on every problem of one kernel. Its Device answers as if each of them could be tried on it: it is
+a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of choosing would
+have cost, compared with the fastest candidates.
 
-What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: one run
-at each size with the option `tune="all"` makes one.
+An unmeasured candidate counts as unable to run. A matrix is complete if every candidate that can run was measured; a run at
+each size with the option `tune="all"` makes one.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
-from polytile.store.records import Environment, Identity, reading_of
+from polytile.store.records import Environment
 from polytile.store.summary import summarise
-from polytile.tuning.decide import Score, combine
+from polytile.tuning.decide import Score
 from polytile.tuning.measure import Contender
 from polytile.tuning.run_conditions import TERM
+from polytile.tuning.standings import Standing, standings
 from polytile.tuning.task import Attempt, Task
 
 
 @dataclass(frozen=True)
 class Recorded(Candidate):
-    """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
-    (infinite if it left none, so that the canonical order decides)."""
+    """A candidate known by its measurement on one problem. `predicted` is the time that it predicted there, in seconds
+    (infinite if it predicted none, so that the canonical order decides)."""
 
     name: str
     config: Config
@@ -119,27 +121,24 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
             problems.setdefault(m.problem, []).append(record)
     by_problem = {}
     for problem, rows in problems.items():
-        readings = [reading_of(record.measurement) for record in rows]
-        own: dict[Identity, list[Measurement]] = {}
-        for reading, record in zip(readings, rows, strict=True):
-            own.setdefault(reading.who, []).append(record.measurement)
-        recorded = [_recorded(score, own[who]) for who, score in combine(readings).items()]
+        recorded = [_recorded(standing) for standing in standings(rows).values()]
         if any(candidate.score.ok for candidate in recorded):
             by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
     return by_problem
 
 
-def _recorded(score: Score, own: Sequence[Measurement]) -> Recorded:
+def _recorded(standing: Standing) -> Recorded:
     """The candidate, with that one of its own measurements that says what the score says."""
-    agreeing = [m for m in own if m.outcome is score.outcome]
-    said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
+    score = standing.score
+    agreeing = [m for m in standing.measured if m.outcome is score.outcome]
+    said = min(agreeing or standing.measured, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted
     return Recorded(said.candidate, said.config, said.origin, predicted, said, score)
 
 
 @dataclass
 class Device:
-    """Stands in for the device that a matrix was measured on, and counts what it is asked."""
+    """Stands in for the device on which a matrix was measured, and counts what it is asked."""
 
     matrix: Matrix
     tried: dict[tuple[Problem, str], int] = field(default_factory=dict)
@@ -148,7 +147,7 @@ class Device:
     """Samples that races have asked for."""
 
     def attempt(self, problem: Problem, candidate: Candidate) -> Attempt:
-        """What became of the candidate of that name when it was measured on the problem; counted."""
+        """The recorded Attempt of the candidate of that name on the problem; counted."""
         pair = problem, candidate.name
         self.tried[pair] = self.tried.get(pair, 0) + 1
         recorded = next((c for c in self.matrix.candidates.get(problem, ()) if c.name == candidate.name), None)
@@ -159,11 +158,11 @@ class Device:
         return Attempt(candidate, recorded.measurement, recorded.score.seconds, recorded.score.noise)
 
     def tune(self, task: Task) -> list[Attempt]:
-        """A Tuner: what became of each of the task's candidates when it was measured."""
+        """A Tuner that returns the recorded Attempt of each candidate of the task."""
         return [self.attempt(task.problem, candidate) for candidate in task.candidates]
 
     def clock(self, problem: Problem) -> Callable[[Contender, int], float]:
-        """Takes the place of measure.time_burst: the recorded samples of the contender of that name, over and over."""
+        """Replaces measure.time_burst: repeats the recorded samples of the contender of that name."""
         samples = {c.name: _endless(c) for c in self.matrix.candidates[problem]}
 
         def time_burst(contender: Contender, repeats: int) -> float:
@@ -174,7 +173,7 @@ class Device:
 
 
 def _endless(candidate: Recorded) -> Iterator[float]:
-    """Raises CandidateRejected, when asked, for a candidate without samples: it could not run."""
+    """Raises CandidateRejected, when asked, for a candidate without samples, which could not run."""
     if not candidate.measurement.samples:
         raise CandidateRejected(f"{candidate.name!r} has no samples to replay: {_word(candidate)}.")
     while True:
@@ -188,7 +187,7 @@ def _word(candidate: Recorded) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen on one problem, on what grounds, its seconds, and the fastest with its own."""
+    """What was chosen on one problem, on which grounds, its seconds, and the fastest candidate with its own."""
 
     problem: Problem
     candidate: str
@@ -205,7 +204,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Report:
-    """Choices over a matrix, and how many of its `size` measurements they took."""
+    """The choices over a matrix, and how many of its `size` measurements they took."""
 
     choices: tuple[Choice, ...]
     measured: int
@@ -232,8 +231,8 @@ Chooser = Callable[[Problem, Sequence[Recorded]], tuple[str, str]]
 
 
 def evaluate(matrix: Matrix, choose: Chooser, problems: Sequence[Problem] = (), device: Device | None = None) -> Report:
-    """What `choose` would have cost on the problems, one after the other (all of the matrix's, if none are given). What it
-    asks of `device` counts as its measurements."""
+    """What `choose` would have cost on the problems, in this order (default: all of the matrix). What it asks `device` counts
+    as its measurements."""
     device = device if device is not None else Device(matrix)
     choices = []
     for problem in problems or matrix.problems:

@@ -1,4 +1,4 @@
-"""How the candidates of one problem stand by its measurements on record, as a program in that environment would see them."""
+"""Where the candidates of one problem stand by its measurements on record, as a program in that environment would see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Task: what to try. An Attempt: what became of one candidate, with the Measurement that records it."""
+"""A Task says what to try. An Attempt says what the trial of one candidate found, with the Measurement that records it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here); `untried`
+    """The result of one candidate's trial. `measurement` is None if nothing was learned about it (no compiler here); `untried`
     says that time ran out first."""
 
     candidate: Candidate
@@ -84,7 +84,7 @@ class Attempt:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while a task was under way: `attempts` are those candidates of which something is known by then."""
+    """Ctrl-C interrupted a task; `attempts` has the candidates with results so far."""
 
     def __init__(self, attempts: list[Attempt]) -> None:
         super().__init__()
@@ -118,14 +118,14 @@ def measured(
 
 
 def failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attempt:
-    """The Attempt of a candidate that ended with `error`."""
+    """The Attempt of a candidate that raised `error`."""
     detail = f"{type(error).__name__}: {error}"
     return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
 
 
 def unmade(task: Task, index: int, error: Exception) -> Attempt:
-    """The Attempt of a candidate that could not be made. Nothing is known about it where there is no compiler; a device that
-    is lost is no candidate's fault, and raised."""
+    """The Attempt of a candidate that could not be made. Without a compiler, nothing is known about it. A lost device is no
+    candidate's fault, and is raised."""
     if isinstance(error, DeviceLost):
         raise error
     if isinstance(error, CompilerMissing):
@@ -135,6 +135,6 @@ def unmade(task: Task, index: int, error: Exception) -> Attempt:
 
 
 def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
-    """The Attempt of a candidate that the gate has rejected."""
+    """The Attempt of a candidate that the gate rejected."""
     about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail, state=(GATE,))
     return Attempt(task.candidates[index], about, detail=verdict.detail)

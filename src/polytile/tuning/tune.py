@@ -1,6 +1,6 @@
-"""Trying the candidates of one problem: make them, check them, time them, and say what became of each.
+"""Tries the candidates of one problem: makes them, checks them, times them, and reports the result of each.
 
-`tune` is the only thing that runs candidates on trial. What takes its place (links/measured.py) has the type `Tuner`.
+Only `tune` runs candidates on trial. A replacement (links/measured.py) has the type `Tuner`.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ from polytile.tuning.sample import SampledGate
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
-"""Of problems predicted to take longer samples are compared, or, where there are none, the reference runs at the arguments' own
-precision: float64 would take as long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
+"""If a problem is predicted to take longer, only samples of its results are compared, or, if there is no sampler, the reference
+runs at the arguments' own precision: float64 would take as long as the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
 
 SETTLE_SECONDS = 5.0
-"""How long timing may wait for compilers that this process has running."""
+"""How long timing may wait for this process's running compilers."""
 
 
 Tuner = Callable[[Task], "list[Attempt]"]
 
 
 def tune(task: Task) -> list[Attempt]:
-    """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
-    worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
-    Raises OutOfMemoryError where a GPU has no memory for trying any, NoHeadroom where it has too little to spare.
+    """Tries every candidate of the task; returns one Attempt for each, in the same order. The candidates in the task's `apart`
+    first run in a worker process (isolation/). Those with right results are then timed in this process and thread. Raises
+    OutOfMemoryError if a GPU has no memory to try any candidate, NoHeadroom if it has too little to spare.
 
-    The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
-    when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
-    is known by then, for Ctrl-C.
+    The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate if there
+    is no reference, is the caller's (an index argument out of range) and is raised. Ctrl-C raises Interrupted with the results
+    so far.
 
-    Dispatch modes, the user's and AOTAutograd's own around the first call of a program, see nothing of it: each operator of a
-    library's candidate would take 10 µs longer, which is 15 % of a product of 32×1024×1024.
+    Dispatch modes do not see the trials, neither the user's nor AOTAutograd's own around the first call of a program: with
+    them, each operator of a library's candidate would take 10 µs longer, which is 15 % of a product of 32×1024×1024.
     """
     with torch._C._DisableTorchDispatch():
         return _Trial(task).run()
 
 
 def check(task: Task) -> tuple[list[tuple[Candidate, Entry, float | None]], list[Attempt]]:
-    """Makes the candidates of the task and compares their results, as `tune` does, and times none: those that are right, with
-    their entries and the errors found, and the Attempts of the others."""
+    """Makes the task's candidates and compares their results as `tune` does, but times none. Returns those that are right, with
+    their entries and errors, and the Attempts of the others."""
     with torch._C._DisableTorchDispatch():
         return _Trial(task).check()
 
 
 class _Trial:
-    """A task under way. Candidates are begun in the order of their predictions, so that what a budget leaves out is the
-    least promising."""
+    """A task under way. Candidates are tried in the order of their predictions, so that the budget leaves out the least
+    promising."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -82,12 +82,12 @@ class _Trial:
 
     @property
     def left(self) -> float:
-        """Seconds until no further candidate may be begun."""
+        """Seconds until no further candidate may be tried."""
         return min(self.task.seconds - (clock() - self.begun), self._share)
 
     @property
     def _share(self) -> float:
-        """What is left of what a call that waits may spend on its problem."""
+        """What is left of the time that a waiting call may spend on its problem."""
         if self.task.patient or not self.first:
             return math.inf
         return share_of(min(self.first.values())) - self.ran
@@ -119,7 +119,7 @@ class _Trial:
         return right, [self.attempts[index] for index in sorted(self.attempts)]
 
     def _checked(self, held: contextlib.ExitStack) -> Gate:
-        """The gate, which `held` closes, once the candidates went through it."""
+        """The gate after the candidates went through it; `held` closes it."""
         with isolated.Trials(self.task, self.attempts) as apart:
             gate = held.enter_context(contextlib.closing(_gate(self._with_safe_reference(apart))))
             self._check_all(gate, apart)
@@ -155,7 +155,7 @@ class _Trial:
                 self.passed[index] = entry, failure.max_error
 
     def _tried(self, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
-        """Runs a candidate through the gate, and notes how long that takes."""
+        """Runs a candidate through the gate, and records how long that takes."""
         begun, runs = clock(), list[float]()
 
         def run(args: Sequence[Any]) -> None:
@@ -170,7 +170,8 @@ class _Trial:
         return outcome
 
     def _time_all(self, gate: Gate) -> None:
-        """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
+        """Races the candidates that may be timed, the best predicted first. After an interrupt, the race's results so far are
+        kept."""
         target = self.task.target
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         entrants = self._entrants()
@@ -222,7 +223,7 @@ class _Trial:
 
 
 def run(entry: Entry, args: Sequence[Any]) -> None:
-    """One call, on a GPU without waiting for it."""
+    """Makes one call; on a GPU, does not wait for it."""
     if isinstance(entry, PythonEntry):
         entry.call(*args)
     else:
@@ -232,7 +233,8 @@ def run(entry: Entry, args: Sequence[Any]) -> None:
 
 
 def run_once(entry: Entry, args: Sequence[Any]) -> None:
-    """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+    """Makes one call and waits for its end. Raises what the kernel raises, and IndexError if a native kernel's run-time check
+    fails."""
     run(entry, args)
     entry.synchronise()
 
@@ -279,7 +281,7 @@ def _sampled(task: Task) -> Gate | None:
 
 
 def _trial(task: Task, gate: Gate, index: int, run: Callable[[Sequence[Any]], None]) -> Verdict | Attempt:
-    """Runs one candidate through the gate, in this process: the verdict if it passes, else what became of it."""
+    """Runs one candidate through the gate in this process. Returns the verdict if it passes, else its Attempt."""
     try:
         verdict = gate.check(run)
     except DeviceLost:
@@ -311,8 +313,8 @@ def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | No
 
 @contextlib.contextmanager
 def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
-    """Afterwards torch's random generators, the CPU's and those of the arguments' devices, are where they were. In the background
-    nothing draws from them, and the program may."""
+    """Restores torch's random generators, the CPU's and those of the arguments' devices, after the block. In the background
+    nothing draws from them, but the program may."""
     if background.is_here():
         yield
         return

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from polytile.runtime import compile as compiler
+from polytile.runtime import symbols
 from polytile.runtime.cuda import driver, launch
 
 
@@ -61,7 +62,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     library = compiler.compile_c("stub_driver", Path(__file__).with_name("stub.c").read_text(), ("-w",)).result()
     made = Stub(library.path)
     monkeypatch.setattr(driver, "LIBRARY", str(library.path))
-    monkeypatch.setattr(launch, "torch_functions", lambda: launch._addresses(made.library, launch._TORCH_FUNCTIONS))
+    monkeypatch.setattr(launch, "torch_functions", lambda: symbols.addresses(made.library, launch._TORCH_FUNCTIONS))
     driver.reset()
     launch.reset()
     yield made

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polytile.errors import LaunchFailed
 from polytile.ir.program import Buffer
-from polytile.runtime import Dispatcher, background, program
+from polytile.runtime import Dispatcher, background, program, symbols
 from polytile.runtime import compile as compiling
 from polytile.runtime.cuda import driver, graphs, launch
 from polytile.runtime.formula import encode
@@ -36,7 +36,7 @@ LAUNCHES = 6
 @pytest.fixture
 def recorder(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """The recorder on the stub's driver, and device 0 current for programs in C."""
-    monkeypatch.setattr(launch, "new_handle", lambda: launch._addresses(stub.library, [launch._NEW_HANDLE]))
+    monkeypatch.setattr(launch, "new_handle", lambda: symbols.addresses(stub.library, [launch._NEW_HANDLE]))
     loaded = program.module()
     assert loaded is not None
     addresses = list(program._addresses())

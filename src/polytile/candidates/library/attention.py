@@ -10,6 +10,7 @@ scaled_dot_product_attention would choose.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -277,17 +278,23 @@ def once(bias: torch.Tensor) -> torch.Tensor:
     return bias
 
 
-def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
-    """The library's kernels that there are for a device, in canonical order."""
-    maths = MathLibrary(problem, target)
-    if problem.layout is not None:
-        fast = target.type == "cuda" and takes_packed_sequences(problem)
-        return (PackedFlashLibrary(problem, target), maths) if fast else (maths,)
-    if problem.computes_scores:
-        return (maths,)
-    if target.type != "cuda":
-        return CpuFlashLibrary(problem, target), maths
-    flash, efficient = FlashLibrary(problem, target), EfficientLibrary(problem, target)
-    rocm = torch.version.hip is not None
-    cudnn = () if rocm else (CudnnLibrary(problem, target),)
-    return (flash, efficient, *cudnn, maths)
+@dataclass(frozen=True)
+class Kernels:
+    """The library's kernels by where they run: on packed sequences, on a CPU, and on a GPU in canonical order."""
+
+    packed: type[AttentionLibrary]
+    cpu: type[AttentionLibrary]
+    gpu: tuple[type[AttentionLibrary], ...]
+
+    def candidates(self, problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
+        """Those that there are for a device, in canonical order."""
+        on_gpu, kernels = target.type == "cuda", list[type[AttentionLibrary]]()
+        if problem.layout is not None:
+            kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []
+        elif not problem.computes_scores:
+            kernels += self.gpu if on_gpu else [self.cpu]
+        kernels.append(MathLibrary)
+        return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
+
+
+FORWARD = Kernels(PackedFlashLibrary, CpuFlashLibrary, (FlashLibrary, EfficientLibrary, CudnnLibrary))

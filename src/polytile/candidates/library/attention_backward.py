@@ -13,16 +13,15 @@ import torch
 from torch.nn.functional import pad
 
 from polytile.attention.arguments import Operands, operands
-from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.problem import Causal
 from polytile.candidates.library.attention import (
     AttentionLibrary,
     CpuFlashLibrary,
     CudnnLibrary,
     EfficientLibrary,
     FlashLibrary,
-    MathLibrary,
+    Kernels,
     PackedFlashLibrary,
-    takes_packed_sequences,
 )
 
 aten = torch.ops.aten
@@ -138,14 +137,4 @@ def _no_state(near: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty((), dtype=torch.int64, device=near.device), torch.empty((), dtype=torch.int64, device=near.device)
 
 
-def backward_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
-    """The library's kernels that there are for a device, in canonical order."""
-    maths = MathLibrary(problem, target)
-    if problem.layout is not None:
-        fast = target.type == "cuda" and takes_packed_sequences(problem)
-        return (PackedFlashBackward(problem, target), maths) if fast else (maths,)
-    if target.type != "cuda":
-        return CpuFlashBackward(problem, target), maths
-    flash, efficient = FlashBackward(problem, target), EfficientBackward(problem, target)
-    cudnn = () if torch.version.hip is not None else (CudnnBackward(problem, target),)
-    return (flash, efficient, *cudnn, maths)
+BACKWARD = Kernels(PackedFlashBackward, CpuFlashBackward, (FlashBackward, EfficientBackward, CudnnBackward))

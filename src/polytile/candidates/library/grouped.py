@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.library.matmul import CALL, MatmulLibrary
 from polytile.ir import grouped
-from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import ENDS
 from polytile.runtime.target import Target
 
@@ -40,16 +38,9 @@ class GroupedLibrary(MatmulLibrary):
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=self.at_once)
 
-    def _call(self, *args: Any) -> None:
-        named, ints = operands(self.kernel, args)
-        a, b, ends = (named[name] for name in ("A", "B", ENDS))
-        if self.unfused is None:
-            self._grouped(a, b, ends, named["C"])
-            return
-        self.unfused(self._grouped(a, b, ends, None), *args[3 : len(self.kernel.tensors)], *ints)
-
-    def _grouped(self, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
         """The product (1, m, n), or (groups, m, n) where groups lie along k."""
+        a, b, ends = (named[name] for name in ("A", "B", ENDS))
         axis = self.kernel.spec.grouped
         if not self.at_once:
             return grouped.multiply(a, b, ends, axis, out)

@@ -13,14 +13,12 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.candidates.product_terms import work_terms
-from polytile.ir import evaluate
 from polytile.ir.interpret import scaled_operand
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.problem import Config, digest
 from polytile.runtime.target import Target
-from polytile.schedule.canonical import LoopKernel
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -103,40 +101,27 @@ class MatmulLibrary(Candidate):
         return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
-        if self.target is None and args[len(self.kernel.tensors)] == 1:
-            self._call_flat(args)
-            return
         named, _ = operands(self.kernel, args)
+        if self.unfused is None:
+            self._multiply_named(named, named["C"])
+        else:
+            self._finish(self._multiply_named(named, None), args)
+
+    def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+        """The product of these operands, in `out` where that is given."""
         a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
         flat = a.shape[0] == 1
-        if self.unfused is None:
-            self._into(a, b, named["C"], flat)
-        else:
-            self._finish(self._product(a, b, flat), args)
-
-    def _call_flat(self, args: Sequence[Any]) -> None:
-        """A product without a batch, on a CPU: of matrices it takes some 15 µs less than of views of three dimensions, half of
-        what a small product takes."""
-        at = len(self.kernel.tensors)
-        _, m, n, k, _, a_m, a_k, _, b_k, b_n = args[at : at + 10]
-        a, b = matrix(args[0], m, k, a_m, a_k), matrix(args[1], k, n, b_k, b_n)
-        if a.dtype != b.dtype:
-            a, b = a.to(self.kernel.in_dtype), b.to(self.kernel.in_dtype)
-        multiply = torch._int_mm if a.dtype == torch.int8 else torch.mm
-        if self.unfused is not None:
-            self._finish(multiply(a, b), args)
-            return
-        out = matrix(args[2], m, n, args[at + 11], args[at + 12])
-        if out.dtype == self.kernel.product_storage:
-            multiply(a, b, out=out)
-        else:
-            out.copy_(multiply(a, b))
+        if out is None:
+            return self._product(a, b, flat)
+        self._into(a, b, out, flat)
+        return out
 
     def _finish(self, product: torch.Tensor, args: Sequence[Any]) -> None:
         """The epilogue on the library's product."""
         assert self.unfused is not None
-        outer, ints = 2 + len(self.kernel.outer), len(self.kernel.tensors) + len(self.kernel.leading)
-        self.unfused(product, *args[2:outer], *args[ints : ints + len(self.kernel.symbols)])
+        kernel = self.kernel
+        end, ints = len(kernel.tensors) - kernel.packed, len(kernel.tensors) + len(kernel.leading)
+        self.unfused(product, *args[end - len(kernel.outer) : end], *args[ints : ints + len(kernel.symbols)])
 
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
         if a.dtype == torch.int8 and out.dtype == torch.int32:
@@ -158,16 +143,6 @@ class MatmulLibrary(Candidate):
         return torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
 
 
-def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, column_stride: int) -> torch.Tensor:
-    """The memory of `tensor` as a matrix of these sizes and strides; itself or its transpose where it is that."""
-    shape, strides = tensor.shape, tensor.stride()
-    if shape == (rows, columns) and strides == (row_stride, column_stride):
-        return tensor
-    if shape == (columns, rows) and strides == (column_stride, row_stride):
-        return tensor.t()
-    return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())
-
-
 class DualMatmulLibrary(MatmulLibrary):
     """Dual matmul: the library's second product, then its first one with that added to it."""
 
@@ -175,14 +150,8 @@ class DualMatmulLibrary(MatmulLibrary):
         """Both products, as if the operands of the second lay in memory as those of the first."""
         return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
 
-    def _call(self, *args: Any) -> None:
-        named, ints = operands(self.kernel, args)
-        a, b, p, q = (named[name] for name in "ABPQ")
-        if self.unfused is None:
-            torch.baddbmm(torch.bmm(p, q), a, b, out=named["C"])
-            return
-        total = torch.baddbmm(torch.bmm(p, q), a, b)
-        self.unfused(total, *args[4 : len(self.kernel.tensors)], *ints)
+    def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+        return torch.baddbmm(torch.bmm(named["P"], named["Q"]), named["A"], named["B"], out=out)
 
 
 class ScaledLibrary(MatmulLibrary):
@@ -192,57 +161,16 @@ class ScaledLibrary(MatmulLibrary):
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.target is not None and self.target.type == "cuda" and super().valid(sizes)
 
-    def _call(self, *args: Any) -> None:
-        named, ints = operands(self.kernel, args)
+    def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
         a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", "SA", "SB"))
-        dtype = self.kernel.product_dtype
-        if self.unfused is None:
-            torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=named["C"][0])
-            return
-        product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype)
-        self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
+        into = None if out is None else out[0]
+        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=self.kernel.product_dtype, out=into)
 
 
 class DequantisedLibrary(MatmulLibrary):
     """ATen's product on a copy of B that is converted and scaled first."""
 
-    def _call(self, *args: Any) -> None:
-        named, ints = operands(self.kernel, args)
-        dtype, blocks = self.kernel.in_dtype, scales.blocks(self.kernel)
-        a, b, *factors = (named[name].to(dtype) for name in ("A", "B", "SB", "ZB") if name in named)
-        b = scaled_operand(b, blocks["SB"], *factors)
-        if self.unfused is None:
-            self._into(a, b, named["C"], a.shape[0] == 1)
-            return
-        first = len(self.kernel.tensors) - len(self.kernel.outer) - self.kernel.packed
-        own = args[first : first + len(self.kernel.outer)]
-        self.unfused(self._product(a, b, a.shape[0] == 1), *own, *ints)
-
-
-class InterpretedLoop(Candidate):
-    """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
-    where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.
-    `reason` says why there are no others, if so."""
-
-    name = "interpreted"
-    origin = "reference"
-    config = Config()
-    reason = ""
-
-    def __init__(self, kernel: LoopKernel) -> None:
-        self.kernel = kernel
-
-    @cached_property
-    def source_hash(self) -> str:
-        return digest(f"interpreted {torch.__version__} {self.kernel.text}")
-
-    def cost(self, sizes: Mapping[str, int]) -> float:
-        return 1.0
-
-    def entry(self) -> PythonEntry:
-        return PythonEntry(self._call)
-
-    def _call(self, *args: Any) -> None:
-        tensors = dict(zip([t.name for t in self.kernel.tensors], args, strict=False))
-        values = dict(zip(self.kernel.symbols, args[len(self.kernel.tensors) :], strict=True))
-        evaluate.run_loop(self.kernel.loop, tensors, values, None)
+    def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+        b, *factors = (named[name].to(self.kernel.in_dtype) for name in ("B", "SB", "ZB") if name in named)
+        converted = scaled_operand(b, scales.blocks(self.kernel)["SB"], *factors)
+        return super()._multiply_named({"A": named["A"], "B": converted}, out)

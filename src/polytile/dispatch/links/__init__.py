@@ -1,6 +1,6 @@
-"""The links of the selector chain, one a file; `selector.chain` has their order.
+"""The links of the selector chain, one per file; `selector.chain` has their order.
 
-Enters: a Request, to each link's `choose`. Leaves: an Answer; one without a candidate, which says why not; or None. Called by the
-selector alone, except `forced.check`, `plan.subdivides` and `plan.exact_sizes`, which a MultiKernel asks beforehand, and what
-refining asks of sizes that come often: `measured.measure_again`, and which candidates to try there.
+The selector calls the `choose` of each link with a Request. It returns an Answer (without a candidate if the link abstains with
+a reason) or None. Others call only `forced.check`, `plan.subdivides` and `plan.exact_sizes`, which a MultiKernel asks
+beforehand, and `measured.measure_again` with its choice of candidates, which refining asks for frequent sizes.
 """

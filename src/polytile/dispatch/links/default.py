@@ -1,4 +1,4 @@
-"""When nothing is known and nothing can be found out: a library kernel if there is one, else the best predicted."""
+"""The last link: without knowledge or a way to get it, it chooses a library kernel, or else the best predicted candidate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from polytile.dispatch.request import Answer, Request
 
 
 def choose(request: Request) -> Answer | None:
-    """Always an answer while a candidate is left."""
+    """An answer whenever a candidate is left."""
     alive = request.alive
     if not alive:
         return None

@@ -1,4 +1,4 @@
-"""What has been measured on this very problem, here or by another process, in this environment."""
+"""Measurements of exactly this problem in this environment, taken by this process or another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from polytile.tuning.decide import MOST_TIMES, Score, combine
 
 
 def choose(request: Request) -> Answer | None:
-    """The best on record, if all that would be measured now is on record (failures are records too). Where measuring has to be
-    thorough, a record that leaves the choice in doubt is no answer until there are MOST_TIMES of it."""
+    """The best candidate on record, if everything that would be measured now is on record (failures are records too). If
+    measuring has to be thorough and the record leaves the choice in doubt, there is no answer before MOST_TIMES measurements."""
     scores = recorded(request)
     if scores is None:
         return None
@@ -24,7 +24,7 @@ def choose(request: Request) -> Answer | None:
 
 
 def in_doubt(request: Request, scores: list[Score | None]) -> bool:
-    """Whether the scores should be taken once more."""
+    """Whether the scores should be taken again."""
     usable = request.usable(scores)
     fewest = min((score.times for score in usable if score is not None and score.ok), default=MOST_TIMES)
     return fewest < MOST_TIMES and request.doubtful(usable)

@@ -1,4 +1,5 @@
-"""Measuring a shortlist and what won at sizes close by, on the caller's own arguments, where nothing is known."""
+"""Measuring a shortlist, and the winners at nearby sizes, on the caller's own arguments. The link answers where nothing is
+known."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ BUSY = 2.0
 """How many times longer than predicted kernels may take on a CPU that other programs use too."""
 
 tuner: tune.Tuner = tune.tune
-"""What tries candidates; something else that does can take its place."""
+"""What tries the candidates. Tests and replays put something else in its place."""
 
 
 def choose(request: Request) -> Answer | None:
-    """The fastest of those, timed now and recorded; or what another process has recorded in the meantime."""
+    """The fastest of those candidates, timed now and recorded; or the one that another process has recorded meanwhile."""
     if not may_measure(request):
         return None
     if _nothing_to_do(request):
@@ -73,7 +74,7 @@ def _not_on_record(request: Request, candidates: Sequence[Candidate]) -> Sequenc
 
 
 def measure_again(request: Request, candidates: Sequence[Candidate]) -> Answer:
-    """The fastest of `candidates`, which something else serves in the meantime; no candidate where there is no time or memory."""
+    """The fastest of `candidates`, while something else serves calls; no candidate if time or memory is short."""
     tightest = budget.tightest(request.budget)
     if tightest is not None and tightest.left() <= 0:
         return Answer(None, f"the time of {tightest.whose} for measuring is spent")
@@ -84,7 +85,7 @@ def measure_again(request: Request, candidates: Sequence[Candidate]) -> Answer:
 
 
 def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
-    """The fastest of the shortlist; where none of it can be used, the best predicted of the others that can."""
+    """The fastest candidate of the shortlist. If none of them is usable, the best predicted of the others that is."""
     answer = trial(request, worth_it, remember=True)
     for candidate in sorted(request.alive, key=lambda candidate: candidate.cost(request.sizes)):
         if answer.candidate is not None:

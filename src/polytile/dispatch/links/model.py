@@ -1,8 +1,7 @@
-"""Learned models: those that are registered here, in their order, then those that are installed (learn/installed.py).
+"""Learned models: first those registered here, in their order, then the installed ones (learn/installed.py).
 
-A model is asked for a problem and for what there is to choose between, and declines by answering None; then the next one is
-asked, or the next link. One that is not sure may still say what it expects, and the shortlist that is measured then goes by
-that.
+A model gets a problem and the candidates to choose between. It declines by answering None, and then the next model or link is
+asked. A model that is not sure may still give its expected times, which then rank the candidates for the shortlist.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _models: list[Model] = []
 
 
 def register(model: Model) -> None:
-    """Has the selector ask `model` from now on, after the models registered earlier. Raises OptionError for a class, and for an
-    object without `name` and `choose`."""
+    """Makes the selector ask `model` from now on, after the models registered earlier. Raises OptionError for a class, and for
+    an object without `name` and `choose`."""
     if isinstance(model, type):
         raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
@@ -53,7 +52,7 @@ def register(model: Model) -> None:
 
 
 def unregister(model: Model) -> None:
-    """Has the selector ask `model` no longer. Raises OptionError if it is not registered."""
+    """Makes the selector no longer ask `model`. Raises OptionError if it is not registered."""
     if model not in _models:
         raise OptionError(f"{model!r} is not registered; those that are: {', '.join(m.name for m in _models) or 'none'}.")
     _models.remove(model)
@@ -74,9 +73,8 @@ def choose(request: Request) -> Answer | None:
 
 
 def expected(request: Request) -> dict[str, float]:
-    """The seconds of each of the request's candidates, by name, that the first model expects which has something to say of such
-    problems; nothing where none has, and under torch.use_deterministic_algorithms. The least of them is what the best prediction
-    is."""
+    """The seconds of each of the request's candidates, by name, as expected by the first model that knows such problems. Empty
+    if no model does, and under torch.use_deterministic_algorithms. The smallest expectation equals the best prediction."""
     models = () if torch.are_deterministic_algorithms_enabled() else _models_in_order()
     offered = offers(request, request.candidates) if models else ()
     for model in models:

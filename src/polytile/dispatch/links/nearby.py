@@ -1,16 +1,16 @@
-"""What has been measured on the same kernel at other sizes close by.
+"""Measurements of the same kernel at nearby sizes.
 
-Close by means: all flags equal (divisibility by 16, alignment, threads), sizes of which the value matters equal,
-sizes up to 8 equal (each is a regime of its own), and the others within RADIUS octaves, each. A neighbour counts if
-everything that would be measured now was measured there. The link answers
+A problem is nearby if all flags are equal (divisibility by 16, alignment, threads), sizes whose value matters are equal, sizes
+up to 8 are equal (each is a regime of its own), and each other size is within RADIUS octaves. A neighbour counts if everything
+that would be measured now was measured there. The link answers
 
-- when a neighbour lies in the same regime (the same sub-buckets of one that is subdivided), as a decision made there would have
-  served this call in its process; or
-- when neighbours lie on both sides in every size, so that nothing is extrapolated;
+    - when a neighbour lies in the same regime (the same sub-buckets if it is subdivided), since a decision made there would have
+      served this call in its own process; or
+    - when neighbours lie on both sides in every size, so that nothing is extrapolated;
 
-and in both cases only when all the neighbours concerned agree on the candidate and it is expected to be as good here
-(subdivision.py). Otherwise it abstains. It is wrong where the best candidate changes twice between two neighbours and
-predictions do not say so.
+and in both cases only if all these neighbours agree on the candidate and it is expected to be as good here (subdivision.py).
+Otherwise it abstains. It is wrong if the best candidate changes twice between two neighbours without the predictions showing
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ CHAMPIONS = 2
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A measured problem: how many octaves away, whether in the same regime, on which sides, and its best candidate."""
+    """A measured problem: its distance in octaves, whether it is in the same regime, on which sides it lies, and its best
+    candidate."""
 
     sizes: Mapping[str, int]
     octaves: float
@@ -51,7 +52,7 @@ class Neighbour:
 
 
 def choose(request: Request) -> Answer | None:
-    """The candidate that the neighbours agree on; a note where they do not. None where measuring has to be thorough."""
+    """The candidate that the neighbours agree on, or a note if they disagree. None if measuring has to be thorough."""
     if must_measure(request):
         return None
     near = neighbours(request)
@@ -84,13 +85,13 @@ def _holds(request: Request, winner: Candidate, voters: Sequence[Neighbour]) -> 
 
 
 def neighbours(request: Request) -> list[Neighbour]:
-    """The measured problems close by that say which of the request's candidates is best there."""
+    """The nearby measured problems that say which of the request's candidates is best there."""
     return list(_measured(request, RADIUS, lambda: shortlist(request)))
 
 
 def champions(request: Request) -> frozenset[str]:
-    """Names of the winners of the nearest problems measured, within CHAMPION_RADIUS: worth measuring here too, whatever the prior
-    thinks of them, and mostly compiled already."""
+    """Names of the winners of the nearest measured problems, within CHAMPION_RADIUS. They are worth measuring here whatever the
+    prior predicts, and are usually compiled already."""
     nearest = sorted(_measured(request, CHAMPION_RADIUS, tuple), key=lambda neighbour: neighbour.octaves)
     return frozenset(neighbour.winner.name for neighbour in nearest[:CHAMPIONS])
 

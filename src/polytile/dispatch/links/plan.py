@@ -1,8 +1,8 @@
-"""What the plan file that the option `plan` names says (dispatch/planfile.py).
+"""What the plan file pins that the option `plan` names (dispatch/planfile.py).
 
-Where it says nothing, or pins a kernel that has changed or cannot run, the option `plan_missing` decides: "warn" tells
-of it and lets the weaker links answer as if there were no plan (a changed kernel still runs); "error" raises NotInPlan.
-Nothing is measured for what a plan pins.
+The option `plan_missing` decides if the plan says nothing, or pins a kernel that has changed or cannot run: "warn" logs it and
+lets the weaker links answer as if there were no plan (a changed kernel still runs); "error" raises NotInPlan. Pinned kernels
+are never measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("polytile.dispatch")
 
 
 def choose(request: Request) -> Answer | None:
-    """The pinned candidate; a note where the plan has none for this regime or one that cannot run."""
+    """The pinned candidate; a note if the plan has none for this regime or one that cannot run."""
     path = options.get("plan")
     if not path:
         return None
@@ -74,7 +74,7 @@ def opened(path: str) -> Plan:
 
 
 def _missing(request: Request, path: str, what: str) -> Answer:
-    """Warns or raises as `plan_missing` says, where a call is at stake and not just a preview of one."""
+    """Warns or raises as `plan_missing` says, if this is a call and not a preview of one."""
     sizes = sizes_text(request.spec.keys.deciding(request.ints))
     if request.args is not None:
         if options.get("plan_missing") == "error":

@@ -24,8 +24,8 @@ Ranked = TypeVar("Ranked")
 
 
 def choose(request: Request) -> Answer | None:
-    """The candidate predicted to be fastest, where none may be timed; equal predictions go to the canonical order. What a learned
-    model expects, though it is not sure, is the better prediction."""
+    """The candidate predicted to be fastest, if none may be timed; equal predictions go to the canonical order. What a learned
+    model expects replaces the prediction, even if the model is not sure."""
     if may_measure(request):
         return None
     cost = {candidate.name: candidate.cost(request.sizes) for candidate in request.alive} | model.expected(request)
@@ -65,15 +65,18 @@ on 64 squares a shortlist of five missed a faster candidate by 2 % at most that 
 
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
-    """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most (twice as many on a
-    GPU), a library kernel among them (the one with the best prediction), as a tuned program must never be slower than the
-    library's kernels. What else is ready made is measured besides: it costs no compiling, and its predictions say nothing of
-    those of generated kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to
-    be predicted about as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py
-    measures it too. All of them where the option `tune` says so. Where a learned model knows such problems but is not sure, what
-    it expects stands in place of predictions, and LEARNED of them are enough.
+    """The candidates worth measuring, in canonical order.
 
-    Depends on the sizes, the candidates, the options and the models alone, so that a later process asks for the same ones.
+    The option `shortlist` says how many there are at most (twice as many on a GPU). One of them is the library kernel with the
+    best prediction, since a tuned program must never be slower than the library. Other ready-made candidates are measured in
+    addition: they need no compiling, and predictions of generated kernels say nothing about them. The library's candidate for a
+    loop, a sequence of ATen calls, is measured in addition on a GPU; on a CPU it must be predicted about as fast as the best.
+    If everything measured turns out slower than that candidate's prediction, links/measured.py measures it too. If the option
+    `tune` says so, all candidates are measured. If a learned model knows such problems but is not sure, its expectations
+    replace the predictions, and LEARNED candidates suffice.
+
+    The list depends only on the sizes, the candidates, the options and the models, so that a later process asks for the same
+    ones.
     """
     if options.get("tune") == "all":
         return tuple(request.candidates)
@@ -104,7 +107,8 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
 
 
 def varied(ranked: Sequence[Ranked], count: int, traits: Callable[[Ranked], Iterable[Hashable]]) -> list[Ranked]:
-    """The first `count` of which no larger part than ALIKE shares a trait; then the first of the others, if there are too few."""
+    """The first `count` candidates of which at most the share ALIKE has a trait in common; if there are too few, then the first
+    of the others."""
     seen: Counter[Hashable] = Counter()
     most = max(2, math.ceil(ALIKE * count))
     chosen: list[int] = []
@@ -117,7 +121,7 @@ def varied(ranked: Sequence[Ranked], count: int, traits: Callable[[Ranked], Iter
 
 
 def _recipe(candidate: Candidate) -> str:
-    """Equal for candidates of one source, empty where there is nothing to compile."""
+    """Equal for candidates that share a source; empty if there is nothing to compile."""
     return candidate.recipe
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import torch
 
 from polytile.runtime import native
 from polytile.runtime.cuda import driver, launch
+from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
@@ -42,7 +42,7 @@ def can_time_calls() -> bool:
     module = native.module()
     found = driver.library()
     try:
-        functions = [ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0 for name in _EVENT_FUNCTIONS]
+        functions = addresses(found, _EVENT_FUNCTIONS)
     except AttributeError as error:
         log.info("Calls on this GPU cannot be timed one by one: %s.", error)
         return False

@@ -24,6 +24,7 @@ from polytile.runtime import background, native
 from polytile.runtime import compile as compiler
 from polytile.runtime.background import Disturbance
 from polytile.runtime.cuda import driver, launch, products
+from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
@@ -175,11 +176,8 @@ def _recorder() -> int:
     try:
         library = prepare().result()
         found = driver.library()
-        functions = [ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0 for name in _DRIVER_FUNCTIONS]
-        tells = getattr(found, _PARAMETERS, None)
-        functions.append(0 if tells is None else ctypes.cast(tells, ctypes.c_void_p).value or 0)
-        functions += launch.torch_functions()
-        functions += launch.new_handle()
+        tells = addresses(found, [_PARAMETERS]) if hasattr(found, _PARAMETERS) else [0]
+        functions = [*addresses(found, _DRIVER_FUNCTIONS), *tells, *launch.torch_functions(), *launch.new_handle()]
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
     except AttributeError as error:

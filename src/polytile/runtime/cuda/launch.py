@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import torch
 
@@ -23,7 +22,9 @@ from polytile.errors import DeviceError
 from polytile.runtime import compile as compiler
 from polytile.runtime import native
 from polytile.runtime.cuda import driver, hip, products
+from polytile.runtime.cuda.native_plan import FormulaPointer, NativePlan
 from polytile.runtime.formula import Formula
+from polytile.runtime.symbols import addresses
 
 SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "launch.h", "launch.c"))
 TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
@@ -111,13 +112,10 @@ class _Parameter(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
 
 
-_Code = ctypes.POINTER(ctypes.c_int64)
-
-
 class _Descriptor(ctypes.Structure):
     _fields_ = [
-        ("sizes", _Code * 2),
-        ("stride", _Code),
+        ("sizes", FormulaPointer * 2),
+        ("stride", FormulaPointer),
         ("tensor", ctypes.c_int32),
         ("type", ctypes.c_int32),
         ("bytes", ctypes.c_int32),
@@ -129,7 +127,7 @@ class _Descriptor(ctypes.Structure):
 class _Launch(ctypes.Structure):
     _fields_ = [
         ("function", ctypes.c_void_p),
-        ("grid", _Code * 3),
+        ("grid", FormulaPointer * 3),
         ("parameters", ctypes.POINTER(_Parameter)),
         ("descriptors", ctypes.POINTER(_Descriptor)),
         ("count", ctypes.c_int32),
@@ -158,19 +156,19 @@ class _PlanHead(ctypes.Structure):
     ]
 
 
-class Plan:
+class Plan(NativePlan):
     """How one kernel is launched on device number `index`; see the module's docstring. Raises DeviceError where the driver
     or torch's C functions cannot be had."""
 
     def __init__(
         self, name: str, index: int, launches: Sequence[Launch[driver.Function]], scratch: Sequence[Scratch] = ()
     ) -> None:
+        self.address, size, release = _launcher()
+        super().__init__(size, release)
         self.name, self.index = name, index
-        self.address, bytes_of_plan, release = _launcher()
-        self._held: list[Any] = [tuple(launches)]
+        self._hold(tuple(launches))
         self._error: torch.Tensor | None = None
-        block = self._hold((ctypes.c_uint64 * (bytes_of_plan // 8 + 1))())
-        head = _PlanHead.from_buffer(block)
+        head = _PlanHead.from_buffer(self._block)
         head.context = driver.context(index)
         head.launches = self._hold((_Launch * len(launches))(*map(self._launch, launches)))
         head.scratch = self._hold(
@@ -180,9 +178,6 @@ class Plan:
         if any(kind == ERROR_WORD for launch in launches for kind, _ in launch.parameters):
             self._error = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=torch.cuda.is_available())
             head.error = self._error.data_ptr()
-        self.handle = ctypes.addressof(block)
-        finalizer = weakref.finalize(self, _released, release, block, self._held)
-        finalizer.atexit = False
 
     def synchronise(self) -> int:
         """Waits for the device; the number of a run-time check that a launch found violated, or 0."""
@@ -193,18 +188,11 @@ class Plan:
         self._error[0] = 0
         return code
 
-    def _hold(self, value: Any) -> Any:
-        self._held.append(value)
-        return value
-
-    def _code(self, formula: Formula) -> Any:
-        return ctypes.cast(self._hold((ctypes.c_int64 * len(formula))(*formula)), _Code)
-
     def _launch(self, launch: Launch[driver.Function]) -> _Launch:
         parameters = self._hold(
             (_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters])
         )
-        grid = (_Code * 3)(*map(self._code, launch.grid))
+        grid = (FormulaPointer * 3)(*map(self._code, launch.grid))
         assert len(launch.descriptors) <= MOST_DESCRIBED
         described = self._hold((_Descriptor * MOST_DESCRIBED)(*map(self._descriptor, launch.descriptors)))
         overlaps = launch.overlaps and driver.version() >= OVERLAPPING
@@ -213,26 +201,19 @@ class Plan:
         return _Launch(launch.function.handle, grid, parameters, described, *numbers)
 
     def _descriptor(self, one: Descriptor) -> _Descriptor:
-        sizes, block = (_Code * 2)(*map(self._code, reversed(one.shape))), (ctypes.c_uint32 * 2)(*reversed(one.block))
+        sizes, block = (FormulaPointer * 2)(*map(self._code, reversed(one.shape))), (ctypes.c_uint32 * 2)(*reversed(one.block))
         return _Descriptor(sizes, self._code(one.stride), one.tensor, one.type, one.bytes, one.swizzle, block)
 
 
-def _released(release: Any, block: Any, held: list[Any]) -> None:
-    """Frees what C keeps for a plan that is no longer in use; `held` is what its pointers point to."""
-    release(ctypes.addressof(block))
-    held.clear()
-
-
 @functools.cache
-def _launcher() -> tuple[int, int, Any]:
-    """Address of `polytile_launch`, bytes of a plan, and the function that releases one."""
+def _launcher() -> tuple[int, int, int]:
+    """Address of `polytile_launch`, bytes of a plan, and the address of the function that releases one."""
     library = prepare().result()
     functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS) + 1))(*_functions())
     configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
     configure(ctypes.addressof(functions))
     size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_plan_bytes"))()
-    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_release"))
-    return library.address("polytile_launch"), int(size), release
+    return library.address("polytile_launch"), int(size), library.address("polytile_release")
 
 
 def prepare() -> compiler.Compilation:
@@ -255,16 +236,16 @@ def reset() -> None:
 def _functions() -> list[int]:
     """Addresses of what launch.c calls, in the order of its Api."""
     found = driver.library()
-    describe = _addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
-    return [*_addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
+    describe = addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
+    return [*addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
 
 
 def torch_functions() -> list[int]:
     """Addresses of torch's stable C functions: the current stream, and memory from its allocator."""
-    folder = Path(torch.__file__).parent / "lib"
+    kind = "hip" if hip.present() else "cuda"
     try:
-        gpu, cpu = (ctypes.CDLL(str(folder / f"libtorch_{part}.so")) for part in ("hip" if hip.present() else "cuda", "cpu"))
-        return [*_addresses(gpu, _TORCH_FUNCTIONS[:1]), *_addresses(cpu, _TORCH_FUNCTIONS[1:])]
+        gpu, cpu = (ctypes.CDLL(native.library_path(f"torch_{part}")) for part in (kind, "cpu"))
+        return [*addresses(gpu, _TORCH_FUNCTIONS[:1]), *addresses(cpu, _TORCH_FUNCTIONS[1:])]
     except (OSError, AttributeError) as error:
         raise DeviceError(
             f"torch {torch.__version__} lacks what launches need ({error}); install its build for CUDA or ROCm."
@@ -273,11 +254,7 @@ def torch_functions() -> list[int]:
 
 def new_handle() -> list[int]:
     """Address of torch's stable C function that makes a second handle of a tensor."""
-    return _addresses(native.torch_library(), [_NEW_HANDLE])
-
-
-def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
-    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+    return addresses(native.torch_library(), [_NEW_HANDLE])
 
 
 def failed(name: str, code: int) -> NoReturn:

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.runtime import compile as compiler
-from polytile.runtime import pytorch
+from polytile.runtime import native, pytorch
 from polytile.runtime.cuda import cublaslt, driver
 from polytile.runtime.cuda.cublaslt import COMPUTE_32I, MOST_WORKSPACE, TYPES, Algorithm
+from polytile.runtime.cuda.native_plan import FormulaPointer, NativePlan
 from polytile.runtime.formula import Formula
+from polytile.runtime.program import number_or
+from polytile.runtime.symbols import addresses
 
 SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "product.h", "product.c"))
 LIBRARY_STATUS = 100000
@@ -77,12 +78,9 @@ class Product:
         return self.a, self.b, self.c, self.d
 
 
-_Code = ctypes.POINTER(ctypes.c_int64)
-
-
 class _Operand(ctypes.Structure):
     _fields_ = [
-        ("strides", _Code * 3),
+        ("strides", FormulaPointer * 3),
         ("tensor", ctypes.c_int32),
         ("type", ctypes.c_int32),
         ("torch_type", ctypes.c_int32),
@@ -126,7 +124,7 @@ class _Proposal(ctypes.Structure):
     ]
 
 
-class AtenPlan:
+class AtenPlan(NativePlan):
     """How ATen is called for a product on device number `device`; -1: on the CPU. Raises DeviceError where torch's C functions
     cannot be had."""
 
@@ -134,11 +132,10 @@ class AtenPlan:
 
     def __init__(self, product: Product, device: int, rank: int = 0, fastest_at: Mapping[str, int] | None = None) -> None:
         library = prepare().result()
-        self.device, self.address, self._held = device, library.address(self.symbol), []  # type: ignore[var-annotated]
+        self.device, self.address = device, library.address(self.symbol)
         size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_product_bytes"))()
-        release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_product_release"))
-        block = self._hold((ctypes.c_uint64 * (size // 8 + 1))())
-        head = self._head = _Head.from_buffer(block)
+        super().__init__(size, library.address("polytile_product_release"))
+        head = self._head = _Head.from_buffer(self._block)
         head.api = ctypes.addressof(self._hold(self._functions()))
         head.context = driver.context(device) if device >= 0 else None
         head.handle = self._handle()
@@ -149,8 +146,6 @@ class AtenPlan:
         head.bias = -1 if product.bias is None else product.bias
         head.compute, head.device = product.compute, device
         head.scale = TYPES[torch.int32 if product.compute == COMPUTE_32I else torch.float32]
-        self.handle = ctypes.addressof(block)
-        weakref.finalize(self, _released, release, block, self._held).atexit = False
 
     @property
     def refusals(self) -> int:
@@ -164,15 +159,11 @@ class AtenPlan:
     def _handle(self) -> int:
         return 0
 
-    def _hold(self, value: Any) -> Any:
-        self._held.append(value)
-        return value
-
     def _operand(self, operand: Operand | None) -> _Operand:
         if operand is None:
             return _Operand(tensor=-1)
-        codes = [ctypes.cast(self._hold((ctypes.c_int64 * len(f))(*f)), _Code) for f in operand.strides]
-        return _Operand((_Code * 3)(*codes), operand.tensor, TYPES.get(operand.dtype, -1), _torch_type(operand.dtype))
+        strides = (FormulaPointer * 3)(*map(self._code, operand.strides))
+        return _Operand(strides, operand.tensor, TYPES.get(operand.dtype, -1), number_or(operand.dtype, -1))
 
 
 class Plan(AtenPlan):
@@ -182,7 +173,7 @@ class Plan(AtenPlan):
     symbol = "polytile_product_cublaslt"
 
     def _functions(self) -> ctypes.Array[ctypes.c_void_p]:
-        return (ctypes.c_void_p * 22)(*_of_torch(self.device), *_addresses(cublaslt.library(), _CUBLASLT))
+        return (ctypes.c_void_p * 22)(*_of_torch(self.device), *addresses(cublaslt.library(), _CUBLASLT))
 
     def _handle(self) -> int:
         return cublaslt.handle(self.device)
@@ -213,12 +204,6 @@ def _asked(product: Product, device: int) -> Plan:
     return Plan(product, device)
 
 
-def _released(release: Any, block: Any, held: list[Any]) -> None:
-    """Frees what C keeps for a plan that is no longer in use; `held` is what its pointers point to."""
-    release(ctypes.addressof(block))
-    held.clear()
-
-
 def prepare() -> compiler.Compilation:
     """Starts compiling product.c, or finds it in the cache; returns at once."""
     return compiler.compile_c("cuda_product", "\n".join(path.read_text() for path in SOURCES))
@@ -240,33 +225,16 @@ def reset() -> None:
 
 def _of_torch(device: int) -> list[int | None]:
     """Addresses of the driver's functions, and of torch's stable C functions for a device."""
-    folder = Path(torch.__file__).parent / "lib"
     kind = "cpu" if device < 0 else "hip" if pytorch.hip() is not None else "cuda"
     try:
-        cpu = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
-        own = cpu if device < 0 else ctypes.CDLL(str(folder / f"libtorch_{kind}.so"))
+        cpu, own = (ctypes.CDLL(native.library_path(f"torch_{part}")) for part in ("cpu", kind))
         before: list[int | None] = [None] * 4
         if device >= 0:
-            before = [*_addresses(driver.library(), _DRIVER), *_addresses(own, (_STREAM,))]
+            before = [*addresses(driver.library(), _DRIVER), *addresses(own, (_STREAM,))]
         shim = "cpu" if device < 0 else "cuda"
-        return [*before, *_addresses(cpu, _MEMORY), *_addresses(own, [f"aoti_torch_{shim}_{name}" for name in _PRODUCTS])]
+        return [*before, *addresses(cpu, _MEMORY), *addresses(own, [f"aoti_torch_{shim}_{name}" for name in _PRODUCTS])]
     except (OSError, AttributeError) as error:
         raise DeviceError(f"torch {torch.__version__} lacks what products called from C need ({error}).") from error
-
-
-def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int | None]:
-    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
-
-
-def _torch_type(dtype: torch.dtype) -> int:
-    """torch's own number of a type, -1 for one that its stable C functions lack."""
-    function = getattr(_torch_cpu(), f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}", None)
-    return -1 if function is None else int(function())
-
-
-@functools.cache
-def _torch_cpu() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def failed(name: str, code: int) -> LaunchFailed | None:

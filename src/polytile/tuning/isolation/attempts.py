@@ -1,4 +1,4 @@
-"""The candidates of a Task that run in a worker process first: which came back right, and what became of the others."""
+"""The candidates of a Task that first run in a worker process: which of them were right, and how the others ended."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ It need not: two threads that happen to run one after the other do no harm to ea
 
 
 WORKERS = {"cpp": Kind.NATIVE, "triton": Kind.DEVICE}
-"""What runs the kernels of a source. Of another it is known when there is one."""
+"""The kind of worker that runs the kernels of a source. For other sources it is known once there is a kernel."""
 
 
 def begin(task: Task) -> None:
-    """Has the workers that the task is going to need start in the background, while its reference runs and compilers work."""
+    """Starts the workers that the task will need, while its reference runs and compilers work."""
     origins = {candidate.origin for candidate in task.candidates if candidate.name in task.apart}
     for kind in {WORKERS[origin] for origin in origins & WORKERS.keys()}:
         worker.begin(kind, _index(task) if kind is Kind.DEVICE else 0)
@@ -205,7 +205,8 @@ def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> 
 
 
 def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
-    """The candidate runs here untried, which is logged once for each reason; or, if the task forbids that, not at all."""
+    """Logs once per reason that a candidate runs here untried; or, if the task forbids that, records that it does not run at
+    all."""
     candidate: Candidate = task.candidates[number]
     if task.only_apart:
         attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {reason}")

@@ -45,7 +45,7 @@ MARGIN = 2.0
 PATIENCE = 6.0
 """How many times the limit a kernel may take by the clock if it hardly uses the processor."""
 
-POPULATED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE
 """Memory is mapped with all its pages at once: touching them one by one takes ten times as long."""
 
 Kernel = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_long), ctypes.c_long)
@@ -227,8 +227,8 @@ def _found(request: dict[str, Any]) -> Any:
 
 
 def _limit(seconds: float, threads: int) -> None:
-    """From now on the system ends this process after so many seconds of a processor, or six times as many by the clock:
-    what stops a kernel without end when nobody is left to ask for that."""
+    """Limits this process from now on to so many seconds of a processor, or six times as many by the clock. This stops an
+    endless kernel when nobody is left to stop it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = used.ru_utime + used.ru_stime + seconds * max(1, threads) + MARGIN
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), resource.RLIM_INFINITY))

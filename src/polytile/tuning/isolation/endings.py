@@ -1,4 +1,4 @@
-"""What the end of a worker process, or the error that it reports, says about the kernel that it tried."""
+"""What a worker's exit status or reported error says about the kernel that it tried."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Failure(Exception):
 
 
 def raised(name: str, message: str) -> Failure:
-    """Of an error of the class `name` that the worker caught and reported."""
+    """The Failure for an error of the class `name` that the worker caught and reported."""
     detail = f"{name}: {message}"
     return Failure(ERROR_NAMES.get(name) or _meaning(detail, ERRORS, Outcome.RAISED), detail)
 
 
 def ended(status: int | None, words: str) -> Failure:
-    """Of a process that is gone, with its exit status as subprocess has it and the last that it wrote on stderr."""
+    """The Failure for a process that has ended, from its exit status as subprocess gives it and its last words on stderr."""
     if status is None or status >= 0:
         outcome, what = Outcome.CRASHED, f"ended its process with status {status}"
     else:

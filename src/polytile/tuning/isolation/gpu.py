@@ -1,7 +1,7 @@
-"""Kernels' first runs on a GPU, in a worker with a context of its own: many in one message, on arguments made there.
+"""First runs of kernels on a GPU, in a worker with its own context: many per message, on arguments made there.
 
-The user's context, memory and stream have no part in it: a fault ends the worker's context alone, and none of the memory is
-torch's. Only arguments that may be positions (integers, booleans) are copied; others hold one harmless number (device.py).
+The user's context, memory and stream are not involved: a fault ends only the worker's context, and none of the memory is
+torch's. Only arguments that may be positions (integers, booleans) are copied; the others hold one harmless number (device.py).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from polytile.tuning.isolation.memory import Memory, Unavailable
 from polytile.tuning.isolation.worker import Finished, Kind, borrowed
 
 CONTEXT_BYTES = 1 << 30
-"""Of a GPU's memory: what a context takes there without any kernel or argument, at most."""
+"""The most GPU memory that a context takes without any kernel or argument."""
 
 RESERVE = 1 / 16
-"""Of a GPU's memory: what stays free beside a worker, for whatever else the user's program asks for meanwhile."""
+"""The share of a GPU's memory that stays free beside a worker, for whatever else the user's program asks for meanwhile."""
 
 
 def run_all(
     args: Sequence[Any], roles: Sequence[str], handles: Sequence[DeviceHandle], index: int, seconds: float
 ) -> list[Finished | Failure]:
-    """What became of each kernel when it ran on arguments like these; a kernel that ends the worker is the last that there is
-    an answer for. Raises Unavailable where there is no worker, or no room for it on the device."""
+    """The result of each kernel when it ran on arguments like these. A kernel that ends the worker has the last result. Raises
+    Unavailable if there is no worker, or no room for it on the device."""
     groups = overlapping(args, roles)
     with borrowed(Kind.DEVICE, index) as worker:
         running = 0 if worker.pid is None else CONTEXT_BYTES
@@ -52,7 +52,7 @@ def run_all(
 
 
 def block_name(args: Sequence[Any], roles: Sequence[str], names: Sequence[str], block: int) -> str:
-    """The argument to blame for what was written beside a block: one that kernels write to, if it has any."""
+    """The argument to blame for a write outside a block: one that kernels write to, if the block has one."""
     group = overlapping(args, roles)[block]
     return names[next((span.position for span in group if span.written), group[0].position)]
 

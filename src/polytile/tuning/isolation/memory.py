@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import threading
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from polytile.tuning.isolation.child import POPULATED
 
 SPARE_BYTES = 16 << 20
-"""Memory of at most so many bytes is kept for the next trial: to have it cleared and mapped takes longer than to fill it."""
+"""Memory of at most so many bytes is kept for the next trial: clearing and mapping new memory takes longer than filling it."""
 
 
 class Unavailable(Exception):
@@ -25,18 +24,11 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size = size
         try:
-            if hasattr(os, "memfd_create"):
-                self.descriptor = os.memfd_create("polytile", os.MFD_CLOEXEC)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    self.descriptor = os.dup(file.fileno())
+            self.descriptor = os.memfd_create("polytile", os.MFD_CLOEXEC)
         except OSError as error:
             raise Unavailable(f"there is no shared memory ({error})") from None
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.descriptor, 0, size)  # now, not as a bus error in the middle of a copy
-            else:
-                os.ftruncate(self.descriptor, size)
+            os.posix_fallocate(self.descriptor, 0, size)  # now, not as a bus error in the middle of a copy
             self.whole = torch.frombuffer(mmap.mmap(self.descriptor, size, POPULATED), dtype=torch.uint8)
         except OSError as error:
             self.close()
@@ -65,7 +57,7 @@ def taken(size: int) -> Memory:
 
 
 def kept(memory: Memory) -> bool:
-    """Keeps the memory for the next trial; whether that was done, or it is too large or there is some already."""
+    """Keeps the memory for the next trial. Returns False, and keeps nothing, if it is too large or there is some already."""
     global _spare
     with _lock:
         if _spare is not None or memory.size > SPARE_BYTES:

@@ -10,17 +10,17 @@ from polytile.problem import Outcome, sizes_text
 from polytile.store import Summary
 
 TRUSTED = (*READY_MADE, "reference")
-"""Origins whose kernels are never tried apart: libraries' calls and the interpreter are what eager itself runs."""
+"""Origins whose kernels are never isolated: library calls and the interpreter are what eager itself runs."""
 
 
 def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> frozenset[str]:
-    """Names of the candidates to try apart, as the option `isolation` has it. `proven(source_hash)` says whether a kernel of
-    this source has come to its end before, on this machine, and never failed to. A candidate that is `interpreted` is run
-    by an interpreter, and none of its code by the machine. What the main script defines (`in_main_script`), another process could
+    """Names of the candidates to try in isolation, as the option `isolation` says. `proven(source_hash)` says whether a kernel
+    of this source has finished on this machine before, and never failed to. A candidate that is `interpreted` is run by an
+    interpreter, and none of its code by the machine. What the main script defines (`in_main_script`), another process could
     import only by running the script.
 
-    Under "untrusted" that is each source at first sight: what a source does at other sizes later is taken on trust, since
-    a kernel that passed the gate once rarely crashes, and a copy of all arguments for every problem is dear.
+    Under "untrusted", a source is isolated the first time. At later sizes it is trusted, since a kernel that passed the gate
+    once rarely crashes, and a copy of all arguments for every problem is expensive.
     """
     mode = options.get("isolation")
     if mode == "never":
@@ -34,8 +34,8 @@ def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> fro
 def deadly(
     candidates: Iterable[Candidate], sizes: Mapping[str, int], died: Mapping[str, Sequence[Summary]]
 ) -> Iterator[tuple[Candidate, Outcome, str]]:
-    """Those of a source that has crashed before, at whatever sizes, or has not come to an end at sizes none of which was larger;
-    how, and where. They are not tried again: an edited source has another hash in `died` (Store.died)."""
+    """The candidates whose source has crashed before, at any sizes, or did not finish at sizes none of which was larger; with
+    how and where. They are not tried again: an edited source has another hash in `died` (Store.died)."""
     for candidate in candidates if died else ():
         for one in died.get(candidate.source_hash, ()):
             slow = one.outcome is Outcome.TIMEOUT and one.size.keys() == sizes.keys()

@@ -1,4 +1,4 @@
-"""One Task's arguments in memory that the worker sees, and a candidate's run on them there."""
+"""One Task's arguments in memory that the worker shares, and a candidate's run on them there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from polytile.tuning.isolation.memory import Unavailable, kept, taken
 from polytile.tuning.isolation.worker import Finished, Kind, borrowed, for_all_running
 
 MOST_BYTES = 1 << 30
-"""Arguments larger than this are not copied for a trial apart: the copy would take longer than the tuning itself."""
+"""Larger arguments are not copied for an isolated trial: the copy would take longer than the tuning itself."""
 
 
 class Arena:
-    """Copies of all the arguments, read ones too, in shared memory: `clones.args` are what the gate compares.
+    """Copies of all the arguments, also those that are only read, in shared memory: `clones.args` are what the gate compares.
 
-    Raises Unavailable where there is not enough memory. Whoever is done calls `close`; nothing of the caller's is ever
-    written to.
+    Raises Unavailable if there is not enough memory. Whoever is done calls `close`; the caller's memory is never written to.
     """
 
     def __init__(self, args: Sequence[Any], roles: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""The process that kernels are tried in, seen from the one that must not die: start, ask, end, and say why it ended."""
+"""The process in which kernels are tried, from the side of the process that must not die: starting it, asking it, ending it,
+and saying why it ended."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from polytile.tuning.isolation.endings import Failure, ended, raised
 from polytile.tuning.isolation.memory import Memory, Unavailable
 
 START_SECONDS = 60.0
-"""How long a new worker may take until it answers, importing torch included."""
+"""How long a new worker may take to answer, importing torch included."""
 
 STOP_SECONDS, ENDING_SECONDS = 10.0, 5.0
-"""How long a process that is being ended is waited for, and one that has closed its socket."""
+"""How long to wait for a process that is being ended, and for one that has closed its socket."""
 
 IDLE_SECONDS = 5.0
-"""How long a process that holds memory of a GPU waits for more to do."""
+"""How long an idle process keeps its memory on a GPU."""
 
 LARGEST_BYTES = 8 << 30
-"""Private memory that a worker may have at most; half of what the machine has available where that is less."""
+"""The most private memory that a worker may have; at most half of what the machine has available."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Kind(enum.Enum):
 
 
 class Worker:
-    """One process, started when first asked, and again when it has died. Callers keep other threads out.
+    """One process, started when first asked, and again after it has died. Callers keep other threads out.
 
-    One that imports torch needs this interpreter's own start-up; one with a context on a GPU is for device number `index`.
+    One that imports torch needs this interpreter's own start-up; one with a GPU context is for device number `index`.
     """
 
     def __init__(self, kind: Kind = Kind.NATIVE, index: int = 0) -> None:
@@ -298,7 +299,7 @@ def _undisturbed(worker: Worker) -> Iterator[None]:
 
 
 def begin(kind: Kind, index: int = 0) -> None:
-    """Has such a worker start in the background, as one will be needed soon."""
+    """Starts such a worker in the background, since one will be needed soon."""
     with borrowed(kind, index) as worker, contextlib.suppress(Unavailable):  # reported when it is needed
         worker.begin()
 
