@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch._prims_common import get_computation_dtype
 
-aten = torch.ops.aten
 Size = Any  # int or torch.SymInt
 
 
