@@ -30,7 +30,7 @@ from polytile.frontend.lower.overloads import all_overloads, overloads
 # Taken apart by torch's own rules, beyond the core table.
 FROM_TORCH = """
     _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
-    addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
+    addmv dist elu gelu hardtanh huber_loss leaky_relu linalg_vector_norm native_batch_norm
     rrelu_with_noise_backward tril_indices triu_indices
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
