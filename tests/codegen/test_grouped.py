@@ -14,7 +14,7 @@ from polytile.candidates.cpp_products import product_candidates
 from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.products import reference
 from polytile.codegen.triton import interpret
-from polytile.ir import grouped
+from polytile.ir.products import grouped_product
 from polytile.matmul.gemm_args import make_args
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.matmul.triton.schedules import generate
@@ -55,7 +55,7 @@ def named(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tens
 
 def check(kernel: GemmKernel, args: Sequence[Any], what: object) -> None:
     a, b, ends, c = args[:4]
-    expected = grouped.multiply(a.double(), b.double(), ends, kernel.spec.grouped)
+    expected = grouped_product(a.double(), b.double(), ends, kernel.spec.grouped)
     tolerance = 1e-5 if kernel.in_dtype == torch.float32 else 1e-2
     torch.testing.assert_close(c.double(), expected, rtol=tolerance, atol=tolerance * 30, msg=lambda text: f"{what}: {text}")
     c.fill_(float("nan"))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from polytile import options
 from polytile.candidates import products as templates
 from polytile.dispatch.define import define_template
-from polytile.ir import expr, interpret, sizes
+from polytile.ir import expr, sizes
 from polytile.ir.program import Loop, Program, Template, View
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
@@ -21,6 +21,7 @@ from polytile.matmul.triton.configs import Kind, space
 from polytile.passes.pipeline import optimize
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
+from tests import interpret
 from tests.codegen.helpers import assert_golden
 from tests.codegen.triton_gemm import CHIP, VARIANTS, facts_of, interpreted, small
 from tests.frontend.lowering import lower

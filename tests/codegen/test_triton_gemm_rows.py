@@ -15,7 +15,7 @@ import polytile
 from polytile import options
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.candidates.triton_matmul import gemm_candidates
-from polytile.ir import interpret, sizes
+from polytile.ir import sizes
 from polytile.ir.program import Program, Template, View
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
@@ -25,6 +25,7 @@ from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from polytile.schedule.facts import Facts
+from tests import interpret
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.triton_gemm import PLAIN, interpreted, small
 

@@ -15,7 +15,6 @@ from polytile import options
 from polytile.candidates.library import row_scales
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.candidates.triton_matmul import gemm_candidates
-from polytile.ir import interpret
 from polytile.ir.program import Loop, Template
 from polytile.matmul import gemm_kernel
 from polytile.matmul.triton.operands import EVEN_K
@@ -25,6 +24,7 @@ from polytile.passes.pipeline import optimize
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from polytile.schedule.facts import Facts
+from tests import interpret
 from tests.codegen.test_triton_gemm_prologue import flat, lowered
 from tests.codegen.triton_gemm import PLAIN, interpreted, small
 from tests.frontend.lowering import lower

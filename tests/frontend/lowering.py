@@ -149,7 +149,7 @@ def library_calls(program: Program) -> list[str]:
 
 
 def run(program: Program, args: list[Any]) -> list[Any]:
-    from polytile.ir import interpret
+    from tests import interpret
 
     return interpret.run(program, args)
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.errors import IRError
-from polytile.ir import expr, interpret, philox, sizes
+from polytile.ir import expr, philox, sizes
 from polytile.ir.program import (
     Assert,
     Axis,
@@ -26,6 +26,7 @@ from polytile.ir.program import (
     View,
     whole,
 )
+from tests import interpret
 
 F32, F64, I64, BOOL, BF16 = torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16
 S0, S1 = (sympy.Symbol(f"s{i}", positive=True, integer=True) for i in range(2))

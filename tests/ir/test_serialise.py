@@ -67,6 +67,23 @@ def test_a_plain_value_is_what_it_was(value: Any) -> None:
     assert repr(again(value)) == repr(value)
 
 
+class Counter:
+    """Something with a state, which a document does not keep."""
+
+    def __init__(self, step: int, names: tuple[str, ...]) -> None:
+        self.made_from = step, names
+        self.count = 0
+
+
+def test_an_object_with_a_state_is_made_anew_and_stays_one_object() -> None:
+    counter = Counter(3, ("a", "b"))
+    counter.count = 7
+    document = json.loads(json.dumps(Writer([Counter]).document([counter, {"again": counter}])))
+    one, again = Reader(document, [Counter]).value()
+    assert one is again["again"]
+    assert (one.made_from, one.count) == (counter.made_from, 0)
+
+
 @pytest.mark.parametrize("value", [torch.ones(2), len, object(), sympy.Dummy("d"), sympy.Function("f")(N)])
 def test_what_has_no_form_is_refused(value: Any) -> None:
     with pytest.raises(Unstorable, match="no form on disk"):

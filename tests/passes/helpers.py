@@ -14,11 +14,12 @@ import torch
 
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
-from polytile.ir import expr, interpret, printer, sizes
+from polytile.ir import expr, printer, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Buffer, Input, Loop, Program, Store, Template, View, compute_dtype, whole
 from polytile.ir.verify import verify
 from polytile.passes.pipeline import optimize
+from tests import interpret
 from tests.frontend.lowering import lower
 
 F32, I64, BOOL, BF16 = torch.float32, torch.int64, torch.bool, torch.bfloat16

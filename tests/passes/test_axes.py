@@ -8,13 +8,14 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing
 
-from polytile.ir import expr, interpret, sizes
+from polytile.ir import expr, sizes
 from polytile.ir.program import Axis, Buffer, Input, Loop, Program, Store, whole
 from polytile.passes.fusion.axes import unify
 from polytile.passes.loops import indices, linear
 from polytile.passes.merge_axes import merge_loop
 from polytile.passes.split_axes import split_loop
 from polytile.passes.strides import plain_strides
+from tests import interpret
 from tests.passes.helpers import F32, S0, S1
 
 P0, P1, P2, Q0, Q1, Q2 = (sizes.axis(name) for name in ("p0", "p1", "p2", "q0", "q1", "q2"))

@@ -13,7 +13,7 @@ from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
 from polytile.passes.inplace import reuse
 from polytile.passes.pipeline import optimize
-from tests.passes.helpers import F32, I64, S0, S1, Net, assert_same, loop_of, softmax
+from tests.passes.helpers import F32, S0, S1, Net, assert_same, loop_of, softmax
 
 aten = torch.ops.aten
 EXTENTS = {S0: 3, S1: 5}
@@ -139,21 +139,9 @@ def test_inputs_outputs_and_other_shapes_keep_their_memory() -> None:
     assert reuse(program) == {}
 
 
-def test_a_donated_input_gives_its_memory() -> None:
-    net = Net()
-    program = net.program(net.op("exp", net.input("x", S0, S1)))
-    (out,) = program.output_buffers()
-    assert reuse(program) == {}
-    assert reuse(program, donated=["x"]) == {out: "x"}
-
-
 def test_a_wider_or_differently_laid_out_buffer_gets_no_memory() -> None:
     net = Net()
     x = net.input("x", S0, S1)
     columns = net.builder.realize(net.op("exp", x), (sizes.ONE, S0))
     program = net.program(columns)
     assert columns.view is not None and columns.view.buffer not in reuse(program)
-    net = Net()
-    indices = net.input("rows", S0, dtype=I64)
-    program = net.program(net.map(lambda v: v, indices, dtype=I64))
-    assert len(reuse(program, donated=["rows"])) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.ir import interpret
+from tests import interpret
 from tests.passes.helpers import loops, optimized
 
 pytestmark = pytest.mark.usefixtures("on_gpu")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from polytile import options
-from polytile.ir import interpret
 from polytile.ir.program import Loop, Program, Template
 from polytile.passes.pipeline import optimize
+from tests import interpret
 from tests.frontend.lowering import lower
 
 Function = Callable[[torch.Tensor, torch.Tensor], Any]

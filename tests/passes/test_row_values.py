@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from polytile import options
-from polytile.ir import expr, interpret
+from polytile.ir import expr
+from tests import interpret
 from tests.passes.helpers import loops, optimized
 
 pytestmark = pytest.mark.usefixtures("on_gpu")

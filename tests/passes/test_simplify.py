@@ -10,11 +10,12 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from polytile.ir import expr, interpret, ops, printer, sizes
+from polytile.ir import expr, ops, printer, sizes
 from polytile.ir.expr import Node, Op
 from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype
 from polytile.passes import rules
 from polytile.passes.simplify import simplify_loop
+from tests import interpret
 from tests.passes.helpers import BF16, BOOL, F32, I64, S0
 
 P0 = sizes.axis("p0")

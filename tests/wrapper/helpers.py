@@ -10,12 +10,12 @@ import sympy
 import torch
 
 from polytile.frontend.lower.value import Tensor, stored
-from polytile.ir import interpret
 from polytile.ir.evaluate import run_loop
 from polytile.ir.program import Extern, Loop, Program, Ref, Template, View, whole
 from polytile.passes.fusion.graph import symbols_of
 from polytile.runtime import compile as compiling
 from polytile.wrapper import KernelCall, Line, Wrapped, backend, compiled, cpp, python, schedule
+from tests import interpret
 from tests.passes.helpers import CPU, Net
 
 aten = torch.ops.aten

@@ -14,12 +14,13 @@ import sympy
 import torch
 
 from polytile.frontend.lower.value import Tensor
-from polytile.ir import interpret, sizes
+from polytile.ir import sizes
 from polytile.ir.aliases import maybe_aliased
 from polytile.ir.program import Buffer, Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import backend, lines, memory
 from polytile.wrapper.lines import Line
+from tests import interpret
 from tests.passes.helpers import S0, S1, Net, arguments
 from tests.passes.test_random_programs import STEPS
 from tests.wrapper.helpers import LibraryNet, like, lines_of, wrapped

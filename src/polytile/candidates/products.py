@@ -13,8 +13,8 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.sources import ProductRequest
-from polytile.ir import evaluate, expr, grouped, sizes
-from polytile.ir.interpret import scaled_operand
+from polytile.ir import evaluate, expr, sizes
+from polytile.ir.products import grouped_product, scaled_operand
 from polytile.ir.program import compute_dtype
 from polytile.matmul import prologue, scales
 from polytile.matmul.gemm_args import operands
@@ -75,7 +75,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         if "SB" in blocks:
             right = scaled_operand(right, blocks["SB"], *[tensors[name].to(sums) for name in ("SB", "ZB") if name in blocks])
         if kernel.spec.grouped:
-            product = grouped.multiply(left, right, tensors[ENDS], kernel.spec.grouped)
+            product = grouped_product(left, right, tensors[ENDS], kernel.spec.grouped)
         else:
             product = torch.matmul(left, right)
         if kernel.second is not None:

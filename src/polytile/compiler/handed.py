@@ -8,7 +8,6 @@ made by the asking process itself; so is what depends on more than the graph and
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 from collections import OrderedDict
@@ -22,7 +21,7 @@ import torch.fx
 from polytile import options
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.compiler.programs import compile_program
-from polytile.compiler.stored import PROGRAMS, Convolution, Loaded, Slot, conditions
+from polytile.compiler.stored import PROGRAMS, Loaded, Slot, conditions
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel
 from polytile.dispatch.define import WORKS
@@ -41,8 +40,8 @@ from polytile.tuning import budget
 log = logging.getLogger("polytile")
 
 CLASSES = (
-    Lowered, OperatorReport, Convolution, ir.Program, ir.Input, ir.Template, ir.Attention, ir.Extern, ir.Assert, ir.Operator,
-    ir.Trace,
+    Lowered, OperatorReport, PackedConvolution, ir.Program, ir.Input, ir.Template, ir.Attention, ir.Extern, ir.Assert,
+    ir.Operator, ir.Trace,
 )  # fmt: skip
 
 CPU = (torch.device("cpu"),)
@@ -105,23 +104,12 @@ def _request(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Sl
         raise Refused(f"it has tensors on {', '.join(sorted(map(str, devices)))}.")
     if slot.cache.in_force is not slot.cache:
         raise Refused("the cache directory cannot be used.")
-    given = _without_state(lowered), dict(traced), [dict(values) for values in ahead]
+    given = lowered, dict(traced), [dict(values) for values in ahead]
     return {
         "given": Writer(CLASSES).document(given),
         "slot": slot.name,
         "conditions": conditions(CPU),
     }
-
-
-def _without_state(lowered: Lowered) -> Lowered:
-    """The same with what convolutions are made from in place of those that hold packed weights."""
-    operations = tuple(
-        dataclasses.replace(each, target=Convolution(index, each.target.made_from))
-        if isinstance(each, ir.Extern) and isinstance(each.target, PackedConvolution)
-        else each
-        for index, each in enumerate(lowered.program.operations)
-    )
-    return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, operations=operations))
 
 
 # in the process that makes them ---------------------------------------------------------------------------------------
@@ -137,7 +125,7 @@ def make_program(request: Mapping[str, Any]) -> None:
         slot = Slot(current(), request["slot"])
         if conditions(CPU) != request["conditions"]:
             raise Refused("this process works under other conditions.")
-        compile_program(_with_state(lowered), traced, ahead=ahead, ready=True, slot=slot)
+        compile_program(lowered, traced, ahead=ahead, ready=True, slot=slot)
         compile.settle(SETTLE_SECONDS)
         if not slot.cache.holds(slot.name):
             raise Refused("it has no form on disk.")
@@ -173,13 +161,3 @@ def _as_asked(request: Mapping[str, Any]) -> Iterator[None]:
         if str(current().root) != request["root"]:
             raise Refused("the cache directory is another one.")
         yield
-
-
-def _with_state(lowered: Lowered) -> Lowered:
-    operations = tuple(
-        dataclasses.replace(each, target=PackedConvolution(*each.target.made_from))
-        if isinstance(each, ir.Extern) and isinstance(each.target, Convolution)
-        else each
-        for each in lowered.program.operations
-    )
-    return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, operations=operations))

@@ -84,15 +84,7 @@ class CurrentDevice:
     kind: str
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """Stands for a PackedConvolution: number `index` of the library calls' targets, by what it is made from."""
-
-    index: int
-    made_from: tuple[Any, ...]
-
-
-CLASSES = (*WORKS, Kernel, Find, Convolution, Operator, CurrentDevice)
+CLASSES = (*WORKS, Kernel, Find, PackedConvolution, Operator, CurrentDevice)
 
 Calls = Sequence[tuple[MultiKernel, KernelCall]]
 
@@ -224,21 +216,14 @@ def _parts(program: Loaded, wrapper: tuple[str, str]) -> dict[str, Any]:
     called = [(kernels.index(multikernel), call.tensors, call.sizes) for multikernel, call in program.calls]
     known: dict[int, Any] = {id(multikernel.dispatch): Kernel(k) for k, multikernel in enumerate(kernels)}
     known |= {id(call.site.find): Find(k) for k, (_, call) in enumerate(program.calls) if call.site is not None}
-    targets = [_without_state(k, target) for k, target in enumerate(program.targets)]
-    for target, written in zip(program.targets, targets, strict=True):
-        known.update((id(caller), Operator(written, k)) for k, caller in enumerate(tensors.callers(target)))
+    for target in program.targets:
+        known.update((id(caller), Operator(target, k)) for k, caller in enumerate(tensors.callers(target)))
     known |= {id(tensors.current_device(kind)): CurrentDevice(kind) for kind in ("cuda",)}
     names = {name: known.get(id(value), value) for name, value in program.wrapped.names.items()}
-    parts = works, called, names, targets
-    document = Writer(CLASSES).document(parts)
-    if Reader(document, CLASSES).value() != parts:
+    document = Writer(CLASSES).document((works, called, names, program.targets))
+    if Writer(CLASSES).document(Reader(document, CLASSES).value()) != document:
         raise Unstorable("what is read back differs from what was written")
     return document
-
-
-def _without_state(index: int, target: Any) -> Any:
-    """What a library call calls, as Writer takes it."""
-    return Convolution(index, target.made_from) if isinstance(target, PackedConvolution) else target
 
 
 # from disk ------------------------------------------------------------------------------------------------------------
@@ -252,14 +237,16 @@ def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol
     with recorded.collecting_multikernels() as met:
         kernels = [work.define() for work in works]
     calls = [(kernels[index], _call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
-    convolutions: dict[Any, Any] = {}
-    objects = {own: _object(value, calls, kernels, convolutions) for own, value in names.items()}
+    for target in targets:
+        if isinstance(target, PackedConvolution):
+            target.waits = packed_weights.waits_for_packing()
+    objects = {own: _object(value, calls, kernels) for own, value in names.items()}
     wrapped = load(name, re.sub(r"\A# polytile program \S+", f"# polytile program {name}", document["source"]), objects)
     with programs.on_behalf(programs.file_of(wrapped.call)):
         for multikernel in met:
             recorded.restore(multikernel, [ints for own, ints in calls_at(calls, traced) if own is multikernel] or None)
     operators = tuple(OperatorReport(*report) for report in document["operators"])
-    return Loaded(name, wrapped, calls, operators, tuple(_target(target, convolutions) for target in targets))
+    return Loaded(name, wrapped, calls, operators, targets)
 
 
 def calls_at(calls: Calls, given: Mapping[sympy.Symbol, int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
@@ -276,8 +263,8 @@ def _call(multikernel: MultiKernel, tensors: tuple[Any, ...], sizes: tuple[sympy
     return KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, sizes, site)
 
 
-def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], convolutions: dict[Any, Any]) -> Any:
-    """What a name of the wrapper's stands for; `convolutions` has the targets met so far."""
+def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel]) -> Any:
+    """What a name of the wrapper's stands for."""
     if isinstance(value, Kernel):
         run: Callable[..., None] = kernels[value.index].dispatch
         return run
@@ -286,15 +273,5 @@ def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel], convolutio
         assert site is not None
         return site.find
     if isinstance(value, Operator):
-        return tensors.callers(_target(value.target, convolutions))[value.form]
+        return tensors.callers(value.target)[value.form]
     return tensors.current_device(value.kind) if isinstance(value, CurrentDevice) else value
-
-
-def _target(target: Any, convolutions: dict[Any, Any]) -> Any:
-    """What a library call calls; one object for equal calls."""
-    if isinstance(target, Convolution):
-        if target not in convolutions:
-            convolutions[target] = PackedConvolution(*target.made_from)
-            convolutions[target].waits = packed_weights.waits_for_packing()
-        return convolutions[target]
-    return target

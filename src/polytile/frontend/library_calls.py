@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from polytile.frontend.lower.overloads import named_arguments
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.program import View
 
@@ -94,7 +95,7 @@ def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    given = named_arguments(target, args, kwargs)
     changed = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [v.view for v in tree_leaves(changed) if isinstance(v, Tensor) and v.view is not None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polytile.ir.program import Attention, compute_dtype
+from polytile.ir.program import compute_dtype
 
 EMPTY = -float("inf")
 """The score of a key that is not seen."""
@@ -101,11 +101,6 @@ def attend_backward(
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
     return changes @ k, dk, dv
-
-
-def settings_of(attention: Attention) -> dict[str, Any]:
-    """The keyword arguments of `attend` that do what `attention` does."""
-    return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0", "window")}
 
 
 # sequences of their own lengths -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from polytile.ir import expr
-from polytile.ir.program import Buffer, LibraryCall, Loop, Made, Ref, View
+from polytile.ir.program import Buffer, LibraryCall, Loop, Made, Ref, View, map_refs, refs_in
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -72,14 +72,15 @@ def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
 
 def expressions(calls: Sequence[LibraryCall]) -> list[sympy.Expr]:
     """All numbers among the arguments, those of views included."""
-    numbers: list[sympy.Expr] = []
+    held = [each for call in calls for each in (*refs_in((call.args, call.kwargs)), *call.outputs)]
+    return [number for each in held for number in numbers_in(each)]
 
-    def view(v: View) -> None:
-        numbers.extend((*v.sizes, *v.strides, v.offset))
 
-    for call in calls:
-        mapped((call.args, call.kwargs, tuple(Ref(v) for v in call.outputs if v is not None)), view, numbers.append)
-    return numbers
+def numbers_in(held: View | sympy.Expr | Made | None) -> tuple[sympy.Expr, ...]:
+    """A number, or the sizes, strides and offset of a view."""
+    if isinstance(held, View):
+        return (*held.sizes, *held.strides, held.offset)
+    return () if held is None or isinstance(held, Made) else (held,)
 
 
 def renamed(
@@ -109,13 +110,12 @@ def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCal
 def mapped(
     value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any], made: Callable[[Made], Any] = Ref
 ) -> Any:
-    """Nested arguments with each Ref replaced."""
-    if isinstance(value, Ref):
-        inner = value.value
+    """Nested arguments with each Ref replaced, by what it stands for."""
+
+    def rule(inner: View | sympy.Expr | Made) -> Any:
         return view(inner) if isinstance(inner, View) else made(inner) if isinstance(inner, Made) else number(inner)
-    if isinstance(value, tuple | list):
-        return type(value)(mapped(v, view, number, made) for v in value)
-    return value
+
+    return map_refs(value, rule)
 
 
 def text(call: LibraryCall) -> str:

@@ -92,11 +92,6 @@ def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | N
     return None
 
 
-def deep(loop: Loop) -> bool:
-    """Whether something at element level needs a reduction's result, so that the kernel goes over rows more than once."""
-    return any(use.stage >= 2 and use.stage % 2 == 0 for use in uses(loop))
-
-
 def waits(loop: Loop) -> bool:
     """Whether something at a point of a row needs a reduction of that row. The sum of a row's exponentials does not count: it is
     computed together with the maximum, without which they would overflow."""

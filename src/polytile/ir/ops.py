@@ -27,24 +27,13 @@ class OpDef:
     cost: float = 1.0
 
 
-def _div_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
+def _division(divide: Callable[..., torch.Tensor], **how: str) -> Callable[..., torch.Tensor]:
+    """A division in which an integer divisor of 0 counts as 1."""
 
+    def meaning(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return divide(a, b if a.dtype.is_floating_point else torch.where(b == 0, torch.ones_like(b), b), **how)
 
-def _div_floor(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="floor")
-
-
-def _integer_fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b))
-
-
-def _integer_remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.remainder(a, torch.where(b == 0, torch.ones_like(b), b))
-
-
-def _float_or(integer: Callable[..., Any], floating: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b: floating(a, b) if a.dtype.is_floating_point else integer(a, b)
+    return meaning
 
 
 def _rounded_through(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -57,10 +46,10 @@ TABLE: tuple[OpDef, ...] = (
     OpDef("div", 2, torch.true_divide, cost=4),
     OpDef("neg", 1, torch.neg), OpDef("abs", 1, torch.abs), OpDef("fma", 3, lambda a, b, c: a * b + c),
     OpDef("minimum", 2, torch.minimum), OpDef("maximum", 2, torch.maximum),
-    OpDef("floordiv", 2, _float_or(_div_floor, torch.floor_divide), cost=8),
-    OpDef("truncdiv", 2, _float_or(_div_trunc, lambda a, b: torch.div(a, b, rounding_mode="trunc")), cost=8),
-    OpDef("remainder", 2, _float_or(_integer_remainder, torch.remainder), cost=8),
-    OpDef("fmod", 2, _float_or(_integer_fmod, torch.fmod), cost=8),
+    OpDef("floordiv", 2, _division(torch.div, rounding_mode="floor"), cost=8),
+    OpDef("truncdiv", 2, _division(torch.div, rounding_mode="trunc"), cost=8),
+    OpDef("remainder", 2, _division(torch.remainder), cost=8),
+    OpDef("fmod", 2, _division(torch.fmod), cost=8),
     OpDef("reciprocal", 1, torch.reciprocal, cost=4), OpDef("sqrt", 1, torch.sqrt, cost=4),
     OpDef("rsqrt", 1, torch.rsqrt, cost=6), OpDef("sign", 1, torch.sign, cost=2),
     # rounding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -277,10 +277,6 @@ class Scales:
     def views(self) -> list[View]:
         return [self.view] if self.zeros is None else [self.view, self.zeros]
 
-    def at(self, rule: Callable[[View], View]) -> Scales:
-        """The same with `rule` applied to the views."""
-        return replace(self, view=rule(self.view), zeros=rule(self.zeros) if self.zeros is not None else None)
-
 
 @dataclass(frozen=True)
 class Grouping:
@@ -351,17 +347,6 @@ class Template:
     def views_beside(self) -> list[View]:
         """What is read as it lies beside the operands: scales, the ends of groups."""
         return [*self.scale_views, *([self.grouping.ends] if self.grouping is not None else [])]
-
-    def grouping_at(self, rule: Callable[[View], View]) -> Grouping | None:
-        """The grouping with `rule` applied to its view."""
-        return None if self.grouping is None else replace(self.grouping, ends=rule(self.grouping.ends))
-
-    def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales | None, Scales] | None:
-        """The scales with `rule` applied to their views."""
-        if self.scales is None:
-            return None
-        a, b = self.scales
-        return a.at(rule) if a is not None else None, b.at(rule)
 
 
 @dataclass(frozen=True)
@@ -471,18 +456,6 @@ class Attention:
     def writes(self) -> set[str]:
         return {view.buffer for view in self.written}
 
-    def map_views(self, rule: Callable[[View], View]) -> Attention:
-        """The same with `rule` applied to all its views."""
-        new: dict[str, Any] = {name: rule(getattr(self, name)) for name in ("q", "k", "v", "out")}
-        new |= {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
-        if self.gradients is not None:
-            new["gradients"] = Gradients(*[rule(getattr(self.gradients, each.name)) for each in fields(Gradients)])
-        if self.sequences is not None:
-            new["sequences"] = replace(
-                self.sequences, **{name: rule(view) for name, view in self.sequences.named.items()}
-            )
-        return replace(self, **new)
-
 
 @dataclass(frozen=True)
 class Ref:
@@ -542,17 +515,41 @@ class Assert:
 Operation = Loop | Template | Attention | Extern | Assert
 
 
+def refs_in(value: Any) -> Iterator[View | sympy.Expr | Made]:
+    """What the Refs inside nested arguments stand for."""
+    if isinstance(value, Ref):
+        yield value.value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from refs_in(item)
+
+
+def map_refs(value: Any, rule: Callable[[View | sympy.Expr | Made], Any]) -> Any:
+    """Nested arguments with what `rule` makes of what each Ref stands for in its place."""
+    if isinstance(value, Ref):
+        return rule(value.value)
+    if isinstance(value, tuple | list):
+        return type(value)(map_refs(item, rule) for item in value)
+    return {key: map_refs(item, rule) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def views_in(value: Any) -> Iterator[View]:
     """The views inside nested arguments."""
-    if isinstance(value, Ref):
-        if isinstance(value.value, View):
-            yield value.value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from views_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from views_in(item)
+    return (each for each in refs_in(value) if isinstance(each, View))
+
+
+Part = TypeVar("Part")
+
+
+def map_views(part: Part, rule: Callable[[View], View]) -> Part:
+    """A product or an attention with `rule` applied to all its views; the loops in it stay as they are."""
+    if isinstance(part, View):
+        return rule(part)  # type: ignore[return-value]
+    if isinstance(part, tuple):
+        return tuple(map_views(each, rule) for each in part)  # type: ignore[return-value]
+    if isinstance(part, Template | Attention | Scales | Grouping | Gradients | Sequences):
+        return replace(part, **{each.name: map_views(getattr(part, each.name), rule) for each in fields(part)})
+    return part
 
 
 @dataclass(frozen=True)

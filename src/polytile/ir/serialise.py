@@ -2,9 +2,10 @@
 
     Writer().document(kernel)   →   {"shared": [...], "value": ...}   →   Reader(document).value() == kernel
 
-What a part shares, expression nodes, sizes and symbols, stands once in the table "shared", each before what refers to it. Every
-other value is itself where JSON has it, and a list that begins with its kind where JSON does not. Nothing is evaluated or
-imported by a name from the file: sizes are made of sympy's and torch's own classes, operators are looked up among torch's.
+What a part shares, expression nodes, sizes, symbols and objects with a state of their own, stands once in the table "shared",
+before what refers to it. Every other value is itself where JSON has it, and a list that begins with its kind where JSON does not.
+Nothing is evaluated or imported by a name from the file: sizes are made of sympy's and torch's own classes, operators are looked
+up among torch's.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Unstorable(Exception):
 
 
 class Writer:
-    """`classes` are dataclasses and enums that may be written besides CLASSES."""
+    """`classes` are what may be written besides CLASSES: dataclasses, enums, and classes whose objects have in `made_from` the
+    arguments that they were made with; such an object is one again when it is read, however many refer to it."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._classes = frozenset(CLASSES.values()) | frozenset(classes)
@@ -81,8 +83,10 @@ class Writer:
             return ["@", self._size(value)]
         if isinstance(value, enum.Enum) and kind in self._classes:
             return [kind.__name__, self.write(value.value)]
-        if kind in self._classes:
+        if kind in self._classes and dataclasses.is_dataclass(kind):
             return [kind.__name__, *(self.write(getattr(value, field.name)) for field in dataclasses.fields(value))]
+        if kind in self._classes:
+            return ["@", self._object(value)]
         if kind in (torch.dtype, torch.layout, torch.memory_format):
             return ["torch", str(value).removeprefix("torch.")]
         if kind is torch.device:
@@ -99,6 +103,11 @@ class Writer:
                 values = [self.write(getattr(node, field.name)) for field in dataclasses.fields(node)]
                 self._places[id(node)] = self._add([type(node).__name__, *values])
         return self._places[id(root)]
+
+    def _object(self, value: Any) -> int:
+        if id(value) not in self._places:
+            self._places[id(value)] = self._add([type(value).__name__, *map(self.write, value.made_from)])
+        return self._places[id(value)]
 
     def _size(self, value: Basic) -> int:
         key = type(value), value
@@ -196,6 +205,8 @@ class Reader:
             if not (isinstance(cls, type) and issubclass(cls, Basic)):
                 raise ValueError(f"{rest[0]!r} is no class of sizes")
             return cls(*(self._shared[place] for place in rest[1:]))
+        if kind in self._classes:
+            return self._classes[kind](*map(self.read, rest))
         cls = NODES[kind]
         names = (field.name for field in dataclasses.fields(cls))
         return expr.make(cls, **dict(zip(names, map(self.read, rest), strict=True)))

@@ -220,6 +220,25 @@ def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     return _upper_bound(expr, _own(expr, ranges))
 
 
+def highest(index: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
+    """The largest value over the ranges of an expression linear in its axes, with coefficients of either sign."""
+    bound = ZERO
+    for term in sympy.Add.make_args(simplify(index, ranges)):
+        axes = [s for s in symbols(term) if s in ranges]
+        if not axes:
+            bound += term
+        elif len(axes) == 1 and is_nonnegative(factor := term / axes[0]) and axes[0] not in symbols(factor):
+            bound += factor * (ranges[axes[0]] - 1)
+        elif is_nonnegative(-term):
+            continue  # a term that is never positive is largest at 0
+        else:
+            top = upper_bound(term, ranges)
+            if top is None:
+                return None
+            bound += top
+    return expand(bound)
+
+
 def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
     """What of `ranges` concerns `expr`: all that a rule's result depends on besides it."""
     return tuple((symbol, ranges[symbol]) for symbol in _symbols(expr) if symbol in ranges)

@@ -21,10 +21,10 @@ from polytile.ir.program import (
     Loop,
     Operation,
     Program,
-    Ref,
     Template,
     View,
     compute_dtype,
+    refs_in,
     views_in,
 )
 
@@ -264,19 +264,12 @@ def _library_arguments(operation: Operation, scope: Scope) -> Iterator[str]:
         return
     if not callable(operation.target):
         yield f"target {operation.target!r} cannot be called"
-    for size in _sizes_in((operation.args, operation.kwargs)):
-        yield from _unknown(size.free_symbols, scope)
+    for size in refs_in((operation.args, operation.kwargs)):
+        if isinstance(size, sympy.Expr):
+            yield from _unknown(size.free_symbols, scope)
     for name in operation.outputs:
         if name is not None:
             scope.buffer(name)
-
-
-def _sizes_in(value: object) -> Iterator[sympy.Expr]:
-    if isinstance(value, Ref) and isinstance(value.value, sympy.Expr):
-        yield value.value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _sizes_in(item)
 
 
 def _assertion_known(operation: Operation, scope: Scope) -> Iterator[str]:

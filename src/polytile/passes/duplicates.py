@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Attention, Buffer, Extern, Loop, Operation, Program, Ref, Template, View
+from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View, map_refs, map_views
+from polytile.passes.loops import map_loop
 
 
 def merge_duplicates(program: Program) -> Program:
@@ -56,27 +56,19 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
     """`program` with uses of the buffers in `mapping` made uses of others, and stores to them left out."""
     operations = tuple(_renamed_operation(o, mapping) for o in program.operations)
-    outputs = tuple(_renamed_value(o, mapping) if isinstance(o, View) else o for o in program.outputs)
+    outputs = tuple(_renamed_view(o, mapping) if isinstance(o, View) else o for o in program.outputs)
     return replace(program, operations=operations, outputs=outputs, trace=program.trace.renamed(mapping))
 
 
 def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Operation:
-    match operation:
-        case Loop():
-            return _renamed_loop(operation, mapping)
-        case Template():
-            a, b, out = (_renamed_value(view, mapping) for view in (operation.a, operation.b, operation.out))
-            epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
-            scales = operation.scales_at(lambda view: _renamed_value(view, mapping))
-            grouping = operation.grouping_at(lambda view: _renamed_value(view, mapping))
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales, grouping=grouping)
-        case Attention():
-            scores = _renamed_loop(operation.scores, mapping) if operation.scores is not None else None
-            return replace(operation.map_views(lambda view: _renamed_value(view, mapping)), scores=scores)
-        case Extern():
-            args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
-            return replace(operation, args=args, kwargs=kwargs)
-    return operation
+    if isinstance(operation, Extern):
+        args, kwargs = map_refs(
+            (operation.args, operation.kwargs),
+            lambda held: Ref(_renamed_view(held, mapping) if isinstance(held, View) else held),
+        )
+        return replace(operation, args=args, kwargs=kwargs)
+    with_views = map_views(operation, lambda view: _renamed_view(view, mapping))
+    return map_loop(with_views, lambda loop: _renamed_loop(loop, mapping))
 
 
 def _renamed_loop(loop: Loop, mapping: Mapping[str, str]) -> Loop:
@@ -90,13 +82,5 @@ def _renamed_loop(loop: Loop, mapping: Mapping[str, str]) -> Loop:
     return replace(new, stores=tuple(s for s in new.stores if s.buffer not in mapping))
 
 
-def _renamed_value(value: Any, mapping: Mapping[str, str]) -> Any:
-    if isinstance(value, View):
-        return replace(value, buffer=mapping.get(value.buffer, value.buffer))
-    if isinstance(value, Ref):
-        return Ref(_renamed_value(value.value, mapping))
-    if isinstance(value, tuple | list):
-        return type(value)(_renamed_value(v, mapping) for v in value)
-    if isinstance(value, dict):
-        return {k: _renamed_value(v, mapping) for k, v in value.items()}
-    return value
+def _renamed_view(view: View, mapping: Mapping[str, str]) -> View:
+    return replace(view, buffer=mapping.get(view.buffer, view.buffer))

@@ -2,24 +2,22 @@
 
 A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both
 have the same number and type of elements, and every element is read by the point that writes it, not later (see
-`ir.levels`). Inputs are reused only if donated. The mapping is a permission: the wrapper's memory planner decides.
+`ir.levels`). Inputs keep their memory. The mapping is a permission: the wrapper's memory planner decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from polytile.ir import levels, sizes
 from polytile.ir.aliases import maybe_aliased
 from polytile.ir.program import Buffer, Loop, Operation, Program, Template
 
 
-def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
-    """New buffer → old buffer; an old buffer is given once. `donated`: names of inputs whose memory the caller gives
-    away."""
+def reuse(program: Program) -> dict[str, str]:
+    """New buffer → old buffer; an old buffer is given once."""
     last_use, first_write = _lifetimes(program)
-    needed_later = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
-    needed_later |= maybe_aliased(program)
+    needed_later = program.observed_buffers() | maybe_aliased(program)
     given: dict[str, str] = {}
     for i, operation in enumerate(program.operations):
         loop = _body(operation)

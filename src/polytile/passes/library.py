@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sympy
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.calls import calls_of, changes_nothing, mapped
-from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View
+from polytile.ir.calls import calls_of, changes_nothing, mapped, numbers_in
+from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View, refs_in
 
 MOST_CALLS = 48
 """Calls of one loop: more are no match for it, and each brings numbers for the kernel to take."""
@@ -126,7 +125,7 @@ class _Slice:
                 continue
             if operator.refused:
                 raise NoCalls(operator.refused)
-            computed = [made for made in _made_in((operator.args, operator.kwargs)) if self._is_computed(made)]
+            computed = [made for made in _made_in(operator) if self._is_computed(made)]
             missing = [each for each in (str(self._called(made).call) for made in computed) if each not in self.positions]
             if missing:
                 stack.extend(missing)
@@ -143,7 +142,7 @@ class _Slice:
         if whole_one is None:
             return made
         operator = self._operator(whole_one)
-        at_hand = all(self._loaded(m) or not self._operator(m).stored for m in _made_in((operator.args, operator.kwargs)))
+        at_hand = all(self._loaded(m) or not self._operator(m).stored for m in _made_in(operator))
         return whole_one if at_hand else made
 
     def _is_computed(self, made: Made) -> bool:
@@ -164,7 +163,8 @@ class _Slice:
             return Ref(Made(self.positions[str(called.call)], called.output))
 
         args, kwargs = mapped((operator.args, operator.kwargs), lambda view: Ref(view), Ref, ref)
-        unknown = {s for e in _numbers((args, kwargs)) for s in e.free_symbols} - self.known.symbols
+        numbers = (number for each in refs_in((args, kwargs)) for number in numbers_in(each))
+        unknown = set().union(*(number.free_symbols for number in numbers)) - self.known.symbols
         if unknown:
             raise NoCalls(f"{', '.join(map(str, unknown))} is known only at run time")
         return LibraryCall(operator.target, args, kwargs, (None,) * len(operator.results), moved=self._moved(operator))
@@ -195,7 +195,7 @@ class _Slice:
         if changes_nothing(operator.target):
             return 0, 0
         tensors = [result for result in operator.results if result is not None]
-        for made in _made_in((operator.args, operator.kwargs)):
+        for made in _made_in(operator):
             known = self._result(made)
             if known is not None and (self._is_computed(made) or self._loaded(made)):
                 tensors.append(known)
@@ -210,13 +210,5 @@ def _points(axes: tuple[Axis, ...]) -> sympy.Expr:
     return sympy.expand(sizes.product([axis.size for axis in axes]))
 
 
-def _made_in(value: Any) -> list[Made]:
-    results: list[Made] = []
-    mapped(value, lambda view: None, lambda e: None, results.append)
-    return results
-
-
-def _numbers(value: Any) -> list[sympy.Expr]:
-    numbers: list[sympy.Expr] = []
-    mapped(value, lambda view: numbers.extend((*view.sizes, *view.strides, view.offset)), numbers.append)
-    return numbers
+def _made_in(operator: Operator) -> list[Made]:
+    return [each for each in refs_in((operator.args, operator.kwargs)) if isinstance(each, Made)]

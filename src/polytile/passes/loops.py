@@ -85,19 +85,22 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
     return Linear({s: sizes.expand(c) for s, c in coefficients.items()}, rest)
 
 
+def map_loop(operation: Operation, rule: Callable[[Loop], Loop]) -> Operation:
+    """`operation` with `rule` applied to the loop that it is, or to its epilogue or its scores."""
+    match operation:
+        case Loop():
+            return rule(operation)
+        case Template(epilogue=Loop() as epilogue):
+            return replace(operation, epilogue=rule(epilogue))
+        case Attention(scores=Loop() as scores):
+            return replace(operation, scores=rule(scores))
+    return operation
+
+
 def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = False) -> Program:
     """`program` with `rule` applied to every loop, and to epilogues and scores of attention where asked."""
-
-    def one(operation: Operation) -> Operation:
-        if isinstance(operation, Loop):
-            return rule(operation)
-        if epilogues and isinstance(operation, Template) and operation.epilogue is not None:
-            return replace(operation, epilogue=rule(operation.epilogue))
-        if epilogues and isinstance(operation, Attention) and operation.scores is not None:
-            return replace(operation, scores=rule(operation.scores))
-        return operation
-
-    return replace(program, operations=tuple(one(o) for o in program.operations))
+    mapped = [map_loop(o, rule) if epilogues or isinstance(o, Loop) else o for o in program.operations]
+    return replace(program, operations=tuple(mapped))
 
 
 def on_gpu(device: torch.device) -> bool:

@@ -168,27 +168,8 @@ _INDEX_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
 
 def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
     """Whether `difference` ≤ limit at every point."""
-    top = highest(difference, ranges)
+    top = sizes.highest(difference, ranges)
     return top is not None and sizes.is_nonnegative(sizes.expand(limit - top))
-
-
-def highest(index: sympy.Expr, ranges: sizes.Ranges) -> sympy.Expr | None:
-    """The largest value over the ranges of an expression linear in its axes, with coefficients of either sign."""
-    bound = sizes.ZERO
-    for term in sympy.Add.make_args(sizes.simplify(index, ranges)):
-        axes = [s for s in term.free_symbols if s in ranges]
-        if not axes:
-            bound += term
-        elif len(axes) == 1 and sizes.is_nonnegative(factor := term / axes[0]) and axes[0] not in factor.free_symbols:
-            bound += factor * (ranges[axes[0]] - 1)
-        elif sizes.is_nonnegative(-term):
-            continue  # a term that is never positive is largest at 0
-        else:
-            top = sizes.upper_bound(term, ranges)
-            if top is None:
-                return None
-            bound += top
-    return sizes.expand(bound)
 
 
 def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:

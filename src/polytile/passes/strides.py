@@ -17,7 +17,8 @@ from torch.utils._sympy.functions import Max
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Attention, Buffer, Loop, Operation, Program, Store, Template, View
+from polytile.ir.program import Buffer, Loop, Operation, Program, Store, View, map_views
+from polytile.passes.loops import map_loop
 
 _MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's
 
@@ -27,18 +28,8 @@ def plain_strides(program: Program) -> Program:
     buffers = program.buffers
 
     def one(operation: Operation) -> Operation:
-        if isinstance(operation, Loop):
-            return _in_loop(operation, buffers)
-        if isinstance(operation, Template):
-            a, b, out = (_in_view(view, buffers) for view in (operation.a, operation.b, operation.out))
-            epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
-            scales = operation.scales_at(lambda view: _in_view(view, buffers))
-            grouping = operation.grouping_at(lambda view: _in_view(view, buffers))
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales, grouping=grouping)
-        if isinstance(operation, Attention):
-            scores = _in_loop(operation.scores, buffers) if operation.scores is not None else None
-            return replace(operation.map_views(lambda view: _in_view(view, buffers)), scores=scores)
-        return operation
+        plain = map_views(operation, lambda view: _in_view(view, buffers))
+        return map_loop(plain, lambda loop: _in_loop(loop, buffers))
 
     return replace(program, operations=tuple(one(o) for o in program.operations))
 

@@ -20,9 +20,9 @@ from polytile.ir.program import (
     Operation,
     PackedWeight,
     Program,
-    Ref,
     Template,
     View,
+    map_refs,
     place_of,
 )
 from polytile.wrapper import lines
@@ -185,8 +185,7 @@ class _Schedule:
         return name
 
     def _library(self, operation: Extern) -> None:
-        args = tuple(self._argument(a) for a in operation.args)
-        kwargs = tuple((k, self._argument(v)) for k, v in operation.kwargs)
+        args, kwargs = map_refs((operation.args, operation.kwargs), self._argument)
         wanted = operation.symbols or any(name is not None for name in operation.outputs)
         result = self.fresh("result") if wanted else None
         self.out.append(lines.CallLibrary(result, operation.target, args, kwargs))
@@ -204,16 +203,8 @@ class _Schedule:
                 self.out.append(lines.PickOutput(buffer, result, k if operation.many else None))
         self.out.append(lines.Free(result))
 
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Argument(self._name(value.value) if isinstance(value.value, View) else value.value)
-        if isinstance(value, list):
-            return [self._argument(v) for v in value]
-        if isinstance(value, tuple):
-            return tuple(self._argument(v) for v in value)
-        if isinstance(value, dict):
-            return {k: self._argument(v) for k, v in value.items()}
-        return value
+    def _argument(self, held: Any) -> Argument:
+        return Argument(self._name(held) if isinstance(held, View) else held)
 
     def _return(self) -> None:
         inputs = self.program.input_buffers()

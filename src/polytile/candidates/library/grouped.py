@@ -8,7 +8,7 @@ import torch
 
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.library.matmul import CALL, MatmulLibrary
-from polytile.ir import grouped
+from polytile.ir.products import grouped_product
 from polytile.matmul.gemm_kernel import ENDS
 from polytile.runtime.target import Target
 
@@ -43,7 +43,7 @@ class GroupedLibrary(MatmulLibrary):
         a, b, ends = (named[name] for name in ("A", "B", ENDS))
         axis = self.kernel.spec.grouped
         if not self.at_once:
-            return grouped.multiply(a, b, ends, axis, out)
+            return grouped_product(a, b, ends, axis, out)
         product = torch._grouped_mm(a[0], b if axis == "m" else b[0], offs=ends)
         out = product.new_empty((1, *product.shape) if axis == "m" else product.shape) if out is None else out
         if axis == "k":

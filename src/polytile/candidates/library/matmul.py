@@ -13,7 +13,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.candidates.product_terms import work_terms
-from polytile.ir.interpret import scaled_operand
+from polytile.ir.products import scaled_operand
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel

@@ -18,7 +18,7 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from polytile.frontend.attention.operator import ATTENTION, new_result
-from polytile.frontend.attention.views import COPIES, PERMUTE, RESHAPES, UNSQUEEZE, shape, source, value
+from polytile.frontend.attention.views import COPIES, PERMUTE, RESHAPES, UNSQUEEZE, inserted, shape, source, value
 from polytile.ir.attention import gathered
 
 aten = torch.ops.aten
@@ -85,9 +85,7 @@ def _ordered(graph: torch.fx.Graph, pages: Pages) -> torch.fx.Node:
     if None in order:
         order = tuple(1 if d is None else d + 1 if d else 0 for d in order)
     for target, given in (*steps, (PERMUTE, (list(order),))):
-        fake = target(value(node), *given)
-        node = graph.call_function(target, (node, *given))
-        node.meta["val"] = fake
+        node = inserted(graph, target, node, *given)
     return node
 
 

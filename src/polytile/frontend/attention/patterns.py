@@ -30,6 +30,7 @@ from polytile.frontend.attention.views import (
     RESHAPES,
     UNSQUEEZE,
     VIEWS,
+    inserted,
     is_one,
     keeps_order,
     number,
@@ -316,15 +317,7 @@ class _Rewriting:
         return {node.meta["val"].node.expr: node for node in reversed(numbers)}
 
     def _insert(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        return _inserted(self.graph, target, *args, **kwargs)
-
-
-def _inserted(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-    """A new node, with its fake value."""
-    node = graph.call_function(target, args, kwargs)
-    fakes, named = torch.fx.map_arg((args, kwargs), lambda given: given.meta["val"])
-    node.meta["val"] = target(*fakes, **named)
-    return node
+        return inserted(self.graph, target, *args, **kwargs)
 
 
 def _without_copies(attention: torch.fx.Node) -> None:
@@ -348,11 +341,11 @@ def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) 
     left: torch.fx.Node | None = None
     with graph.inserting_before(attention):
         for other in found.others:
-            left = other if left is None else _inserted(graph, aten.bitwise_and.Tensor, left, other)
+            left = other if left is None else inserted(graph, aten.bitwise_and.Tensor, left, other)
         if left is not None:
             sizes = [(node, d, shape(node)[d]) for node, d in ((q, 0), (q, 1), (q, 2), (k, 2))]  # type: ignore[arg-type]
-            known = [n if isinstance(n, int) else _inserted(graph, aten.sym_size.int, node, d) for node, d, n in sizes]
-            left = _inserted(graph, EXPAND, left, known)
+            known = [n if isinstance(n, int) else inserted(graph, aten.sym_size.int, node, d) for node, d, n in sizes]
+            left = inserted(graph, EXPAND, left, known)
     attention.args = (q, k, v, left, scale, found.causal, fill, empty_is_0)
     return True
 
@@ -363,12 +356,7 @@ def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> boo
     if any(base is None for base in bases):
         return False
     with graph.inserting_before(attention):
-        singles = []
-        for base in bases:
-            assert base is not None
-            single = graph.call_function(aten.squeeze.dims, (base, [2]))
-            single.meta["val"] = value(base).squeeze(2)
-            singles.append(single)
+        singles = [inserted(graph, aten.squeeze.dims, base, [2]) for base in bases]
     attention.args = (attention.args[0], *singles, *attention.args[3:])
     return True
 

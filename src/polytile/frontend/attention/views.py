@@ -51,6 +51,14 @@ def source(node: torch.fx.Node) -> torch.fx.Node:
     return given
 
 
+def inserted(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A new node, with its fake value."""
+    node = graph.call_function(target, args, kwargs)
+    fakes, named = torch.fx.map_arg((args, kwargs), value)
+    node.meta["val"] = target(*fakes, **named)
+    return node
+
+
 def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
     """Whether the views of `path`, each of the one before and the first of `root`, leave all elements in row-major order. Of
     dimensions of size 1 the order does not matter."""

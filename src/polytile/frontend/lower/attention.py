@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import getitem
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from polytile.errors import LoweringError
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.overloads import named_arguments
 from polytile.frontend.lower.positions import position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
@@ -29,14 +32,29 @@ aten = torch.ops.aten
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+CPU_FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+FORWARD = {
+    CPU_FLASH: True,
+    aten._scaled_dot_product_flash_attention.default: True,
+    aten._scaled_dot_product_efficient_attention.default: False,
+    aten._scaled_dot_product_cudnn_attention.default: False,
+    aten._scaled_dot_product_fused_attention_overrideable.default: False,
+}
+"""ATen's operators for attention, and whether their log-sum-exp is one for anybody: that of the others is laid out for their own
+derivatives."""
+BACKWARD = (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+FROM_BOTTOM_RIGHT = (
+    aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_flash_attention_backward.default,
+)  # fmt: skip
+"""Those whose causal mask counts from the bottom right, not from the top left."""
+
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_fused_attention_overrideable.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, aten._scaled_dot_product_flash_attention_backward.default,
-    aten._scaled_dot_product_efficient_attention_backward.default, aten._scaled_dot_product_cudnn_attention_backward.default,
+    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Whatever reads q, k and v as they lie in memory."""
 
@@ -222,78 +240,53 @@ def attention_of(
     return stored(whole(out), q.device)
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def flash_for_cpu(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of a row that sees no key its log-sum-exp is 0, with which its derivative counts."""
-    out, lse = _results(builder, q, k, v, attn_mask, dropout_p, is_causal, scale, 2)
-    if lse is None:
-        return out, None
-    kept = lse
-    return out, computed(lse.sizes, lse.dtype, lse.device, lambda point: _without_infinity(kept.at(point)))
+# ATen's operators ------------------------------------------------------------------------------------------------------
 
 
-def _without_infinity(lse: Node) -> Node:
-    empty = expr.op("eq", torch.bool, lse, expr.const(EMPTY, torch.float32))
-    return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), lse)
+def _lower_forward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
+    def lowering(builder: Builder, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        """The attention and its log-sum-exp. Raises LoweringError where other results are used."""
+        given, used = named_arguments(operator, args, kwargs), used_results(builder)
+        q, k, v = (given[name] for name in ("query", "key", "value"))
+        if not sizes.equal(v.sizes[3], builder.result_sizes(0)[3]):
+            raise LoweringError("attention of padded rows is left to the library.")
+        if given["dropout_p"] != 0:
+            raise LoweringError("attention with dropout is left to the library.")
+        if used - ({0, 1} if FORWARD[operator] else {0}):
+            raise LoweringError("attention whose saved state is used, as by its gradient, is left to the library.")
+        out, lse = emit(
+            builder, q, k, v, _bias(given), given["scale"], _causal(operator, given), with_lse=1 in used, output=0
+        )
+        if lse is not None and operator is CPU_FLASH:
+            lse = computed(lse.sizes, lse.dtype, lse.device, functools.partial(_without_infinity, lse))
+        return (out, lse, *[None] * (len(operator._schema.returns) - 2))
+
+    return lowering
 
 
-@lowers(aten._scaled_dot_product_flash_attention.default)
-def flash(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Its causal mask counts from the bottom right."""
-    if q.sizes[3] != builder.result(0).shape[3]:
-        raise LoweringError("attention of padded rows is left to the library.")
-    return _results(builder, q, k, v, None, dropout_p, is_causal, scale, 9, "bottom right")
+def _bias(given: Mapping[str, Any]) -> Tensor | None:
+    return given.get("attn_bias", given.get("attn_mask"))
 
 
-@lowers(aten._scaled_dot_product_efficient_attention.default)
-def efficient(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Its log-sum-exp has padded rows, which whoever uses it counts on."""
-    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 4, plain_lse=False)
+def _causal(operator: OpOverload, given: Mapping[str, Any]) -> str:
+    return "" if not given["is_causal"] else "bottom right" if operator in FROM_BOTTOM_RIGHT else "top left"
 
 
-@lowers(aten._scaled_dot_product_cudnn_attention.default)
-def cudnn(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 9, plain_lse=False)
+def _without_infinity(lse: Tensor, point: Point) -> Node:
+    """The log-sum-exp of a row that sees no key as 0, with which the derivative on a CPU counts."""
+    value = lse.at(point)
+    empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
+    return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), value)
 
 
-@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
-def overrideable(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 9, plain_lse=False)
-
-
-def _results(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None,
-    count: int, kind: str = "top left", plain_lse: bool = True,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """`count` results: the attention and its log-sum-exp. Raises LoweringError where others are used."""
-    used = used_results(builder)
-    if dropout != 0:
-        raise LoweringError("attention with dropout is left to the library.")
-    if used - ({0, 1} if plain_lse else {0}):
-        raise LoweringError("attention whose saved state is used, as by its gradient, is left to the library.")
-    out, lse = emit(builder, q, k, v, bias, scale, kind if causal else "", with_lse=1 in used, output=0)
-    return (out, lse, *[None] * (count - 2))
+for _operator in FORWARD:
+    lowers(_operator)(_lower_forward(_operator))
 
 
 def used_results(builder: Builder) -> set[int]:
     """The numbers of the node's results that something uses."""
     assert builder.node is not None
-    picked = {user.args[1] for user in builder.node.users if user.target is operator.getitem and user.users}
+    picked = {user.args[1] for user in builder.node.users if user.target is getitem and user.users}
     return {k for k in picked if isinstance(k, int)}
 
 
@@ -346,46 +339,21 @@ def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
     return view if view.strides[-1] == 1 else builder.stored(builder.contiguous(tensor))
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def flash_for_cpu_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dropout_p: float, is_causal: bool,
-    *, attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    causal = "top left" if is_causal else ""
-    return emit_backward(builder, grad, q, k, v, attn_mask, out, builder.stored(lse), dropout_p, causal, scale)
+def _lower_backward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
+    def lowering(builder: Builder, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k and v. The log-sum-exp may have more rows than q, and a dimension of size 1 behind them."""
+        given = named_arguments(operator, (grad, *args), kwargs)
+        if any(given.get("grad_input_mask", ())[3:]):
+            raise LoweringError("the gradient of attention's bias is left to the library.")
+        q, k, v, out, lse = (given[name] for name in ("query", "key", "value", "out", "logsumexp"))
+        view = builder.stored(lse)
+        view = replace(view, sizes=view.sizes[:3], strides=view.strides[:3])
+        causal = _causal(operator, given)
+        made = emit_backward(builder, grad, q, k, v, _bias(given), out, view, given["dropout_p"], causal, given["scale"])
+        return (*made, *[None] * (len(operator._schema.returns) - 3))
+
+    return lowering
 
 
-@lowers(aten._scaled_dot_product_flash_attention_backward.default)
-def flash_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cum_seq_q: Any, cum_seq_k: Any,
-    max_q: Any, max_k: Any, dropout_p: float, is_causal: bool, philox_seed: Any, philox_offset: Any, *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Its causal mask counts from the bottom right."""
-    causal = "bottom right" if is_causal else ""
-    return emit_backward(builder, grad, q, k, v, None, out, builder.stored(lse), dropout_p, causal, scale)
-
-
-@lowers(aten._scaled_dot_product_efficient_attention_backward.default)
-def efficient_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, out: Tensor, lse: Tensor,
-    philox_seed: Any, philox_offset: Any, dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The log-sum-exp of a head has more rows than q."""
-    if grad_input_mask[3]:
-        raise LoweringError("the gradient of attention's bias is left to the library.")
-    causal = "top left" if is_causal else ""
-    return (*emit_backward(builder, grad, q, k, v, attn_bias, out, builder.stored(lse), dropout_p, causal, scale), None)
-
-
-@lowers(aten._scaled_dot_product_cudnn_attention_backward.default)
-def cudnn_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, philox_seed: Any,
-    philox_offset: Any, attn_bias: Tensor | None, cum_seq_q: Any, cum_seq_k: Any, max_q: Any, max_k: Any, dropout_p: float,
-    is_causal: bool, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The log-sum-exp has a dimension of size 1 behind the rows."""
-    view = builder.stored(lse)
-    view = replace(view, sizes=view.sizes[:3], strides=view.strides[:3])
-    return emit_backward(builder, grad, q, k, v, attn_bias, out, view, dropout_p, "top left" if is_causal else "", scale)
+for _operator in BACKWARD:
+    lowers(_operator)(_lower_backward(_operator))

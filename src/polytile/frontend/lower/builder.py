@@ -14,7 +14,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import elementwise_dtypes
 
 from polytile.frontend.lower.scalars import float_node
-from polytile.frontend.lower.value import Call, Point, Tensor, computed, stored, widen
+from polytile.frontend.lower.value import Call, Point, Tensor, broadcast_point, computed, stored, widen
 from polytile.ir import expr, sizes
 from polytile.ir.calls import shapes_alone
 from polytile.ir.expr import Node
@@ -174,8 +174,6 @@ class Builder:
 
     def element(self, value: Any, out_sizes: Sequence[sympy.Expr], point: Point) -> Node:
         """`value` (Tensor, size or number) at `point` of a broadcast to `out_sizes`."""
-        from polytile.frontend.lower.value import broadcast_point
-
         if isinstance(value, Tensor):
             return value.at(broadcast_point(value.sizes, out_sizes, point))
         if isinstance(value, sympy.Expr) and not value.is_number:
@@ -189,12 +187,12 @@ class Builder:
 
     def reduction(
         self, source: Tensor, dims: Sequence[int], keepdim: bool,
-        outputs: Sequence[tuple[Callable[..., Node], torch.dtype]], others: Sequence[Tensor] = (),
+        outputs: Sequence[tuple[Callable[[Node, Point], Node], torch.dtype]],
     ) -> list[Tensor]:  # fmt: skip
-        """One loop that reduces `source` (and `others`, of the same sizes) over `dims`.
+        """One loop that reduces `source` over `dims`.
 
-        Each output is (`build(value, *others, point)` → row-level node made of `expr.reduce`, logical dtype). Returns stored
-        tensors, with the reduced dimensions kept as size 1 if `keepdim`.
+        Each output is (`build(value, point)` → row-level node made of `expr.reduce`, logical dtype). Returns stored tensors,
+        with the reduced dimensions kept as size 1 if `keepdim`.
         """
         dims = [d % max(source.rank, 1) for d in dims]
         kept = [d for d in range(source.rank) if d not in dims]
@@ -202,13 +200,13 @@ class Builder:
         reduced = self.axes([source.sizes[d] for d in dims], "r")
         symbol = {d: a.symbol for d, a in zip((*kept, *dims), (*axes, *reduced), strict=True)}
         point = tuple(symbol[d] for d in range(source.rank))
-        values = [t.at(point) for t in (source, *others)]
+        value = source.at(point)
         out_sizes = [sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims]
         out_point = [sizes.ZERO if d in dims else symbol[d] for d in range(source.rank) if keepdim or d not in dims]
         stores, results = [], []
         for build, dtype in outputs:
             buffer = self.new_buffer(out_sizes, dtype, source.device)
-            stores.append(Store(buffer.name, buffer.index(tuple(out_point)), build(*values, point)))
+            stores.append(Store(buffer.name, buffer.index(tuple(out_point)), build(value, point)))
             results.append(stored(whole(buffer), source.device))
         self.loop(axes, reduced, tuple(stores), "reduce")
         return results

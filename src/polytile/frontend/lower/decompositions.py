@@ -30,7 +30,7 @@ from polytile.frontend.lower.overloads import all_overloads, overloads
 # Taken apart by torch's own rules, beyond the core table.
 FROM_TORCH = """
     _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
-    addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
+    addmv dist elu gelu hardtanh huber_loss leaky_relu linalg_vector_norm native_batch_norm
     rrelu_with_noise_backward tril_indices triu_indices
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
@@ -39,7 +39,7 @@ FROM_TORCH = """
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu _unsafe_index _unsafe_index_put _unsafe_masked_index
     _unsafe_masked_index_put_accumulate all baddbmm bernoulli embedding_bag embedding_dense_backward
-    floor_divide roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std take
+    floor_divide roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std
 """.split()
 
 
@@ -252,17 +252,12 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 @functools.cache
 def _table() -> Mapping[OpOverload, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = dict(_core())
+    """The public list of core decompositions has composite operators too, which the tracer takes apart anyhow: that takes 100 ms
+    more."""
+    table: dict[Any, Callable[..., Any]] = dict(torch._decomp._core_aten_decompositions_post_autograd())
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:
         table.pop(op, None)
     for name, rule in OWN.items():
         table.update(dict.fromkeys(overloads(name), rule))
     return table
-
-
-def _core() -> Mapping[Any, Callable[..., Any]]:
-    """torch's core ATen decompositions. The public call also lists every operator that is a composite of others,
-    which takes 100 ms and which the tracer takes apart without being told."""
-    short = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
-    return short() if short is not None else torch._decomp.core_aten_decompositions()

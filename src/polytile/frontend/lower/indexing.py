@@ -16,11 +16,10 @@ import torch
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.positions import Place, computable, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert
 from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import View
 from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten
@@ -75,28 +74,6 @@ def embedding(
         return place.load(base)
 
     return computed(shape, weight.dtype, weight.device, element_at)
-
-
-@lowers(aten.take.default)
-def take(builder: Builder, source: Tensor, index: Tensor) -> Tensor:
-    """The elements of the flattened `source` at `index`."""
-    require_loop_dtype(source.dtype)
-    require_index(index)
-    flat = flattened(builder.contiguous(source))
-
-    def element_at(point: Point) -> Node:
-        place = Place([ZERO])
-        place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
-        return place.load(flat)
-
-    return computed(index.sizes, source.dtype, source.device, element_at)
-
-
-def flattened(source: Tensor) -> Tensor:
-    """A stored row-major tensor as one dimension."""
-    view = source.view
-    assert view is not None
-    return stored(View(view.buffer, view.dtype, (source.numel,), (ONE,), view.offset), source.device)
 
 
 # x[indices] -----------------------------------------------------------------------------------------------------------

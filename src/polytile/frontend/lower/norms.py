@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch._prims_common import get_computation_dtype
 
-aten = torch.ops.aten
 Size = Any  # int or torch.SymInt
 
 
@@ -206,19 +205,11 @@ def _updated(running: Tensor | None, fresh: Tensor, momentum: float) -> Tensor |
     return (momentum * fresh + (1 - momentum) * running).to(running.dtype)
 
 
-def _legit_functional(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
-    training: bool, momentum: float, eps: float,
-) -> BatchNorm:  # fmt: skip
-    """aten._native_batch_norm_legit_functional: new running statistics are results."""
-    return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
 def _with_update_functional(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
     momentum: float, eps: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """aten._batch_norm_with_update_functional: as `_legit_functional` in training, with the memory that a library's own backward
+    """aten._batch_norm_with_update_functional: as `_batch_norm` in training, with the memory that a library's own backward
     would need: none."""
     out, mean, rstd, new_mean, new_var = _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, rstd, input.new_empty((0,), dtype=torch.uint8), new_mean, new_var
@@ -271,15 +262,9 @@ def native_batch_norm_backward(
     return d_input, d_weight, d_bias
 
 
-def batch_norm_backward(
-    grad_out: Tensor, input: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    save_mean: Tensor | None, save_var: Tensor | None, update: bool, eps: float, output_mask: list[bool],
-    reserve: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """The same under the newer name; `save_var` is rstd there too, and `reserve` is empty."""
-    return native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
-    )
+def batch_norm_backward(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The same under the newer name, where another argument comes last: `reserve`, which is empty."""
+    return native_batch_norm_backward(*args[:-1])
 
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
@@ -287,7 +272,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "native_layer_norm_backward.default": native_layer_norm_backward,
     "native_group_norm.default": native_group_norm,
     "native_group_norm_backward.default": native_group_norm_backward,
-    "_native_batch_norm_legit_functional.default": _legit_functional,
+    "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _legit_no_training,
     "_native_batch_norm_legit.no_stats": _legit_no_stats,
     "_batch_norm_with_update_functional.default": _with_update_functional,

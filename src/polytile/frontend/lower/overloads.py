@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ def all_overloads(name: str) -> list[OpOverload]:
     """Every overload of the aten operator `name`; none where this torch lacks it."""
     packet = getattr(torch.ops.aten, name, None)
     return [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+
+
+def named_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names in the operator's schema, those that are left out by their defaults."""
+    arguments = operator._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    return {**defaults, **{argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs}
 
 
 def _overload(namespace: Any, packet: str, overload: str) -> OpOverload | None:

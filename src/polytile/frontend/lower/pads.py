@@ -1,12 +1,14 @@
 """Pads that repeat what they surround, mirrored or its outermost elements.
 
-Row-major tensors on the CPU are padded whole, by one loop; others are taken apart while the graph is traced.
+They are padded whole, by one loop. Where a result has its channels last, or amounts are negative or known only at run time, each
+element's place is looked up instead, by a rule that applies while the graph is traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sympy
@@ -29,27 +31,21 @@ from polytile.ir.program import Ref
 from polytile.ir.sizes import ZERO, Size
 
 
-def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
-    """The last dimension as pieces side by side, which kernels copy by whole vectors: torch's own rule looks each element's
-    place up. Dimensions before it are looked up, a row at a time, and so is a last one whose padding is negative or known
-    only at run time. `padding` holds (before, after) for the last dimension first."""
-    if _is_whole(x, padding):
-        return NotImplemented
-    rank = len(padding) // 2
-    places: list[Tensor | None] = [None] * x.ndim
-    in_pieces = all(isinstance(n, int) and n >= 0 for n in padding[:2]) and not free_unbacked_symbols(x.shape[-1])
-    for k in range(1 if in_pieces else 0, rank):
-        place = _places(x.shape[-1 - k], padding[2 * k], padding[2 * k + 1], mirrored, x.device)
-        places[-1 - k] = place.view(-1, *[1] * (k - 1 if in_pieces else k))
-    rows = x if all(place is None for place in places) else torch.ops.aten._unsafe_index(x, places)
-    joined = torch.cat(_pieces(rows, padding[0], padding[1], mirrored), -1) if in_pieces else rows
+def _looked_up(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
+    """Each element by its place along every padded dimension. `padding` holds (before, after) for the last dimension first."""
     layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
-    return joined.contiguous(memory_format=layout)
+    if _is_whole(x, padding, layout):
+        return NotImplemented
+    places: list[Tensor | None] = [None] * x.ndim
+    for k in range(len(padding) // 2):
+        place = _places(x.shape[-1 - k], padding[2 * k], padding[2 * k + 1], mirrored, x.device)
+        places[-1 - k] = place.view(-1, *[1] * k)
+    return torch.ops.aten._unsafe_index(x, places).contiguous(memory_format=layout)
 
 
-def _is_whole(x: Tensor, padding: list[int]) -> bool:
+def _is_whole(x: Tensor, padding: list[int], layout: torch.memory_format) -> bool:
     """Whether `x` is padded by a loop of its own: its result is row-major, and no element is looked for where there is none."""
-    plain = x.device.type == "cpu" and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
+    plain = layout == torch.contiguous_format and not x.is_complex()
     return plain and all(isinstance(n, int) and n >= 0 for n in padding) and not any(map(free_unbacked_symbols, x.shape))
 
 
@@ -59,27 +55,12 @@ def _places(n: int, before: int, after: int, mirrored: bool, device: torch.devic
     return n - 1 - (n - 1 - place.abs()).abs() if mirrored else place.clamp(0, n - 1)
 
 
-def _pieces(x: Tensor, before: int, after: int, mirrored: bool) -> list[Tensor]:
-    """What stands before `x` along the last dimension, `x` and what stands behind it."""
-    n, rows = x.shape[-1], x.shape[:-1]
-    if mirrored:
-        return [x.narrow(-1, 1, before).flip(-1), x, x.narrow(-1, n - 1 - after, after).flip(-1)]
-    return [x[..., :1].expand(*rows, before), x, x[..., -1:].expand(*rows, after)]
-
-
-def _reflection_pad(x: Tensor, padding: list[int]) -> Tensor:
-    """Mirrored at the outermost elements, which are not repeated."""
-    return _padded(x, padding, mirrored=True)
-
-
-def _replication_pad(x: Tensor, padding: list[int]) -> Tensor:
-    """The outermost elements again and again."""
-    return _padded(x, padding, mirrored=False)
-
+KINDS = {"reflection": True, "replication": False}
+"""Whether a kind of pad mirrors at the outermost elements, which are not repeated then."""
+OPERATORS = {f"{kind}_pad{rank}d": mirrored for kind, mirrored in KINDS.items() for rank in (1, 2, 3)}
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
-    **{f"reflection_pad{rank}d.default": _reflection_pad for rank in (1, 2, 3)},
-    **{f"replication_pad{rank}d.default": _replication_pad for rank in (1, 2, 3)},
+    f"{name}.default": partial(_looked_up, mirrored=mirrored) for name, mirrored in OPERATORS.items()
 }
 
 
@@ -137,6 +118,5 @@ def _nearest(i: Size, n: Size) -> Node:
     return expr.op("minimum", torch.int64, expr.op("maximum", torch.int64, expr.index_value(i), zero), last)
 
 
-for _rank in (1, 2, 3):
-    for _name, _turned in ((f"reflection_pad{_rank}d", True), (f"replication_pad{_rank}d", False)):
-        lowers(*overloads(_name))(_lower(_name, _turned))
+for _name, _is_mirrored in OPERATORS.items():
+    lowers(*overloads(_name))(_lower(_name, _is_mirrored))

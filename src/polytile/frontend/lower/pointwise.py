@@ -96,14 +96,15 @@ for _row in TABLE:
 # arithmetic with a factor ---------------------------------------------------------------------------------------------
 
 
-@lowers(*overloads("add.Tensor add.Scalar"))
-def add(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
-    return elementwise(builder, lambda x, y: node("add", x, _times(alpha, y)), Promotion.DEFAULT, a, b)
+def _lower_with_factor(name: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
+        return elementwise(builder, lambda x, y: node(name, x, _times(alpha, y)), Promotion.DEFAULT, a, b)
+
+    return lowering
 
 
-@lowers(*overloads("sub.Tensor sub.Scalar"))
-def sub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
-    return elementwise(builder, lambda x, y: node("sub", x, _times(alpha, y)), Promotion.DEFAULT, a, b)
+lowers(*overloads("add.Tensor add.Scalar"))(_lower_with_factor("add"))
+lowers(*overloads("sub.Tensor sub.Scalar"))(_lower_with_factor("sub"))
 
 
 @lowers(*overloads("rsub.Tensor rsub.Scalar"))
@@ -186,16 +187,12 @@ _FLOAT_POWERS: dict[float, Element] = {
     1.0: lambda x: x,
     2.0: lambda x: node("mul", x, x),
     3.0: lambda x: node("mul", node("mul", x, x), x),
-    4.0: lambda x: _squared(node("mul", x, x)),
+    4.0: lambda x: integer_power(x, 4),
     0.5: lambda x: node("sqrt", x),
     -0.5: lambda x: node("rsqrt", x),
     -1.0: lambda x: node("reciprocal", x),
     -2.0: lambda x: node("reciprocal", node("mul", x, x)),
 }
-
-
-def _squared(x: Node) -> Node:
-    return node("mul", x, x)
 
 
 def integer_power(x: Node, n: int) -> Node:

@@ -151,10 +151,6 @@ def cbrt(x: Node) -> Node:
     return node("copysign", root, x)
 
 
-def where(condition: Node, a: Node, b: Node) -> Node:
-    return selected(condition, a, b)
-
-
 # the table ------------------------------------------------------------------------------------------------------------
 
 

@@ -165,7 +165,8 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
             value = sympy.Integer(int(node.value))
             return Bounds((value,), (value,))
         case expr.Index():
-            return Bounds(_extreme(node.expr, ranges, largest=False), _extreme(node.expr, ranges, largest=True))
+            low, high = sizes.highest(-node.expr, ranges), sizes.highest(node.expr, ranges)
+            return Bounds(() if low is None else (-low,), () if high is None else (high,))
         case expr.Op(name="add"):
             return args[0] + args[1]
         case expr.Op(name="sub"):
@@ -197,17 +198,3 @@ def _common(a: Bounds, b: Bounds) -> Bounds:
         tuple(dict.fromkeys([x for x in a.low if b.at_least(x)] + [x for x in b.low if a.at_least(x)]))[:_MOST],
         tuple(dict.fromkeys([x for x in a.high if b.at_most(x)] + [x for x in b.high if a.at_most(x)]))[:_MOST],
     )
-
-
-def _extreme(index: Size, ranges: sizes.Ranges, largest: bool) -> tuple[Size, ...]:
-    """The largest or smallest value of an index expression that is linear in its axes; of another, 0 as the smallest if
-    it is not negative."""
-    result = index
-    for axis in sorted(index.free_symbols & ranges.keys(), key=str):
-        factor = sizes.coefficient(index, axis)
-        if factor is None or not (sizes.is_nonnegative(factor) or sizes.is_nonnegative(-factor)):
-            bound = sizes.upper_bound(index, ranges) if largest else ZERO if sizes.is_nonnegative(index) else None
-            return () if bound is None else (bound,)
-        at_end = sizes.is_nonnegative(factor) == largest
-        result = result.xreplace({axis: ranges[axis] - 1 if at_end else ZERO})
-    return (sizes.expand(result),)

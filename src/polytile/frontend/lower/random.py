@@ -193,17 +193,13 @@ def _seed(builder: Builder, device: torch.device) -> str:
     return buffer.name
 
 
-def counted(
-    builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node],
-    result: torch.Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def counted(builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node]) -> Tensor:
     """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the
     operation `name` in type `draw`."""
     if not from_counter():
         raise LoweringError("random numbers come from eager's own stream (option random='eager').")
-    result = builder.result() if result is None else result
+    result, out_sizes = builder.result(), builder.result_sizes()
     check_dtypes(result.dtype)
-    out_sizes = tuple(sizes.as_size(n) for n in result.shape)
     counter_at = counter(builder, out_sizes, result.device)
     return computed(
         out_sizes,

@@ -3,7 +3,6 @@ integers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import sympy
@@ -272,38 +271,3 @@ lowers(*overloads("std_mean.correction"))(_lower_variance_with_mean(True))
 def _require_float(x: Tensor) -> None:
     if not x.dtype.is_floating_point:
         raise LoweringError(f"a variance of {x.dtype} values is not generated.")
-
-
-# norms ----------------------------------------------------------------------------------------------------------------
-
-
-def _norm_row(order: float, dtype: torch.dtype) -> Row:
-    """The vector norm of order `order`, accumulated in the compute type of `dtype`."""
-    wide = compute_dtype(dtype)
-
-    def row(value: Node, _: Point) -> Node:
-        x = widen(value, dtype)
-        if order == 0:
-            return expr.reduce("sum", wide, widen(node("ne", x, like(0, x)), dtype))
-        if order == 2:
-            return node("sqrt", expr.reduce("sum", wide, node("mul", x, x)))
-        size = node("abs", x)
-        if math.isinf(order):
-            return expr.reduce("max" if order > 0 else "min", wide, size)
-        if order == 1:
-            return expr.reduce("sum", wide, size)
-        powers = expr.reduce("sum", wide, node("pow", size, like(order, size)))
-        return node("pow", powers, like(1 / order, powers))
-
-    return row
-
-
-@lowers(*overloads("linalg_vector_norm"))
-def linalg_vector_norm(
-    builder: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    out = builder.result().dtype
-    if isinstance(ord, complex | sympy.Expr):
-        raise LoweringError(f"a norm of order {ord} is not generated.")
-    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (_norm_row(float(ord), out), out))[0]

@@ -16,7 +16,7 @@ import torch
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.indexing import flattened, pattern_of, require_elements
+from polytile.frontend.lower.indexing import pattern_of, require_elements
 from polytile.frontend.lower.layouts import is_dense, traced_strides
 from polytile.frontend.lower.pointwise_table import node
 from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
@@ -218,8 +218,8 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     require_loop_dtype(source.dtype)
     require_index(index)
     copy = builder.realize(accumulator(source, mode), sizes.contiguous_strides(source.sizes))
-    flat = flattened(copy).view
-    assert flat is not None
+    assert copy.view is not None
+    flat = replace(copy.view, sizes=(source.numel,), strides=(ONE,))
     where = reshape_point(values.sizes, index.sizes)
 
     def store(point: Point) -> Store:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import sympy
 import torch
 
-from polytile.ir.program import Assert, Attention, Extern, Loop, Operation, Program, Template, View
+from polytile.ir.calls import numbers_in
+from polytile.ir.program import Assert, Attention, Extern, Loop, Made, Operation, Program, Template, View, refs_in
 
 
 class Graph:
@@ -131,35 +132,25 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
         case Loop():
             symbols |= _loop_symbols(operation)
         case Template():
-            symbols |= _view_symbols(operation.a, operation.b, operation.out, *operation.views_beside)
+            symbols |= _symbols_in(operation.a, operation.b, operation.out, *operation.views_beside)
             symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Attention():
-            symbols |= _view_symbols(*operation.views)
+            symbols |= _symbols_in(*operation.views)
             symbols |= _loop_symbols(operation.scores) if operation.scores is not None else set()
         case Extern():
-            symbols |= _argument_symbols((operation.args, operation.kwargs))
+            symbols |= _symbols_in(*refs_in((operation.args, operation.kwargs)))
         case Assert():
             symbols |= getattr(operation.condition, "free_symbols", set())
     return symbols
 
 
-def _view_symbols(*views: View) -> set[sympy.Symbol]:
-    return set().union(*[s.free_symbols for view in views for s in (*view.sizes, *view.strides, view.offset)])
+def _symbols_in(*held: View | sympy.Expr | Made) -> set[sympy.Symbol]:
+    return set().union(*[number.free_symbols for each in held for number in numbers_in(each)])
 
 
 def _loop_symbols(loop: Loop) -> set[sympy.Symbol]:
     sizes = [a.size.free_symbols for a in loop.axes + loop.reduced]
     return set().union(*sizes, *[s.symbols() for s in loop.stores])
-
-
-def _argument_symbols(value: object) -> set[sympy.Symbol]:
-    if isinstance(value, tuple | list):
-        return set().union(*[_argument_symbols(v) for v in value])
-    inner = getattr(value, "value", None)
-    if isinstance(inner, sympy.Basic):
-        return inner.free_symbols
-    parts = [*inner.sizes, *inner.strides, inner.offset] if inner is not None and hasattr(inner, "strides") else []
-    return set().union(*[p.free_symbols for p in parts])
 
 
 def has_effect(call: Extern) -> bool:

@@ -1,4 +1,4 @@
-"""What a grouped product computes, by torch's operators, group after group: the definition that every kernel is held to."""
+"""What grouped and scaled products compute, by torch's operators: the definitions that every kernel is held to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
         first = end
 
 
-def multiply(
+def grouped_product(
     a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, axis: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The grouped product of `a` (1, m, k) and `b` (groups, k, n), or (1, k, n) where groups lie along k, in their type, of 8-bit
@@ -35,3 +35,12 @@ def multiply(
     if axis == "m":
         out[0, last:].zero_()
     return out
+
+
+def scaled_operand(
+    x: torch.Tensor, blocks: tuple[int, int], scale: torch.Tensor, zeros: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(batch, rows, columns) less `zeros` times `scale`, both (1, rows / blocks[0], columns / blocks[1]), rounded up."""
+    down, across = (torch.arange(n, device=x.device) // by for n, by in zip(x.shape[-2:], blocks, strict=True))
+    x = x if zeros is None else x - zeros[:, down][:, :, across]
+    return x * scale[:, down][:, :, across]

@@ -1,7 +1,7 @@
 """The reference interpreter: what a program means, run with torch operators. Slow to start, right by construction.
 
-Tests compare programs before and after a pass with it, and `run_loop` is what the accuracy gate compares generated
-kernels with.
+Tests compare programs before and after a pass with it. Loops are evaluated by `polytile.ir.evaluate`, as they are where the
+accuracy gate compares generated kernels with them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,10 @@ import sympy
 import torch
 
 from polytile.errors import IRError
-from polytile.ir import grouped, sizes
-from polytile.ir.attention import (
-    attend,
-    attend_backward,
-    attend_sequences,
-    attend_sequences_backward,
-    settings_of,
-)
+from polytile.ir import sizes
+from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
 from polytile.ir.evaluate import changed_scores, flat_view, run_loop
+from polytile.ir.products import grouped_product, scaled_operand
 from polytile.ir.program import (
     Assert,
     Attention,
@@ -68,7 +63,7 @@ def run_template(
         dtype = precision
     if template.grouping is not None:
         ends = view_tensor(template.grouping.ends, buffers, size_values)
-        product = grouped.multiply(a.to(dtype), b.to(dtype), ends, template.grouping.axis)
+        product = grouped_product(a.to(dtype), b.to(dtype), ends, template.grouping.axis)
     elif template.scales is None:
         product = torch.matmul(a.to(dtype), b.to(dtype))
     else:
@@ -101,7 +96,8 @@ def run_attention(
         return None if view is None else view_tensor(view, buffers, size_values)
 
     q, k, v, out, lse = map(tensor, (attention.q, attention.k, attention.v, attention.out, attention.lse))
-    settings = {**settings_of(attention), "precision": precision, "bias": tensor(attention.bias)}
+    settings = {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0", "window")}
+    settings |= {"precision": precision, "bias": tensor(attention.bias)}
     placed, gradients, loop = attention.sequences, attention.gradients, attention.scores
     indices = {name: tensor(view) for name, view in placed.named.items()} if placed is not None else {}
     if placed is not None:
@@ -126,15 +122,6 @@ def run_attention(
 def blocks_of(scales: Scales, side: int) -> tuple[int, int]:
     """How many rows and columns of A (side 0) or B share one of these scales."""
     return (scales.rows, scales.along) if side == 0 else (scales.along, scales.rows)
-
-
-def scaled_operand(
-    x: torch.Tensor, blocks: tuple[int, int], scale: torch.Tensor, zeros: torch.Tensor | None = None
-) -> torch.Tensor:
-    """(batch, rows, columns) less `zeros` times `scale`, both (1, rows / blocks[0], columns / blocks[1]), rounded up."""
-    down, across = (torch.arange(n, device=x.device) // by for n, by in zip(x.shape[-2:], blocks, strict=True))
-    x = x if zeros is None else x - zeros[:, down][:, :, across]
-    return x * scale[:, down][:, :, across]
 
 
 def _computed(
