@@ -33,7 +33,7 @@ log = logging.getLogger("polytile")
 Call = Callable[[list[Any]], list[Any]]
 Build = Callable[[], Call | None]
 
-clock = time.monotonic
+clock, threads = time.monotonic, torch.get_num_threads
 
 NOT_POLYTILES_FAULT = (*CALLERS, IndexError, MemoryError, torch.OutOfMemoryError)
 """Errors of a call that are about what it was given."""
@@ -74,7 +74,7 @@ def noticed(call: Call) -> Call:
     alive = background.background
 
     def noticed_call(args: list[Any]) -> list[Any]:
-        alive.last_call = math.inf
+        alive.last_call, alive.threads = math.inf, threads()
         try:
             return call(args)
         finally:
@@ -109,7 +109,7 @@ class TieredGraph:
         tiers, leads, alive = self.tiers, self.leads, background.background
 
         def call(args: list[Any]) -> list[Any]:
-            alive.last_call = math.inf  # it runs
+            alive.last_call, alive.threads = math.inf, threads()  # it runs
             if leads and tiers.due and not _recording():
                 tiers.take_over()
             if self.tier == 0:
