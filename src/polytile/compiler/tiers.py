@@ -39,18 +39,6 @@ NOT_POLYTILES_FAULT = (*CALLERS, IndexError, MemoryError, torch.OutOfMemoryError
 """Errors of a call that are about what it was given."""
 
 
-def waits_for() -> str:
-    """What calls wait for under the options and torch's settings in force: "never", "compile" or "tune" (option `stall`).
-
-    Whoever wants the same kernels in each run of a program, by deterministic algorithms or by a plan, or names them by `force`,
-    gets them from the first call on. So does who has changed the default type, as that is the whole process's.
-    """
-    stall = str(settings.get("stall"))
-    fixed = torch.are_deterministic_algorithms_enabled() or settings.get("plan") or settings.get("force")
-    asks = settings.get("interpret") or settings.get("check_inputs") or torch.get_default_dtype() != torch.float32
-    return "compile" if stall == "never" and (fixed or asks) else stall
-
-
 @dataclass
 class Tiers:
     """The graphs that AOTAutograd made of one function, inference, or forward and backward: they change tiers together."""

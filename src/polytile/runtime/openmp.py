@@ -7,10 +7,10 @@
 Other threads are not concerned, nor is what `torch.set_num_threads` has set for threads that have not used torch yet. Where there
 is no such runtime, nothing changes.
 
-GNU's runtime keeps the threads of a loop for the next one of the same thread, and lets them spin meanwhile. Where the process has
-more such threads than the machine has cores, they sleep at once, and each loop waits until they are woken. So a second thread that
-has run one loop slows down the loops of the first one for good. Two cores, the recommender of benchmarks/stream: 0.18 ms a call
-alone, 0.39 to 0.57 ms beside a thread that had once run `sin` on two threads, and 0.18 ms again after `end_team` there.
+GNU's runtime keeps the threads of a loop for the next one of the same thread, and lets them spin meanwhile. Where the process
+has more such threads than the machine has cores, they sleep at once, and each loop waits until they are woken. So a second thread
+that has run one loop slows down the loops of the first one for good. Two cores, the recommender of benchmarks/stream: 0.18 ms a
+call alone, 0.39 to 0.57 ms beside a thread that had once run `sin` on two threads, and 0.18 ms again after `end_team` there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def runtime() -> Runtime | None:
     """That of torch; None where torch has none."""
     for library in sorted((pytorch.folder() / "lib").glob("libtorch_cpu.*")):
         with contextlib.suppress(OSError, AttributeError):
-            quick, slow = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))  # one keeps Python's lock, the other lets go of it
+            quick, slow = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))  # the first keeps Python's lock in a call
             pause = None if hasattr(quick, LLVMS_OWN) else getattr(slow, "omp_pause_resource_all", None)
             return Runtime(quick.omp_set_num_threads, pause)
     return None
