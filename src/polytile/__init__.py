@@ -162,8 +162,13 @@ def compile(
     >>> polytile.counters["graphs_compiled"]
     1
     """
-    from polytile.compiler import backend
+    from polytile.compiler import early
+    from polytile.runtime import collector
 
+    if hints is None:
+        early.begin(function, mode, options)
+    with collector.at_rest():
+        from polytile.compiler import backend
     return backend.compile(
         function,
         hints=hints,

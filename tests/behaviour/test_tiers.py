@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import polytile
 from polytile.compiler import backend, programs
 from polytile.errors import CompilerMissing
-from polytile.runtime import background
+from polytile.runtime import background, collector
 
 PATIENCE = 120.0
 
@@ -249,11 +249,11 @@ def test_a_program_that_fails_in_its_first_call_is_replaced_for_good(monkeypatch
     assert polytile.counters["failures"] == 1
 
 
-@pytest.mark.parametrize(("objects", "searches"), [(100, 0), (2 * backend.MANY_OBJECTS, 1)])
+@pytest.mark.parametrize(("objects", "searches"), [(100, 0), (2 * collector.MANY_OBJECTS, 1)])
 def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(objects: int, searches: int) -> None:
     gc.collect()
     before = gc.get_stats()[2]["collections"]
-    with backend._collector_at_rest():
+    with collector.at_rest_then_searched():
         kept = [[number] for number in range(objects)]
     assert gc.get_stats()[2]["collections"] - before == searches and gc.isenabled() and len(kept) == objects
 

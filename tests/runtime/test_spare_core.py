@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polytile.compiler import tiers
-from polytile.runtime import Dispatcher, background, spare_core
+from polytile.runtime import Dispatcher, background, openmp, spare_core
 from tests.runtime.helpers import entry
 
 SEEN: list[int] = []
@@ -32,14 +32,13 @@ def _(x: torch.Tensor) -> torch.Tensor:
 def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Four threads for this thread, on what counts as four cores. What `torch.set_num_threads` sets stays with threads that begin
     meanwhile."""
-    openmp = spare_core._openmp()
-    if openmp is None:
+    if openmp.runtime() is None:
         pytest.skip("PyTorch has brought no OpenMP runtime")
     before = torch.get_num_threads()
-    openmp[1](4)
+    openmp.set_threads(4)
     monkeypatch.setattr(spare_core, "usable_cores", lambda: 4)
     yield
-    openmp[1](before)
+    openmp.set_threads(before)
 
 
 def test_a_thread_less_within_the_block(four_threads: None) -> None:

@@ -126,9 +126,11 @@ def test_wrong_calls_are_refused() -> None:
 
 
 def test_without_the_launcher_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert weights.available()
     monkeypatch.setattr(native, "module", lambda: None)
-    assert not weights.available()
+    recipe = weights.Recipe("copies", (4, 4), (4, 1), 0, 64, torch.clone)
+    site = weights.Site(recipe, 1 << 20, eager=True)
+    assert [site.find(torch.zeros(4, 4)) for _ in range(2)] == [None, None]
+    assert site.bytes == 0 and "launcher" in site.reason
 
 
 def test_a_site_waits_longer_for_weights_that_change_soon() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile import debug
 from polytile import options as settings
-from polytile.compiler import front_door, handed, races, tiers
+from polytile.compiler import early, front_door, handed, races, tiers
 from polytile.compiler import guards as dynamo_guards
 from polytile.compiler import programs as compiler
 from polytile.compiler.inference import Inference
@@ -46,12 +45,9 @@ from polytile.frontend.resizing import kept_whole
 from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
 from polytile.ir.printer import program_text
-from polytile.runtime import background, native, sizes_seen
+from polytile.runtime import background, collector, sizes_seen
 
 Boxed = Callable[[list[Any]], Any]
-
-MANY_OBJECTS = 50_000
-"""Objects made while a graph is compiled, from which on the collector's search of all objects is not left to a later call."""
 
 settle_ahead()
 
@@ -129,9 +125,7 @@ class Backend:
         """Prepares for a first graph, which Dynamo is about to capture for a call with these values. What fails here fails again
         when the graph is compiled, which reports it."""
         with contextlib.suppress(Exception), settings.override(**dict(self.options)):
-            native.prepare()
-            if tiers.waits_for() == "never" and not self.hints:
-                handed.expect_first(values)
+            early.prepare(values, hinted=bool(self.hints))
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Names of hints must fit the first graph. Later ones are parts after a graph break, or the same graph with
@@ -149,7 +143,7 @@ def _compile(
         return flatten_graph_inputs(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
-    with settings.override(**given), _collector_at_rest(), background.background.held():
+    with settings.override(**given), collector.at_rest_then_searched(), background.background.held():
         try:
             return _compiled(graph, example_inputs, hints, ahead, strict)
         except Exception as error:
@@ -161,15 +155,13 @@ def _compile(
 def _compiled(
     graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
-    if tiers.waits_for() == "never" and not hints:
-        handed.expect_first(example_inputs)
+    early.prepare(example_inputs, hinted=bool(hints))
     traced = hinted.sizes_of(graph)
     identity = functools.partial(hinted.identity, graph, traced)
     wanted = [*hinted.combinations(hints, traced, strict, graph=identity), *hinted.marked(graph, traced)]
-    early = hinted.combinations(ahead, traced, strict, "compile_ahead", identity)
+    later = hinted.combinations(ahead, traced, strict, "compile_ahead", identity)
     names = hinted.meanings(graph, traced)
     sized = Sized(tuple(traced), identity(), hinted.beginning(graph), names) if traced else Sized()
-    native.prepare()
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
         from polytile.candidates.triton_loops import prepare  # what a GPU needs is imported where there is one
 
@@ -184,9 +176,9 @@ def _compiled(
         call = aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", held, wanted, early, failed, together, sized=sized),
-            bw_compiler=_Compiler("backward", held, wanted, early, failed, together),
-            inference_compiler=_Compiler("inference", held, wanted, early, failed, together, inference, sized),
+            fw_compiler=_Compiler("forward", held, wanted, later, failed, together, sized=sized),
+            bw_compiler=_Compiler("backward", held, wanted, later, failed, together),
+            inference_compiler=_Compiler("inference", held, wanted, later, failed, together, inference, sized),
             decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
@@ -243,24 +235,6 @@ def _partition(
     keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
     return min_cut_rematerialization_partition(joint, joint_inputs, **given)
-
-
-@contextlib.contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Switches the garbage collector off within the block. A graph and its tracing are hundreds of thousands of objects, all of
-    them alive: while an encoder's training step was compiled, the collector searched them several times, for 0.7 s in all.
-
-    After MANY_OBJECTS it searches them once, at the end: it would soon do so anyhow, in some later call, which then takes 0.3 to
-    0.6 s longer (a decoder of 3 layers leaves 75 000)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-            if gc.get_count()[0] > MANY_OBJECTS:
-                gc.collect()
 
 
 @contextlib.contextmanager
@@ -350,7 +324,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
-        weights, waits_for, sized = weights_of(graph, self.kind), tiers.waits_for(), self.sized.graph_of(graph)
+        weights, waits_for, sized = weights_of(graph, self.kind), early.waits_for(), self.sized.graph_of(graph)
         traced = hinted.sizes_of(graph)
         # AOTAutograd's mode would make every new tensor a fake one.
         with unset_fake_temporarily(), settings.override(stall=waits_for):
@@ -363,7 +337,7 @@ class _Compiler:
                 return self._from_disk(graph, loaded, traced, sized)
         tiered = waits_for == "never" and not self.hints
         if tiered:
-            handed.expect(_leaves(graph))
+            early.expect(_leaves(graph))
         guards = guards_of(graph)
         with counters.stage("lowering"):
             if self.kind == "inference":

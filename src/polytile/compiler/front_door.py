@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from polytile.compiler.inference import unwrapped_later
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -272,11 +273,12 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
     scope = function.__globals__
     disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
+    graphs = {name: unwrapped_later(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
     if all(name.startswith(INSTALLED) for name in names):
         scope = {name: _in_c(scope[name], code) for name in names}
-        scope |= {name: graph._torchdynamo_orig_callable for name, graph in disabled.items()}
+        scope |= graphs
     else:
-        scope |= {name: entry.module().Graph(graph._torchdynamo_orig_callable, graph) for name, graph in disabled.items()}
+        scope |= {name: entry.module().Graph(graph, disabled[name]) for name, graph in graphs.items()}
     compiled = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
     compiled.__kwdefaults__ = function.__kwdefaults__
     return compiled

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -21,7 +21,7 @@ import torch.fx
 from polytile import options
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.compiler.programs import compile_program
-from polytile.compiler.stored import PROGRAMS, Loaded, Slot, conditions
+from polytile.compiler.stored import Loaded, Slot, conditions
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel
 from polytile.dispatch.define import WORKS
@@ -63,19 +63,6 @@ _kernels: OrderedDict[str, MultiKernel] = OrderedDict()
 
 class Refused(PolytileError):
     """A program cannot be made in another process; says why."""
-
-
-def expect(values: Iterable[Any]) -> None:
-    """Has the other process start, if the program of a graph with these inputs may be made there."""
-    if builder.wanted() and all(value.device in CPU for value in values if isinstance(value, torch.Tensor)):
-        builder.begin()
-
-
-def expect_first(values: Iterable[Any]) -> None:
-    """The same before anything is traced, which takes seconds of one core, while the process imports what it needs on another.
-    Only where no program is on disk: where some are, this one may be among them."""
-    if not current().holds(PROGRAMS):
-        expect(values)
 
 
 def build(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot) -> Loaded | None:

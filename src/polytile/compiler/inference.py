@@ -7,6 +7,7 @@ gradient mode off meanwhile. A graph that changes no argument and returns no ali
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 import torch
 from torch._functorch._aot_autograd import runtime_wrappers
 
-from polytile.runtime import entry
+from polytile.runtime import entry, native
 
 WRAPPER = "runtime_wrapper"
 """The function of AOTAutograd that is left out."""
+
+IN_C = "polytile_in_c"
+"""The attribute of a wrapped graph that makes its callable in C."""
 
 NOTED = (
     "_dynamo_propagated_dynamic_indices"
@@ -40,15 +44,16 @@ class Inference:
         return call
 
     def unwrapped(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
-        """`wrapped`, AOTAutograd's callable of the graph, or one in C that gives the same."""
+        """`wrapped`, AOTAutograd's callable of the graph, or one in C that gives the same; where the launcher is being compiled,
+        `wrapped`, of which `unwrapped_later` gives the other."""
         if self.metadata is None or not self._is_plain() or not self._is_wrapped_once(wrapped):
             return wrapped
-        loaded = entry.module()
-        if loaded is None:
-            return wrapped
         dynamic = tuple(info.dynamic_dims for info in self.metadata.output_info) if self.metadata.dynamic_outputs else ()
-        graph: Callable[..., Any] = loaded.Graph(self.call, wrapped, tuple(d or None for d in dynamic), NOTED)
-        return graph
+        in_c = functools.partial(_in_c, self.call, wrapped, tuple(d or None for d in dynamic))
+        if native.is_ready():
+            return in_c()
+        setattr(wrapped, IN_C, in_c)
+        return wrapped
 
     def _is_plain(self) -> bool:
         """Whether the runtime wrapper does nothing but to switch the gradient mode off."""
@@ -73,4 +78,16 @@ class Inference:
         )
 
 
-__all__ = ["Inference"]
+def _in_c(call: Any, wrapped: Callable[..., Any], dynamic: tuple[Any, ...]) -> Callable[..., Any]:
+    loaded = entry.module()
+    graph: Callable[..., Any] = wrapped if loaded is None else loaded.Graph(call, wrapped, dynamic, NOTED)
+    return graph
+
+
+def unwrapped_later(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """What `Inference.unwrapped` gives for what it once gave as it was, now that the launcher is there."""
+    in_c: Callable[[], Callable[..., Any]] | None = getattr(wrapped, IN_C, None)
+    return wrapped if in_c is None else in_c()
+
+
+__all__ = ["Inference", "unwrapped_later"]

@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree
 
 from polytile import options
-from polytile.compiler import tiers
+from polytile.compiler import early
 from polytile.dispatch import agreement, learning
 from polytile.runtime.entry import DECLINED
 
@@ -35,7 +35,7 @@ MARGIN = 0.97
 
 def allowed() -> bool:
     """Whether calls may be raced under the options in force."""
-    alone = options.get("tune") != "off" and tiers.waits_for() != "compile" and not agreement.wanted()
+    alone = options.get("tune") != "off" and early.waits_for() != "compile" and not agreement.wanted()
     return alone and bool(options.get("race_eager"))
 
 

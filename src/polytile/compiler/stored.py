@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile import options
 from polytile.candidates import sources
+from polytile.compiler.early import PROGRAMS
 from polytile.dispatch import MultiKernel, recorded
 from polytile.dispatch.conditions import PASSING, conditions_on_disk
 from polytile.dispatch.define import WORKS
@@ -41,16 +42,13 @@ from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
 from polytile.ir.sizes import evaluate
 from polytile.matmul import packed_weights
 from polytile.problem import digest
-from polytile.runtime import programs, toolchain, weights
+from polytile.runtime import programs, toolchain
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.convolution import PackedConvolution
 from polytile.version import source_digest
 from polytile.wrapper import KernelCall, Wrapped, backend, load_of, tensors
 
 log = logging.getLogger("polytile")
-
-PROGRAMS = "programs"
-"""The folder of the cache that programs are in."""
 
 FORMAT = 1
 
@@ -180,7 +178,7 @@ def conditions(targets: Iterable[torch.device]) -> str:
     given = {name: repr(options.get(name)) for name, option in options.BY_NAME.items() if option.keys != options.NOTHING}
     about = [
         FORMAT, source_digest(), sorted((k, v) for k, v in given.items() if k not in PASSING),
-        sorted(map(_device_conditions, targets)), weights.available(), torch.get_default_dtype(), sources.brought(),
+        sorted(map(_device_conditions, targets)), torch.get_default_dtype(), sources.brought(),
     ]  # fmt: skip
     return "\n".join(map(str, about))
 

@@ -33,22 +33,10 @@ log = logging.getLogger("polytile")
 Call = Callable[[list[Any]], list[Any]]
 Build = Callable[[], Call | None]
 
-clock = time.monotonic
+clock, threads = time.monotonic, torch.get_num_threads
 
 NOT_POLYTILES_FAULT = (*CALLERS, IndexError, MemoryError, torch.OutOfMemoryError)
 """Errors of a call that are about what it was given."""
-
-
-def waits_for() -> str:
-    """What calls wait for under the options and torch's settings in force: "never", "compile" or "tune" (option `stall`).
-
-    Whoever wants the same kernels in each run of a program, by deterministic algorithms or by a plan, or names them by `force`,
-    gets them from the first call on. So does who has changed the default type, as that is the whole process's.
-    """
-    stall = str(settings.get("stall"))
-    fixed = torch.are_deterministic_algorithms_enabled() or settings.get("plan") or settings.get("force")
-    asks = settings.get("interpret") or settings.get("check_inputs") or torch.get_default_dtype() != torch.float32
-    return "compile" if stall == "never" and (fixed or asks) else stall
 
 
 @dataclass
@@ -74,7 +62,7 @@ def noticed(call: Call) -> Call:
     alive = background.background
 
     def noticed_call(args: list[Any]) -> list[Any]:
-        alive.last_call = math.inf
+        alive.last_call, alive.threads = math.inf, threads()
         try:
             return call(args)
         finally:
@@ -109,7 +97,7 @@ class TieredGraph:
         tiers, leads, alive = self.tiers, self.leads, background.background
 
         def call(args: list[Any]) -> list[Any]:
-            alive.last_call = math.inf  # it runs
+            alive.last_call, alive.threads = math.inf, threads()  # it runs
             if leads and tiers.due and not _recording():
                 tiers.take_over()
             if self.tier == 0:

@@ -88,7 +88,7 @@ def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool
     typed = b.dtype == (torch.int8 if kernel.spec.b_dtype else kernel.in_dtype) in panels.TOGETHER
     plain = single and typed and kernel.prologues[0] is None and (source is b) == (kernel.prologues[1] is None)
     large = int(b.sizes[1]) * int(b.sizes[2]) >= SMALLEST and int(b.sizes[2]) > 1
-    return plain and large and buffer.device.type == "cpu" and options.get("packed_weights_mib") > 0 and weights.available()
+    return plain and large and buffer.device.type == "cpu" and options.get("packed_weights_mib") > 0
 
 
 def lanes_of(spec: GemmSpec) -> int:

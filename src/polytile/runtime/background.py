@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polytile import locks
+from polytile.runtime import openmp
 
 log = logging.getLogger("polytile")
 
@@ -109,6 +110,8 @@ class Background:
         """Seconds in which another process has worked for this thread on a core that calls leave (spare_core.py)."""
         self.last_call = 0.0
         """When the last call of a compiled program ended, on time.monotonic's clock; infinity while one runs. Programs set it."""
+        self.threads = 0
+        """What torch.get_num_threads() said to that call; 0: there was none. Programs set it, and jobs find the same."""
 
     def submit(self, job: Job) -> None:
         with self._change:
@@ -226,11 +229,14 @@ class Background:
             begun, computed = time.monotonic(), self._computed()
             interval = sys.getswitchinterval()
             sys.setswitchinterval(min(interval, SWITCH_SECONDS))
+            if self.threads:
+                openmp.set_threads(self.threads)
             try:
                 job.run()
             except Exception:
                 log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
             finally:
+                openmp.end_team()
                 sys.setswitchinterval(interval)
                 with self._change:
                     self._running = None

@@ -166,7 +166,7 @@ def _is_last(images: torch.Tensor) -> bool:
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether weights of this type can be packed, and this machine's oneDNN takes them."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and weights.available()):
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if dtype == torch.bfloat16:
         return bool(mkldnn._is_mkldnn_bf16_supported())

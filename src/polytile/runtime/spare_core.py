@@ -20,14 +20,12 @@ it is there. Kernels are made again and again: calls leave it a quarter of the t
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from polytile import locks
-from polytile.runtime import background, native
+from polytile.runtime import background, native, openmp
 from polytile.runtime.cpu import usable_cores
 
 _lock = locks.lock()
@@ -74,23 +72,5 @@ def _want(more: int) -> None:
 def left() -> Iterator[None]:
     """Within the block, OpenMP's parallel loops of this thread leave a core, if they would use them all. Other threads are not
     concerned, nor is what `torch.set_num_threads` has set for new ones."""
-    openmp = _openmp()
-    most = openmp[0]() if openmp is not None else 1
-    if openmp is None or most == 1 or most < usable_cores():
+    with openmp.at_most(max(1, usable_cores() - 1)):
         yield
-        return
-    openmp[1](most - 1)
-    try:
-        yield
-    finally:
-        openmp[1](most)
-
-
-@functools.cache
-def _openmp() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """omp_get_max_threads and omp_set_num_threads of the runtime that torch has brought into the process."""
-    process = ctypes.PyDLL(None)  # calls of a tenth of a microsecond, which keep Python's lock
-    try:
-        return process.omp_get_max_threads, process.omp_set_num_threads
-    except AttributeError:
-        return None

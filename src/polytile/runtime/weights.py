@@ -119,11 +119,13 @@ class Site:
 
     def __init__(self, recipe: Recipe, limit: int, eager: bool, waits: bool = True) -> None:
         self.recipe, self.limit, self.eager, self.waits = recipe, limit, eager, waits
-        self._keeper = native.module().Keeper(self._look)
-        self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper
+        module = native.module()
+        watched = module is not None and module.weighs()
+        self._keeper: Any = module.Keeper(self._look) if watched else None
+        self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper or _without_copy
         self.made = 0
         """Copies made for this site."""
-        self.reason = "not called yet"
+        self.reason = "not called yet" if watched else "that takes the C launcher, which reads storages and versions"
         """Why there is no copy, "" if there is one."""
         self._record: Record | None = None
         """Of the weight that the keeper knows."""
@@ -131,7 +133,7 @@ class Site:
     @property
     def bytes(self) -> int:
         """Of the copy that the last call got; 0 where there was none, or it is gone."""
-        return self.recipe.bytes if self._keeper.copy is not None else 0
+        return self.recipe.bytes if self._keeper is not None and self._keeper.copy is not None else 0
 
     def _look(self, weight: torch.Tensor) -> torch.Tensor | None:
         """A call that the keeper has no answer to: another weight, one that has changed, or one watched for long enough."""
@@ -261,10 +263,8 @@ _storages: dict[int, Storage] = {}
 _hook: list[Any] = []
 
 
-def available() -> bool:
-    """Whether weights can be packed at all: that takes the C launcher, which reads storages and versions."""
-    module = native.module()
-    return module is not None and module.weighs()
+def _without_copy(weight: torch.Tensor) -> None:
+    """What finds copies where none can be kept."""
 
 
 def packed_bytes() -> int:

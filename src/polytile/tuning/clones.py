@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from polytile.runtime import openmp
 from polytile.tuning.headroom import fits
-from polytile.tuning.serial import one_thread
 
 ALIGNMENT = 64
 """Bytes: a line of the cache, at the beginning of which blocks begin."""
@@ -274,20 +274,20 @@ class Clones:
 
     def restore(self) -> None:
         """Puts back the caller's values where a kernel reads what it also writes."""
-        with one_thread():
+        with openmp.at_most(1):
             for block in self.blocks:
                 block.restore()
 
     def poison(self) -> None:
         """Fills outputs that no kernel reads with NaN (integers: a rare value) and sets the guards."""
-        with one_thread():
+        with openmp.at_most(1):
             for block in self.blocks:
                 block.poison()
 
     def damage(self, inputs: bool = True) -> int | None:
         """Position of an argument beside which, or, if it is only read, in which a kernel wrote since `poison`; None if
         there is none. Reading all inputs takes its time: a kernel that leaves them alone once may be trusted to."""
-        with one_thread():
+        with openmp.at_most(1):
             damaged = next((block for block in self.blocks if block.damaged(inputs)), None)
         if damaged is None:
             return None

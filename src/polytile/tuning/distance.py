@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from polytile.ir.program import FLOAT8
+from polytile.runtime import openmp
 from polytile.tuning.headroom import COMPARED_AT_ONCE
 from polytile.tuning.near_ties import comparable
-from polytile.tuning.serial import one_thread
 
 CHUNK = 1 << 15
 """Elements compared at once on a CPU: few enough for the cache."""
@@ -24,7 +24,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | torch.Tens
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     if got.dtype in FLOAT8:
         got, expected = _widened(got, expected)
-    with one_thread():
+    with openmp.at_most(1):
         if not got.dtype.is_floating_point:
             same = torch.equal(comparable(got.to(expected.device)), comparable(expected.to(got.dtype)))
             return (0.0, "") if same else (0.0, "differs from the reference")
@@ -69,7 +69,7 @@ def root_mean_square(expected: torch.Tensor) -> float:
         return 0.0
     expected = computable(expected)
     squares = 0.0
-    with one_thread():
+    with openmp.at_most(1):
         for (piece,) in pieces(expected):
             square = float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
             if not math.isfinite(square):
@@ -96,7 +96,7 @@ def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: torch.Te
 
 def bits_equal(now: torch.Tensor, before: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits, as far as a quick look tells: NaN differs."""
-    with one_thread():
+    with openmp.at_most(1):
         return torch.equal(comparable(now.to(before.device)), comparable(before))
 
 

@@ -24,11 +24,11 @@ import torch
 
 from polytile.errors import SignatureError
 from polytile.ir.leaning import Leaning, leaning
+from polytile.runtime import openmp
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
 from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square, scaling
 from polytile.tuning.headroom import copy_of, wide_fits
 from polytile.tuning.near_ties import ErrorCount, count_errors, firm_error
-from polytile.tuning.serial import one_thread
 from polytile.tuning.terms import OFF, sizes_of_terms
 from polytile.tuning.tolerance import tolerance
 
@@ -60,7 +60,7 @@ AGAIN, AGAIN_SECONDS = 2, 2e-3
 """How often a candidate runs again if its first run and judging it took at most so many seconds."""
 
 SMALL = 1 << 20
-"""The most elements of all arguments for which the reference runs on one thread (serial.py)."""
+"""The most elements of all arguments for which the reference runs on one thread (openmp.py)."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Gate:
             got, mine, *rights = map(computable, (clones.args[place], *results))
             scale, device = scaling(scales[place], rights[0]), rights[0].device
             allowed = self._allowed(place)
-            with one_thread():
+            with openmp.at_most(1):
                 errors = (firm_error(near, each, allowed, s) for near, s, *each in pieces(mine.to(device), scale, *rights))
                 allowed = max(allowed, EXCUSE * max(errors, default=0.0))
                 counts = (count_errors(part.to(device), each, allowed, s) for part, s, *each in pieces(got, scale, *rights))
@@ -282,7 +282,7 @@ class Gate:
         torch.set_rng_state(self._random)
         elements = sum(arg.numel() for arg in args if isinstance(arg, torch.Tensor))
         try:
-            with one_thread() if elements <= SMALL else contextlib.nullcontext():
+            with openmp.at_most(1) if elements <= SMALL else contextlib.nullcontext():
                 self._reference(*args)
         except (IndexError, torch.OutOfMemoryError, SignatureError):
             raise

@@ -37,9 +37,9 @@ def convolution(
     if not limit or images.dtype != weight.dtype or view is None or not _is_constant(builder.buffers[view.buffer], view):
         raise LoweringError(PLAIN)
     given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
-    with unset_fake_temporarily():  # whether weights can be packed is tried on tensors
-        if not can_pack(weight.dtype):
-            raise LoweringError(PLAIN)
+    if not can_pack(weight.dtype):
+        raise LoweringError(PLAIN)
+    with unset_fake_temporarily():
         extents, strides = (tuple(map(int, shape)) for shape in (view.sizes, view.strides))
         target = PackedConvolution(extents, strides, weight.dtype, given, limit)
     return builder.library(target, (images, weight, bias, *given), {}, PACKED)
