@@ -39,7 +39,7 @@ FROM_TORCH = """
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu _unsafe_index _unsafe_index_put _unsafe_masked_index
     _unsafe_masked_index_put_accumulate all baddbmm bernoulli embedding_bag embedding_dense_backward
-    floor_divide roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std take
+    floor_divide linalg_vector_norm roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std take
 """.split()
 
 
