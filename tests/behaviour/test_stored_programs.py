@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 import polytile
 from polytile import counters, store
-from polytile.compiler import programs, stored
+from polytile.compiler import backend, programs, stored
 from polytile.dispatch import recorded
+from polytile.frontend import graph_text
+from polytile.frontend.graph import Lowered, lower_graph
 from tests.behaviour.helpers import compiled, decisions, multikernels, report_of
 from tests.waiting import PATIENCE
 
@@ -137,6 +139,34 @@ def test_what_has_no_form_on_disk_is_lowered_anew_and_the_log_says_why(
             assert anew(lambda x: torch.tensor([1.0, 2.5, 3.0]).sum() + x * 2 + torch.ones(20), table) == 0
     assert "is lowered again by each process: " in caplog.text
     assert not (empty_cache / "programs").exists()
+
+
+def test_a_lowering_that_adds_a_guard_leaves_no_program(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lower(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str]) -> Lowered:
+        assert next(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder") > 5
+        return lower_graph(graph, name, weights)
+
+    monkeypatch.setattr(backend, "lower_graph", lower)
+    caplog.set_level(logging.INFO, "polytile")
+    with torch.no_grad():
+        for _ in range(2):
+            assert anew(attend, *inputs()) == 0
+    assert "its lowering relies on guards that it has added" in caplog.text
+
+
+def test_a_compile_looks_for_the_graphs_symbols_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked, symbolic = [], graph_text._symbolic
+
+    def counted(graph: torch.fx.GraphModule) -> Iterator[Any]:
+        walked.append(graph)
+        return symbolic(graph)
+
+    monkeypatch.setattr(graph_text, "_symbolic", counted)
+    with torch.no_grad():
+        for loaded in (0, 1):
+            assert anew(attend, *inputs()) == loaded and len(walked) == loaded + 1
 
 
 def test_forward_and_backward_graphs_come_from_disk(empty_cache: Path) -> None:

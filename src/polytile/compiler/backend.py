@@ -37,7 +37,7 @@ from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, 
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
 from polytile.frontend.graph import Lowered, OperatorReport, is_repeatable, lower_graph, unsupported
-from polytile.frontend.graph_text import guards_of
+from polytile.frontend.graph_text import Symbols
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
@@ -325,11 +325,12 @@ class _Compiler:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
         weights, waits_for, sized = weights_of(graph, self.kind), early.waits_for(), self.sized.graph_of(graph)
-        traced = hinted.sizes_of(graph)
+        traced, symbols = hinted.sizes_of(graph), Symbols.of(graph)
+        guards = symbols.guards()
         # AOTAutograd's mode would make every new tensor a fake one.
         with unset_fake_temporarily(), settings.override(stall=waits_for):
             with counters.stage("loading"):
-                slot = Slot.of(graph, self.kind, weights)
+                slot = Slot.of(graph, self.kind, weights, guards)
             loaded = compiler.load_program(slot, name, traced)
             if loaded is not None:
                 counters.add("graphs_compiled")
@@ -338,14 +339,13 @@ class _Compiler:
         tiered = waits_for == "never" and not self.hints
         if tiered:
             early.expect(_leaves(graph))
-        guards = guards_of(graph)
         with counters.stage("lowering"):
             if self.kind == "inference":
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
             lowered = lower_graph(graph, name, weights)
         _trace(name, lowered.operators, lambda: program_text(lowered.program))
-        if guards_of(graph) != guards:
+        if symbols.guards() != guards:
             slot = slot.refused("its lowering relies on guards that it has added")
         with unset_fake_temporarily():
             if tiered:

@@ -106,12 +106,12 @@ class Slot:
     name: str = ""
 
     @staticmethod
-    def of(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str]) -> Slot:
+    def of(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str], guards: Sequence[str]) -> Slot:
         """That of one of AOTAutograd's graphs, as it is before anything of polytile's has changed it; none where no compiler ever
         worked."""
         try:
             toolchain.find()
-            key = digest("\n".join((_conditions(graph), graph_text(graph, kind, weights))), 32)
+            key = digest("\n".join((_conditions(graph), graph_text(graph, kind, weights, guards))), 32)
         except CompilerMissing:
             return Slot(current())
         except Exception as why:

@@ -8,13 +8,15 @@ symbols, their ranges and guards. What the tracer happened to see at its first c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower import registry
@@ -27,22 +29,34 @@ NUMBERS = bool | int | float | complex | str | None
 SETTINGS = torch.dtype | torch.device | torch.layout | torch.memory_format
 
 
-def graph_text(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str]) -> str:
+def graph_text(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str], guards: Sequence[str]) -> str:
     """The text of one of AOTAutograd's graphs, "forward", "backward" or "inference". `weights`: the inputs that are weights, and
-    of which kind. Raises Unstorable where a part of the graph has no text."""
-    return "\n".join((kind, *_Text(graph, weights).lines()))
+    of which kind. `guards`: those on the graph's symbols. Raises Unstorable where a part of the graph has no text."""
+    return "\n".join((kind, *_Text(graph, weights).lines(), *guards))
 
 
-def guards_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
-    """The guards and ranges of the tracer on the symbols of a graph, sorted."""
-    env = next((number.node.shape_env for number in _symbolic(graph)), None)
-    if env is None:
-        return ()
-    symbols = {symbol for number in _symbolic(graph) for symbol in sizes.symbols(number.node.expr)}
-    known = [sizes.structure(guard.expr) for guard in env.guards if sizes.symbols(guard.expr) & symbols]
-    known += [sizes.structure(check.expr) for checks in env.deferred_runtime_asserts.values() for check in checks]
-    known += [f"{symbol} in {env.var_to_range[symbol]}" for symbol in symbols if symbol in env.var_to_range]
-    return tuple(sorted(known))
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols of a graph's sizes, and the tracer's environment that knows them; None where there are none."""
+
+    environment: ShapeEnv | None
+    symbols: frozenset[sympy.Symbol]
+
+    @staticmethod
+    def of(graph: torch.fx.GraphModule) -> Symbols:
+        numbers = [number.node for number in _symbolic(graph)]
+        symbols = (symbol for number in numbers for symbol in sizes.symbols(number.expr))
+        return Symbols(numbers[0].shape_env if numbers else None, frozenset(symbols))
+
+    def guards(self) -> tuple[str, ...]:
+        """The guards and ranges that the tracer has for them by now, sorted."""
+        env, symbols = self.environment, self.symbols
+        if env is None:
+            return ()
+        known = [sizes.structure(guard.expr) for guard in env.guards if sizes.symbols(guard.expr) & symbols]
+        known += [sizes.structure(check.expr) for checks in env.deferred_runtime_asserts.values() for check in checks]
+        known += [f"{symbol} in {env.var_to_range[symbol]}" for symbol in symbols if symbol in env.var_to_range]
+        return tuple(sorted(known))
 
 
 def _symbolic(graph: torch.fx.GraphModule) -> Iterator[Any]:
@@ -72,7 +86,6 @@ class _Text:
             unbacked = " unbacked" if node.meta.get("unbacked_bindings") else ""
             called = f"{self.target(node)}({self.value(node.args)}, {self.value(node.kwargs)})"
             yield f"{node.name}{weight}{unbacked} = {called}: {self.value(node.meta.get('val'))}{self.noted(node)}"
-        yield from guards_of(self.graph)
 
     def target(self, node: torch.fx.Node) -> str:
         target = node.target
