@@ -9,7 +9,8 @@
    graph that changes no argument and returns no alias. An Undisturbed stands for what torch._dynamo.disable made of a Graph.
 
    An Entry also counts calls by the sizes of their tensors on a CPU, rounded to powers of two. Where calls are many it declines one,
-   so that its owner can race the compiled code against the function itself (races.py), and does what that has found out. */
+   so that its owner can race the compiled code against the function itself (races.py). Where the function has won, an Entry returns
+   `own` in place of a result, and the caller calls the function: from Python that takes no more than calling it directly. */
 
 enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
 enum { RACES = 256, RACED_AFTER = 256 };
@@ -18,6 +19,7 @@ enum { COUNTING, RACING, COMPILED_IS_FASTER, FUNCTION_IS_FASTER };
 /* Set once by configure_entries(). */
 static struct {
     PyObject *declined;     /* what an Entry returns in place of a result */
+    PyObject *own;          /* the same, where the function itself is to be called */
     PyObject *facts;        /* ((dict, key, value), ...): dict[key] is the value while nothing special is in force */
     PyObject *questions;    /* ((callable, answer), ...) the same */
     PyObject *groups;       /* the dict of torch's process groups */
@@ -28,6 +30,7 @@ static struct {
     PyObject *cache_entry;  /* "cache_entry" */
     int (*grad_enabled)(void);
     void (*set_grad_enabled)(int);
+    void *const *(*tracing_state)(void); /* -> what torch.jit.trace is at, in a pointer of C++; NULL there: nothing is traced */
     int32_t (*get_rank)(void *tensor, int64_t *rank);
     int32_t (*get_sizes)(void *tensor, int64_t **sizes);
 } entering;
@@ -84,9 +87,11 @@ static int ranks_agree(void)
 
 static int all_hold(void)
 {
+    if (*entering.tracing_state() != NULL)
+        return 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entering.facts); i++) {
         PyObject *fact = PyTuple_GET_ITEM(entering.facts, i);
-        PyObject *wanted = PyTuple_GET_ITEM(fact, 2), *value = PyDict_GetItem(PyTuple_GET_ITEM(fact, 0), PyTuple_GET_ITEM(fact, 1));
+        PyObject *wanted = PyTuple_GET_ITEM(fact, 2), *value = PyDict_GetItemWithError(PyTuple_GET_ITEM(fact, 0), PyTuple_GET_ITEM(fact, 1));
         if (value != wanted && (value == NULL || PyObject_RichCompareBool(value, wanted, Py_EQ) != 1)) {
             PyErr_Clear();
             return 0;
@@ -370,7 +375,7 @@ static PyObject *call_entry(PyObject *object, PyObject *const *given, size_t fla
     AtSizes *known = self->races ? at_sizes_of(self, given, count + (names == NULL ? 0 : PyTuple_GET_SIZE(names))) : NULL;
     if (known != NULL && known->state != COMPILED_IS_FASTER) {
         if (known->state == FUNCTION_IS_FASTER && is_usual(self))
-            return PyObject_Vectorcall(self->function, given, (size_t)count, names);
+            return Py_NewRef(entering.own);
         if (known->state == RACING || (known->state == COUNTING && ++known->calls >= RACED_AFTER)) {
             known->state = RACING;
             self->wanted = known->key;
@@ -737,15 +742,15 @@ static PyObject *do_nothing(PyObject *module, PyObject *const *given, Py_ssize_t
     Py_RETURN_NONE;
 }
 
-/* configure_entries(declined, facts, questions, groups, set_hook, absent, hooks, global hooks, grad_enabled, set_grad_enabled, get_rank,
-   get_sizes): the last four are addresses. */
+/* configure_entries(declined, own, facts, questions, groups, set_hook, absent, hooks, global hooks, grad_enabled, set_grad_enabled,
+   tracing_state, get_rank, get_sizes): the last five are addresses. */
 static PyObject *configure_entries(PyObject *module, PyObject *parsed)
 {
-    PyObject *declined, *facts, *questions, *groups, *set_hook, *absent, *hooks, *global_hooks;
-    unsigned long long grad_enabled, set_grad_enabled, get_rank, get_sizes;
-    if (!PyArg_ParseTuple(parsed, "OO!O!O!OO!O!O!KKKK", &declined, &PyTuple_Type, &facts, &PyTuple_Type, &questions, &PyDict_Type, &groups,
-                          &set_hook, &PyTuple_Type, &absent, &PyTuple_Type, &hooks, &PyTuple_Type, &global_hooks, &grad_enabled, &set_grad_enabled,
-                          &get_rank, &get_sizes))
+    PyObject *declined, *own, *facts, *questions, *groups, *set_hook, *absent, *hooks, *global_hooks;
+    unsigned long long grad_enabled, set_grad_enabled, tracing_state, get_rank, get_sizes;
+    if (!PyArg_ParseTuple(parsed, "OOO!O!O!OO!O!O!KKKKK", &declined, &own, &PyTuple_Type, &facts, &PyTuple_Type, &questions,
+                          &PyDict_Type, &groups, &set_hook, &PyTuple_Type, &absent, &PyTuple_Type, &hooks, &PyTuple_Type, &global_hooks,
+                          &grad_enabled, &set_grad_enabled, &tracing_state, &get_rank, &get_sizes))
         return NULL;
     PyObject *name = PyUnicode_InternFromString("cache_entry");
     if (name == NULL)
@@ -760,8 +765,10 @@ static PyObject *configure_entries(PyObject *module, PyObject *parsed)
     Py_XSETREF(entering.global_hooks, Py_NewRef(global_hooks));
     entering.grad_enabled = (int (*)(void))(uintptr_t)grad_enabled;
     entering.set_grad_enabled = (void (*)(int))(uintptr_t)set_grad_enabled;
+    entering.tracing_state = (void *const *(*)(void))(uintptr_t)tracing_state;
     entering.get_rank = (int32_t(*)(void *, int64_t *))(uintptr_t)get_rank;
     entering.get_sizes = (int32_t(*)(void *, int64_t **))(uintptr_t)get_sizes;
+    Py_XSETREF(entering.own, Py_NewRef(own));
     Py_XSETREF(entering.declined, Py_NewRef(declined));
     Py_RETURN_NONE;
 }

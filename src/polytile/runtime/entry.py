@@ -2,6 +2,7 @@
 
     module()      the launcher, ready for entries; None where there can be none
     DECLINED      what an Entry returns in place of a result where the call has to go through torch.compile
+    OWN           the same where the function itself is to be called, as it is faster than what was compiled
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from polytile.runtime.symbols import address_of
 log = logging.getLogger("polytile")
 
 
-class _Declined:
-    """The type of DECLINED."""
+class _Answer:
+    """The type of DECLINED and OWN."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __repr__(self) -> str:
-        return "DECLINED"
+        return self.name
 
 
-DECLINED = _Declined()
+DECLINED, OWN = _Answer("DECLINED"), _Answer("OWN")
 
 ABSENT = ("forward", "_call_impl", "_compiled_call_impl")
 """Attributes by which an instance of Module changes what its call does."""
@@ -40,6 +44,9 @@ GRAD_MODE = ("_ZN3c108GradMode10is_enabledEv", "_ZN3c108GradMode11set_enabledEb"
 """`c10::GradMode::is_enabled()` and `set_enabled(bool)`."""
 
 
+TRACING = "_ZN5torch3jit6tracer15getTracingStateEv"
+"""`torch::jit::tracer::getTracingState()`, which returns a reference to a `std::shared_ptr`; it begins with the pointer."""
+
 LAYOUT = ("dim", "sizes")
 """Ends of the names of functions of torch's stable C interface."""
 
@@ -52,7 +59,7 @@ def module() -> Any:
         return None
     try:
         loaded.configure_entries(
-            DECLINED, _facts(), _questions(), *_collectives(), ABSENT, HOOKS, _global_hooks(), *_addresses()
+            DECLINED, OWN, _facts(), _questions(), *_collectives(), ABSENT, HOOKS, _global_hooks(), *_addresses()
         )
     except (ImportError, OSError, AttributeError, KeyError) as error:
         log.warning("torch %s: each call goes through Dynamo's frames, as this is not where it was: %s", torch.__version__, error)
@@ -82,7 +89,7 @@ def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
 
 def _questions() -> tuple[tuple[Any, Any], ...]:
     """The same by functions: (function, what it gives then)."""
-    return (torch._C._dynamo.eval_frame.get_eval_frame_callback, None), (torch._C._is_tracing, False), *_fx_tracing()
+    return (torch._C._dynamo.eval_frame.get_eval_frame_callback, None), *_fx_tracing()
 
 
 def _fx_tracing() -> tuple[tuple[Any, Any], ...]:
@@ -105,8 +112,9 @@ def _global_hooks() -> tuple[dict[int, Any], ...]:
 
 def _addresses() -> tuple[int, ...]:
     library, stable = ctypes.CDLL(native.library_path("c10")), native.torch_library()
-    functions = [*(getattr(library, name) for name in GRAD_MODE), *(getattr(stable, f"aoti_torch_get_{name}") for name in LAYOUT)]
+    modes = [getattr(library, name) for name in GRAD_MODE]
+    functions = [*modes, getattr(stable, TRACING), *(getattr(stable, f"aoti_torch_get_{name}") for name in LAYOUT)]
     return tuple(map(address_of, functions))
 
 
-__all__ = ["DECLINED", "module"]
+__all__ = ["DECLINED", "OWN", "module"]
