@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def filled(folder: Path, *units: Unit) -> Board:
     board = Board(folder, make=True)
     for each in units:
         board.add(each)
-    board.order({each.id: each.weight for each in units})
+    board.order(units)
     return board
 
 
@@ -39,6 +40,25 @@ def test_a_unit_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_what_comes_often_is_taken_first(tmp_path: Path) -> None:
     board = filled(tmp_path, unit(1, 2.0), unit(2, 9.0))
     assert [board.take("a"), board.take("b"), board.take("c")] == [unit(2).id, unit(1).id, None]
+
+
+def test_of_what_comes_equally_often_that_with_most_candidates_is_taken_first(tmp_path: Path) -> None:
+    short, long = replace(unit(1), candidates=3), replace(unit(2), candidates=40)
+    for each in range(2):
+        board = filled(tmp_path / str(each), *((short, long) if each else (long, short)))
+        assert board.take("a") == long.id
+
+
+def test_a_campaign_is_over_when_all_is_done_or_it_is_stopped(tmp_path: Path) -> None:
+    board = filled(tmp_path, unit(1), unit(2))
+    for number in (1, 2):
+        assert not board.is_over()
+        board.finish(unit(number).id, Result("a", 1.0, "lines"))
+    assert board.is_over()
+    board.order([unit(1), unit(2), unit(3)])
+    assert not board.is_over()
+    board.stop()
+    assert board.is_over()
 
 
 def test_many_workers_take_each_unit_once(tmp_path: Path) -> None:

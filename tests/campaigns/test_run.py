@@ -10,7 +10,7 @@ import torch
 
 from polytile import options, store
 from polytile.campaigns import results, run, trace
-from polytile.campaigns.board import Board, Result
+from polytile.campaigns.board import Board, Result, Status
 from polytile.campaigns.spec import Model, Spec
 from polytile.problem import Measurement, Outcome
 from polytile.store import Store, identity, jsonl
@@ -41,6 +41,20 @@ def test_measurements_reach_a_server_once(tmp_path: Path) -> None:
             ended = run.measure(Spec(store=server.url), Board(board.root), "local", 0, nothing, lambda *seen: None)
         assert len(records(Server(server.url))) == 2
     assert (ended.status.left, len(ended.status.failed), ended.status.seconds) == (0, 1, 3.0)
+
+
+def test_a_result_that_comes_while_others_are_filed_is_in_the_store_when_the_campaign_ends(tmp_path: Path) -> None:
+    board = filled(tmp_path / "campaign", unit(1), unit(2))
+    board.finish(unit(1).id, Result("a", 1.0, found(tmp_path, [1])))
+    spec, late = Spec(store=str(tmp_path / "other.sqlite3")), [unit(2).id]
+
+    def watch(status: Status, result: Result | None) -> None:
+        if result is not None and late:
+            board.finish(late.pop(), Result("b", 1.0, found(tmp_path, [2])))
+
+    ended = run.measure(spec, Board(board.root), "folder", 0, nothing, watch)
+    assert ended.status.left == 0
+    assert len(records(tmp_path / "other.sqlite3")) == 2
 
 
 def test_a_campaign_whose_time_is_over_says_so(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ TABLES = {
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
     ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
+    ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),
     ("docs/report.md", "report_rate"): ("report_rate", "--show"),
     ("docs/report.md", "reports"): ("reports", "--show"),
     ("docs/tuning-experiments.md", "search"): ("search", "--show"),

@@ -19,7 +19,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Unit:
     kind, device, environment   "cpu" or "cuda"; where times count, which must be the same for all workers
     threads   of torch; seconds: after which its worker counts as hanging
     weight    how many calls had these sizes; what comes often is measured first
+    candidates   how many there are to choose from, 0 if that is not known. Of equal weights, the unit with the most comes first:
+              the campaign would have to wait for a long unit that began last
     """
 
     about: str
@@ -59,6 +61,7 @@ class Unit:
     threads: int
     seconds: float
     weight: float = 1.0
+    candidates: int = 0
 
     @property
     def id(self) -> str:
@@ -127,10 +130,10 @@ class Board:
         values = json.loads(self._unit(name).read_text())
         return Unit(**{**values, "environment": tuple((key, value) for key, value in values["environment"])})
 
-    def order(self, names: Mapping[str, float]) -> None:
+    def order(self, units: Iterable[Unit]) -> None:
         """Has these units taken, and no others, the largest weights first."""
-        ordered = sorted(names, key=lambda name: (-names[name], name))
-        self._write(self.root / "order.json", ordered)
+        ordered = sorted((-unit.weight, -unit.candidates, unit.id) for unit in units)
+        self._write(self.root / "order.json", [name for _, _, name in ordered])
 
     def wanted(self) -> list[str]:
         """The units of the campaign as it stands, in the order in which they are to be taken."""
@@ -167,6 +170,10 @@ class Board:
                 self.give_back(name)
         self._left = [name for name in left if name]
         return found
+
+    def is_over(self) -> bool:
+        """Whether there is no unit to take, now or later: all are done, or the campaign is stopped."""
+        return self.stopped or all(map(self._is_done, self._units_left()))
 
     def _units_left(self) -> list[str]:
         """The units in order, without those that were done when `take` last looked, unless the order is another since."""

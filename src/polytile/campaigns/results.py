@@ -68,7 +68,7 @@ def choices(traced: Traced) -> list[Choice]:
         for name, sizes in wanted.items():
             decision = _decision(kernel, sizes)
             if decision is not None:
-                found.append(_choice(kernel, decision, libraries, traced.weights[name]))
+                found.append(_choice(kernel, decision, libraries, traced.units[name].weight))
     for kernel in [*traced.inner, *_called(traced)]:
         libraries = _libraries(kernel)
         found += [_choice(kernel, decision, libraries, 1.0) for decision in kernel.decisions]

@@ -20,7 +20,7 @@ from polytile.store import place as places
 from polytile.store.transfer import add
 
 STORE = "store.sqlite3"
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def fill(board: Board, traced: Traced) -> None:
     """Puts the units on the board, and says in which order they are to be taken."""
     for unit in traced.units.values():
         board.add(unit)
-    board.order(traced.weights)
+    board.order(traced.units.values())
     board.stop(False)
 
 
@@ -82,12 +82,15 @@ def _place_of(where: str, board: Board, kind: str, count: int, resolve: Resolve)
 def _collect(
     board: Board, store: places.Place, known: set[str], watch: Callable[[Status, Result | None], None]
 ) -> Status:
-    """Adds to the store what was found since the last look."""
-    for name, result in board.results(known):
-        if result.lines:
-            add(jsonl.parse(result.lines.encode(), name).records, store)
-        known.add(name)
-        watch(board.status(), result)
+    """Adds to the store, at once, what was found since the last look. The store has all results that the status counts: those
+    that come meanwhile are for the next look."""
     status = board.status()
+    new = dict(board.results(known))
+    lines = {name: result.lines.encode() for name, result in new.items() if result.lines}
+    if lines:
+        add([record for name, text in lines.items() for record in jsonl.parse(text, name).records], store)
+    known.update(new)
+    for result in new.values():
+        watch(status, result)
     watch(status, None)
     return status

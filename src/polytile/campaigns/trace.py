@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,13 @@ class Traced:
     library's product for one: they are no units, and their choices are part of the result."""
 
     units: dict[str, Unit] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
     kernels: dict[MultiKernel, dict[str, dict[str, int]]] = field(default_factory=dict)
     calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=dict)
     inner: dict[MultiKernel, None] = field(default_factory=dict)
 
     def add(self, unit: Unit) -> None:
-        self.units[unit.id] = unit
-        self.weights[unit.id] = self.weights.get(unit.id, 0.0) + unit.weight
+        known = self.units.get(unit.id)
+        self.units[unit.id] = replace(unit, weight=unit.weight + known.weight) if known else unit
 
 
 def settings(store: str, search: str) -> dict[str, Any]:
@@ -109,6 +108,7 @@ def _unit(wanted: Wanted, spec: Spec, weight: float) -> Unit | None:
     return Unit(
         kernel.spec.name, document, dict(wanted.sizes), SEARCHES[spec.search], target.type,
         kernel.spec.device or device.fingerprint(), environment(target), pytorch.torch_threads(), spec.unit_seconds, weight,
+        len(kernel.candidates),
     )  # fmt: skip
 
 

@@ -115,16 +115,15 @@ def _check_place(unit: Unit, found: str, target: torch.device) -> None:
         )
 
 
-def work(board: Board, name: str, resolve: Resolve) -> None:
-    """Measures units until none is left. Raises OtherDevice where nothing measured here would count."""
+def work(board: Board, name: str, bench: Bench) -> None:
+    """Measures units until none is left, and closes the bench. Raises OtherDevice where nothing measured here would count."""
     board.join(name)
-    bench = Bench(resolve)
     try:
         while True:
             unit = board.take(name)
             if unit is not None:
                 _work_on(board, name, unit, bench)
-            elif board.stopped or board.status().left == 0:
+            elif board.is_over():
                 return
             else:
                 board.beat(name)

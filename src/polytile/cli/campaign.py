@@ -114,9 +114,9 @@ def work_for_campaign(
     GPU by CUDA_VISIBLE_DEVICES.
     """
     from polytile.campaigns.board import Board
-    from polytile.campaigns.worker import work
+    from polytile.campaigns.worker import Bench, work
 
-    work(Board(folder), name or f"{socket.gethostname()}-{os.getpid()}", _resolve)
+    work(Board(folder), name or f"{socket.gethostname()}-{os.getpid()}", Bench(_resolve))
 
 
 @app.command("status")
