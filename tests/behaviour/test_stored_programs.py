@@ -24,6 +24,7 @@ from polytile.compiler import backend, programs, stored
 from polytile.dispatch import recorded
 from polytile.frontend import graph_text
 from polytile.frontend.graph import Lowered, lower_graph
+from polytile.runtime.convolution import PackedConvolution
 from tests.behaviour.helpers import compiled, decisions, multikernels, report_of
 from tests.waiting import PATIENCE
 
@@ -183,6 +184,17 @@ def test_forward_and_backward_graphs_come_from_disk(empty_cache: Path) -> None:
         assert counters["programs_loaded"] - before == loaded
         torch.testing.assert_close(given[1].grad, expected, **BOUND)
         given[1].grad = None
+
+
+def test_packed_convolutions_come_from_disk(empty_cache: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()
+    images = torch.randn(1, 64, 4, 4)
+    with torch.no_grad():
+        for loaded in (0, 1):
+            assert anew(net, images) == loaded
+            targets = programs.compiled_programs()[-1].targets
+            assert len({target for target in targets if isinstance(target, PackedConvolution)}) == 2
+            let_go()
 
 
 def test_equal_loops_of_several_programs_are_one_kernel(empty_cache: Path) -> None:

@@ -199,10 +199,8 @@ class _Chunk:
                 return self.load(node, args)
             case Op():
                 return self.op(node, args)
-            case Reduce():
-                return self.reduce(node, args)
-            case Scan():
-                return self.scan(node, args)
+            case Reduce() | Scan():
+                return self.along_reduced(node, args)
             case Part():
                 return args[0][node.k]
             case Accumulator():
@@ -349,16 +347,12 @@ class _Chunk:
         full = value.expand(lead + self.lengths[self.n_axes :])
         return full.reshape(lead + [math.prod(self.lengths[self.n_axes :])])
 
-    def reduce(self, node: Reduce, args: list[torch.Tensor]) -> Value:
+    def along_reduced(self, node: Reduce | Scan, args: list[torch.Tensor]) -> Value:
+        """A reduction has one point along the reduced axes, a scan all of them."""
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
         results = reductions.definition_of(node).meaning(rows, self.type_of(node.dtype))
-        shaped = tuple(r.reshape(list(r.shape) + [1] * (self.rank - self.n_axes)) for r in results)
-        return shaped if len(shaped) > 1 else shaped[0]
-
-    def scan(self, node: Scan, args: list[torch.Tensor]) -> Value:
-        rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
-        results = reductions.definition_of(node).meaning(rows, self.type_of(node.dtype))
-        shaped = tuple(r.reshape(list(r.shape[:-1]) + self.lengths[self.n_axes :]) for r in results)
+        points = [1] * (self.rank - self.n_axes) if isinstance(node, Reduce) else self.lengths[self.n_axes :]
+        shaped = tuple(r.reshape([*r.shape[: self.n_axes], *points]) for r in results)
         return shaped if len(shaped) > 1 else shaped[0]
 
 

@@ -173,15 +173,10 @@ def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
 
 
 def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
+    """Whether `difference` < 0; None where it is at some points only, or nobody knows."""
     if _at_most(difference, -1, ranges):
         return True
     return False if _at_most(-difference, 0, ranges) else None
-
-
-def _less_equal(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
-    if _at_most(difference, 0, ranges):
-        return True
-    return False if _at_most(-difference, -1, ranges) else None
 
 
 def _equal(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
@@ -196,9 +191,9 @@ def _negated(answer: bool | None) -> bool | None:
 
 _COMPARISONS: dict[str, Callable[[sympy.Expr, sizes.Ranges], bool | None]] = {
     "lt": _less,
-    "le": _less_equal,
+    "le": lambda difference, ranges: _less(difference - 1, ranges),
     "gt": lambda difference, ranges: _less(-difference, ranges),
-    "ge": lambda difference, ranges: _less_equal(-difference, ranges),
+    "ge": lambda difference, ranges: _less(-difference - 1, ranges),
     "eq": _equal,
     "ne": lambda difference, ranges: _negated(_equal(difference, ranges)),
 }

@@ -40,8 +40,7 @@ FORWARD = {
     aten._scaled_dot_product_cudnn_attention.default: False,
     aten._scaled_dot_product_fused_attention_overrideable.default: False,
 }
-"""ATen's operators for attention, and whether their log-sum-exp is one for anybody: that of the others is laid out for their own
-derivatives."""
+"""ATen's operators for attention, and whether anybody may use their log-sum-exp; others lay it out for their own derivatives."""
 BACKWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,

@@ -58,7 +58,7 @@ Accept = Callable[["Fuser", Proposal, Merged], bool]
 class Fuser:
     """The state of one greedy pass over a program."""
 
-    def __init__(self, program: Program, propose: Propose, accept: Accept) -> None:
+    def __init__(self, program: Program, propose: Propose, accept: Accept = lambda *_: True) -> None:
         self.program = program
         self.propose, self.accept = propose, accept
         self.graph = Graph(program)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from polytile.ir.program import Program
 from polytile.passes.fusion.greedy import Fuser, Proposal
-from polytile.passes.fusion.merge import Merged
 
 
 def fuse_vertically(program: Program) -> Program:
     """`program` with every producer fused into a consumer where the two fit, the pair that saves most bytes first."""
-    return Fuser(program, _propose, _accept).run()
+    return Fuser(program, _propose).run()
 
 
 def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
@@ -30,7 +29,3 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     saved = sum(b.reads[n] for n in passed) + sum(a.writes[n] for n in droppable)
     saved += sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
     return Proposal(first, second, saved, droppable)
-
-
-def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
-    return True
