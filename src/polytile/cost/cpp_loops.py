@@ -42,7 +42,8 @@ ACROSS = 2.5e-9  # s to put the lanes of one reduction together
 LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
-BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
+BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0, "atomic": 128.0}
+# multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 
 
@@ -148,7 +149,8 @@ class LoopPrior:
 
     @cached_property
     def _work(self) -> float:
-        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile)
+        atomics = sum(store.mode != "set" for store in self.kernel.loop.stores) if self.schedule.stores is Stores.ATOMIC else 0
+        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile) + atomics * self.lanes * BY_LANE["atomic"]
 
     @cached_property
     def _scalars(self) -> float:
