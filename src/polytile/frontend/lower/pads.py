@@ -1,23 +1,26 @@
-"""Pads that repeat what they surround, mirrored or its outermost elements.
+"""Pads that repeat what they surround: mirrored, its outermost elements, or what stands at the other end.
 
-Row-major tensors on the CPU are padded whole, by one loop; others are taken apart while the graph is traced.
+Row-major tensors on the CPU, and all that are padded circularly, are padded whole, by one loop; others are taken apart while the
+graph is traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from polytile.frontend.circular_pads import PAD_CIRCULAR
 from polytile.frontend.lower import value
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.joins import joined
+from polytile.frontend.lower.joins import compare, joined
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.positions import Place
 from polytile.frontend.lower.registry import lowers
@@ -86,42 +89,14 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
 # whole ----------------------------------------------------------------------------------------------------------------
 
 
-def _lower(name: str, mirrored: bool) -> Callable[..., value.Tensor]:
-    place = _mirrored if mirrored else _nearest
+@dataclass(frozen=True)
+class _Beyond:
+    """What stands beyond the ends of n elements. `place` has the element for each index from -before to n + after - 1; `first`
+    and `last` have it for number i of those that stand before all elements, and behind them."""
 
-    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
-        """Rows looked up one by one, each of three pieces."""
-        base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
-        first, n = x.rank - rank, x.sizes[-1]
-
-        def row(point: Point) -> Node:
-            there = Place([*point])
-            for d in range(first, x.rank - 1):
-                before, after = padding[2 * (x.rank - 1 - d) :][:2]
-                if before or after:
-                    there.put(d, place(sympy.expand(point[d] - before), x.sizes[d]))
-            return there.load(base)
-
-        rows = computed((*result[:-1], n), x.dtype, x.device, row)
-        before, after = padding[:2]
-        made = joined(builder, _sides(rows, before, after, n, mirrored), x.rank - 1)
-        assert base.view is not None
-        operator = getattr(torch.ops.aten, name).default
-        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
-
-    return lowering
-
-
-def _sides(rows: value.Tensor, before: int, after: int, n: Size, mirrored: bool) -> list[value.Tensor]:
-    """What stands before the rows, they themselves, and what stands behind them."""
-
-    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
-        shape = (*rows.sizes[:-1], sympy.Integer(width))
-        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
-
-    if mirrored:
-        return [*piece(before, lambda i: before - i), rows, *piece(after, lambda i: n - 2 - i)]
-    return [*piece(before, lambda i: ZERO), rows, *piece(after, lambda i: n - 1)]
+    place: Callable[[Size, Size], Node]
+    first: Callable[[Size, Size, int], Size]
+    last: Callable[[Size, Size], Size]
 
 
 def _mirrored(i: Size, n: Size) -> Node:
@@ -137,6 +112,52 @@ def _nearest(i: Size, n: Size) -> Node:
     return expr.op("minimum", torch.int64, expr.op("maximum", torch.int64, expr.index_value(i), zero), last)
 
 
+def _around(i: Size, n: Size) -> Node:
+    """i + n before the first element, i - n behind the last."""
+    before, inside, behind = (expr.index_value(sympy.expand(place)) for place in (i + n, i, i - n))
+    rest = expr.op("where", torch.int64, compare("lt", i, n), inside, behind)
+    return expr.op("where", torch.int64, compare("lt", i, ZERO), before, rest)
+
+
+MIRRORED = _Beyond(_mirrored, lambda i, n, before: before - i, lambda i, n: n - 2 - i)
+NEAREST = _Beyond(_nearest, lambda i, n, before: ZERO, lambda i, n: n - 1)
+AROUND = _Beyond(_around, lambda i, n, before: n - before + i, lambda i, n: i)
+
+
+def _lower(operator: OpOverload, beyond: _Beyond) -> Callable[..., value.Tensor]:
+    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
+        """Rows looked up one by one, each of three pieces. The loop may call `operator` in its place."""
+        base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
+        first, n = x.rank - rank, x.sizes[-1]
+
+        def row(point: Point) -> Node:
+            there = Place([*point])
+            for d in range(first, x.rank - 1):
+                before, after = padding[2 * (x.rank - 1 - d) :][:2]
+                if before or after:
+                    there.put(d, beyond.place(sympy.expand(point[d] - before), x.sizes[d]))
+            return there.load(base)
+
+        rows = computed((*result[:-1], n), x.dtype, x.device, row)
+        before, after = padding[:2]
+        made = joined(builder, _sides(rows, before, after, n, beyond), x.rank - 1)
+        assert base.view is not None
+        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
+
+    return lowering
+
+
+def _sides(rows: value.Tensor, before: int, after: int, n: Size, beyond: _Beyond) -> list[value.Tensor]:
+    """What stands before the rows, they themselves, and what stands behind them."""
+
+    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
+        shape = (*rows.sizes[:-1], sympy.Integer(width))
+        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
+
+    return [*piece(before, lambda i: beyond.first(i, n, before)), rows, *piece(after, lambda i: beyond.last(i, n))]
+
+
 for _rank in (1, 2, 3):
-    for _name, _turned in ((f"reflection_pad{_rank}d", True), (f"replication_pad{_rank}d", False)):
-        lowers(*overloads(_name))(_lower(_name, _turned))
+    for _name, _beyond in ((f"reflection_pad{_rank}d", MIRRORED), (f"replication_pad{_rank}d", NEAREST)):
+        lowers(*overloads(_name))(_lower(getattr(torch.ops.aten, _name).default, _beyond))
+lowers(PAD_CIRCULAR)(_lower(torch.ops.aten._pad_circular.default, AROUND))
