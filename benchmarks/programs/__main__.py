@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import time
@@ -37,19 +38,22 @@ EVERY = 15.0
 """Seconds between two writings of the file of results."""
 STEP = 29
 """The order of a run: every so many places of the tables, which it has no factor in common with."""
+TIMES = ("first_call_s", "second_call_s", "stages", "kernels", "direct", "called", "beside")
+"""What a row says of time."""
 
 
 class Rows:
     """The rows measured so far, in a file to which each is written as it ends; the last of a program and contestant counts. Those
-    of other files are added that are missing."""
+    of other files are added that are missing; of those timed while other processes kept more than `beside` cores busy only the
+    verdict, and not that they were late."""
 
-    def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
+    def __init__(self, path: Path, others: Iterable[Path] = (), beside: float = math.inf) -> None:
         self.path, self.revision = path, revision()
         self._rows = _read(path)
         for file in others:
             for key, row in _read(file).items():
-                if key not in self:
-                    self._write(row)
+                if key not in self and (row.get("error") != LATE or beside == math.inf):
+                    self._write(row if _busy(row) <= beside else {k: v for k, v in row.items() if k not in TIMES})
 
     @property
     def all(self) -> list[dict[str, Any]]:
@@ -71,6 +75,11 @@ def _read(path: Path) -> dict[Key, dict[str, Any]]:
     """The last row of each program and contestant."""
     rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
     return {(row["program"], row["contestant"]): row for row in rows}
+
+
+def _busy(row: Mapping[str, Any]) -> float:
+    """The most cores that other processes kept busy beside some timing of a row."""
+    return max(row.get("beside", {}).values(), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resume", type=Path, nargs="*", default=[], help="files of rows of earlier runs to go on from"
     )
+    parser.add_argument(
+        "--beside", type=float, default=math.inf, help="of those, no times taken beside more busy cores than this"
+    )
     parser.add_argument("--json", action="store_true", help="also write OUT/programs_DEVICE.json, now and then and in the end")
     parser.add_argument("--show", action="store_true", help="only print the tables of what is on record")
     return parser.parse_args()
@@ -199,7 +211,7 @@ def main(suite: str = "programs", table: str = "benchmarks.programs.suite:PROGRA
     """Runs what the command line asks for of a table ("module:name"); files are called after the suite."""
     given = arguments()
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = Rows(given.out / f"{suite}_{given.device}.jsonl", given.resume)
+    rows = Rows(given.out / f"{suite}_{given.device}.jsonl", given.resume, given.beside)
     results = Results(given, suite, table_of(table), rows)
     try:
         if not given.show:

@@ -140,3 +140,15 @@ def test_rows_of_earlier_runs_are_taken_along(tmp_path: Path) -> None:
     again = programs.Rows(own)
     assert [(one["program"], one["contestant"]) for one in again.all] == [("a", "polytile"), ("a", "inductor"), ("b", "polytile")]
     assert again.all[0]["first_call_s"] == 2.0 and ("a", "inductor") in again and ("c", "polytile") not in again
+
+
+def test_of_rows_timed_on_busy_cores_the_verdict_alone_is_taken_along(tmp_path: Path) -> None:
+    timed = {"contestant": "polytile", "wrong": "", "first_call_s": 90.0, "direct": {"eager": 1.0, "polytile": 9.0}}
+    rows = [
+        {"program": "quiet", **timed, "beside": {"direct": 0.1}}, {"program": "busy", **timed, "beside": {"direct": 1.4}},
+        {"program": "late", "contestant": "polytile", "error": programs.LATE},
+    ]  # fmt: skip
+    earlier = tmp_path / "earlier.jsonl"
+    earlier.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken = programs.Rows(tmp_path / "own.jsonl", [earlier], beside=0.5).all
+    assert taken == [rows[0], {"program": "busy", "contestant": "polytile", "wrong": ""}]

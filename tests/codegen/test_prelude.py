@@ -376,6 +376,10 @@ template <class S> long go() {
       const V<T, L> v = load_n<T, L>(p, n);
       for (long i = 0; i < L; ++i)
         if (v[i] != (same<S, bool8> ? T(i < n) : T(i < n ? i + 1 : 0))) return 1 + n;
+      if (hany(v != load_where<T, L>(p, first_n<i32, L>(n)))) return 200 + n;
+      const V<T, L> last = load_where<T, L>(p - (L - n), ~first_n<i32, L>(L - n));
+      for (long i = 0; i < L; ++i)
+        if (last[i] != (i < L - n ? T(0) : v[i - (L - n)])) return 300 + n;
     }
     if (n > 0) {
       S* p = (S*)(m + 2 * page) - 3 * n + 2;

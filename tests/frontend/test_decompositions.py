@@ -29,6 +29,11 @@ def test_what_is_lowered_whole_stays_whole() -> None:
         assert not [o for o in op.overloads() if getattr(op, o) in table and o != "out"], op
 
 
+def test_sums_of_overlapping_windows_are_the_librarys_on_a_cpu() -> None:
+    graph = trace(lambda x: F.fold(x, (9, 11), 3, padding=1, stride=2), torch.randn(2, 36, 30))
+    assert aten.col2im.default in [node.target for node in graph.graph.nodes]
+
+
 def test_own_rules_win() -> None:
     table = decompositions()
     for name, rule in OWN.items():

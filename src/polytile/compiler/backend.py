@@ -33,6 +33,7 @@ from polytile.frontend import hints as hinted
 from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
+from polytile.frontend.circular_pads import keep_pads_whole
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
@@ -168,6 +169,7 @@ def _compiled(
         prepare()
     restart_if_fixed(graph)
     keep_whole(graph)
+    keep_pads_whole(graph)
     failed: list[Failure] = []
     together = tiers.Tiers()
     inference = Inference()

@@ -1,12 +1,13 @@
 """The analytical prior for loops: predicted seconds of a config at given sizes.
 
-    t = CALL + fork + barriers + max(compute, bytes / bandwidth) / speedup
+    t = CALL + fork + barriers + (max(compute, bytes / bandwidth) + cuts · CUT) / speedup
     compute = work / rate + sweeps · SWEEP + rows · (reductions · ACROSS + scalars / rate)
 
 `work` is the multiply-adds of all vectors in all passes by the table of operations, loads and stores by how they reach memory;
 `rate` is two vector multiply-adds a cycle. `bytes` is what each tensor argument moves, each pass again unless the row stays in
-cache, at the bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis;
-where lanes are put together after it, each reduction costs ACROSS, and `scalars` are the values of a row outside its passes.
+cache, at the bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis,
+in pieces where comparisons such as p1 < n0 cut it; where lanes are put together after it, each reduction costs ACROSS, and
+`scalars` are the values of a row outside its passes.
 `speedup`: threads that find work. The constants and where they come from, what they get right and where they are wrong:
 docs/cpu-loops.md. They rank candidates and nothing more.
 """
@@ -38,11 +39,13 @@ CALL = 0.05e-6  # s of a kernel that does nothing
 FORK = 3.0e-6  # s to start and join threads
 BARRIER = 0.7e-6  # s
 SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
+CUT = 4.0e-9  # s of a further piece of a run, where a comparison with the axis cuts it
 ACROSS = 2.5e-9  # s to put the lanes of one reduction together
 LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
-BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
+BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0, "atomic": 128.0}
+# multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 
 
@@ -80,7 +83,7 @@ class LoopPrior:
     def seconds(self, threads: int, size: Mapping[str, int]) -> float:
         """Seconds of one call on `threads` threads; see the module's formula."""
         parts = self._parts(threads, size)
-        return parts.overhead + max(parts.compute, parts.memory) / parts.speedup
+        return parts.overhead + (max(parts.compute, parts.memory) + parts.layout.sweeps * self._cuts * CUT) / parts.speedup
 
     def terms(self, threads: int, size: Mapping[str, int]) -> dict[str, float]:
         """What `seconds` is made of, by name (Candidate.terms): seconds of all threads' arithmetic and of memory, and of
@@ -147,8 +150,14 @@ class LoopPrior:
         return self._tile.nest if self._tile is not None else self.row_nest
 
     @cached_property
+    def _cuts(self) -> int:
+        """Places at which a run along the vector axis is cut."""
+        return len({(cut.offset, id(cut.operand), cut.step) for cut in self.nest.cuts.values()})
+
+    @cached_property
     def _work(self) -> float:
-        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile)
+        atomics = sum(store.mode != "set" for store in self.kernel.loop.stores) if self.schedule.stores is Stores.ATOMIC else 0
+        return pass_work(self.nest, self.schedule.caches, self.lanes, self._tile) + atomics * self.lanes * BY_LANE["atomic"]
 
     @cached_property
     def _scalars(self) -> float:

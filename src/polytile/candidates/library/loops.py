@@ -57,16 +57,9 @@ class _Look:
     strides: tuple[int, ...]
     offset: int
 
-    def view_in(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The view, of the one among a call's `tensors` that it looks at."""
-        if self.at < 0:
-            return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
-        tensor = tensors[self.at]
-        if self.whole and tensor.dim() == len(self.sizes):
-            return tensor
-        if self.offset == 0 and tensor.shape == self.sizes and tensor.stride() == self.strides:
-            return tensor
-        return tensor.as_strided(self.sizes, self.strides, tensor.storage_offset() + self.offset)
+    def sizes_alone(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A tensor of these sizes, on the device of a call's `tensors`, for which there is no memory."""
+        return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -133,19 +126,12 @@ class AtenCalls(Candidate):
     def _at(self, ints: Sequence[int], tensors: Sequence[Any]) -> Bound:
         """The calls at these sizes, as a function of tensors like `tensors`."""
         values = {e: evaluate(formula, ints) for e, formula in self._formulas.items()}
-        direct = composed(self._steps(values, apart=False, tensors=tensors))
+        steps = self._steps(values, apart=False, tensors=tensors)
         own = [k for k, tensor in enumerate(self.kernel.tensors) if tensor.role == "out"]
         read = [k for k, tensor in enumerate(self.kernel.tensors) if tensor.role == "in"]
         if not own or not read:
-            return direct
-        apart = composed(self._steps(values, apart=True, tensors=tensors))
-
-        def call(tensors: Sequence[Any]) -> None:
-            given = [tensors[k].data_ptr() for k in read]
-            shared = any(tensors[k].data_ptr() in given for k in own)
-            (apart if shared else direct)(tensors)
-
-        return call
+            return composed(steps)
+        return composed(steps, Shared(own, read, composed(self._steps(values, apart=True, tensors=tensors))))
 
     def _steps(self, values: Mapping[Any, int], apart: bool, tensors: Sequence[Any]) -> list[_Step]:
         """The calls with the numbers of these sizes; `apart`: nothing is written before the last of them has run."""
@@ -210,11 +196,22 @@ Bound = Callable[[Sequence[Any]], Any]
 """A call that takes the tensors of a kernel."""
 
 
-def composed(steps: Sequence[_Step]) -> Bound:
+@dataclass(frozen=True)
+class Shared:
+    """What is called instead where a tensor of `own` begins where one of `read` does."""
+
+    own: Sequence[int]
+    read: Sequence[int]
+    instead: Bound
+
+
+def composed(steps: Sequence[_Step], shared: Shared | None = None) -> Bound:
     """The steps as one function of the tensors that looks among their arguments are at, made from its text: going through looks
     and lists at each call takes as long as a small operator. Results are given up after their last use; copies come last. Returns
     what the last step does."""
     writer = _Writer()
+    if shared is not None:
+        writer.unless(shared)
     last: dict[int, int] = {}
     for place, step in enumerate(steps):
         last.update({made.call: place for made in _made_in((step.args, *step.named.values()))})  # type: ignore[misc]
@@ -235,6 +232,13 @@ class _Writer:
         self.names: dict[str, Any] = {}
         self.lines: list[str] = []
         self.looks: dict[_Look, str] = {}
+
+    def unless(self, shared: Shared) -> None:
+        """Begins with the look whether memory is shared."""
+        places = {k: f"tensors[{k}].data_ptr()" for k in (*shared.own, *shared.read)}
+        self.lines.append(f"read = ({', '.join(places[k] for k in shared.read)},)")
+        same = " or ".join(f"{places[k]} in read" for k in shared.own)
+        self.lines.append(f"if {same}: return {self._value(shared.instead)}(tensors)")
 
     def step(self, step: _Step) -> None:
         given = [self._text(value) for value in step.args]
@@ -269,15 +273,16 @@ class _Writer:
     def _look(self, look: _Look) -> str:
         """A name that the tensor has from here on."""
         if look not in self.looks:
-            view, same = self._value(look.view_in), "False"
             name = self.looks[look] = f"t{len(self.looks)}"
-            self.lines.append(f"{name} = tensors[{look.at}]")
+            if look.at < 0:
+                self.lines.append(f"{name} = {self._value(look.sizes_alone)}(tensors)")
+                return name
+            extents, strides = self._value(look.sizes), self._value(look.strides)
+            same = f"{name}.shape == {extents} and {name}.stride() == {strides}"
             if look.whole:
                 same = f"{name}.dim() == {len(look.sizes)}"
-            elif not look.offset:
-                extents, strides = self._value(look.sizes), self._value(look.strides)
-                same = f"{name}.shape == {extents} and {name}.stride() == {strides}"
-            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {view}(tensors)")
+            view = f"{name} = {name}.as_strided({extents}, {strides}, {name}.storage_offset() + {look.offset})"
+            self.lines += [f"{name} = tensors[{look.at}]", view if look.offset else f"if not ({same}): {view}"]
         return self.looks[look]
 
 

@@ -91,7 +91,7 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
 
 def _elsewhere(operator: OpOverload) -> Callable[..., Any]:
     """torch's own rule for other devices than the CPU, where the operator is lowered whole, into one loop that the library's
-    kernel may stand in for."""
+    kernel may stand in for, or is the library's: sums of overlapping windows as stores that meet took 350 µs in place of 140."""
 
     def rule(x: Tensor, *args: Any) -> Any:
         return NotImplemented if x.device.type == "cpu" else torch._decomp.decomposition_table[operator](x, *args)
@@ -229,6 +229,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "pixel_shuffle.default": _elsewhere(torch.ops.aten.pixel_shuffle.default),
     "pixel_unshuffle.default": _elsewhere(torch.ops.aten.pixel_unshuffle.default),
+    "col2im.default": _elsewhere(torch.ops.aten.col2im.default),
     "max_unpool2d.default": _max_unpool2d,
     "masked_scatter.default": _masked_scatter,
     "masked_scatter_backward.default": _masked_scatter_backward,

@@ -1,25 +1,26 @@
-"""Pads that repeat what they surround, mirrored or its outermost elements.
+"""Pads that repeat what they surround: mirrored, its outermost elements, or what stands at the other end.
 
-They are padded whole, by one loop. Where a result has its channels last, or amounts are negative or known only at run time, each
-element's place is looked up instead, by a rule that applies while the graph is traced.
+Row-major tensors on the CPU, and all that are padded circularly, are padded whole, by one loop; others are taken apart while the
+graph is traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from polytile.frontend.circular_pads import PAD_CIRCULAR
 from polytile.frontend.lower import value
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.joins import joined
+from polytile.frontend.lower.joins import compare, joined
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.positions import Place
 from polytile.frontend.lower.registry import lowers
@@ -31,21 +32,27 @@ from polytile.ir.program import Ref
 from polytile.ir.sizes import ZERO, Size
 
 
-def _looked_up(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
-    """Each element by its place along every padded dimension. `padding` holds (before, after) for the last dimension first."""
-    layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
-    if _is_whole(x, padding, layout):
+def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
+    """The last dimension as pieces side by side, which kernels copy by whole vectors: torch's own rule looks each element's
+    place up. Dimensions before it are looked up, a row at a time, and so is a last one whose padding is negative or known
+    only at run time. `padding` holds (before, after) for the last dimension first."""
+    if _is_whole(x, padding):
         return NotImplemented
+    rank = len(padding) // 2
     places: list[Tensor | None] = [None] * x.ndim
-    for k in range(len(padding) // 2):
+    in_pieces = all(isinstance(n, int) and n >= 0 for n in padding[:2]) and not free_unbacked_symbols(x.shape[-1])
+    for k in range(1 if in_pieces else 0, rank):
         place = _places(x.shape[-1 - k], padding[2 * k], padding[2 * k + 1], mirrored, x.device)
-        places[-1 - k] = place.view(-1, *[1] * k)
-    return torch.ops.aten._unsafe_index(x, places).contiguous(memory_format=layout)
+        places[-1 - k] = place.view(-1, *[1] * (k - 1 if in_pieces else k))
+    rows = x if all(place is None for place in places) else torch.ops.aten._unsafe_index(x, places)
+    joined = torch.cat(_pieces(rows, padding[0], padding[1], mirrored), -1) if in_pieces else rows
+    layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+    return joined.contiguous(memory_format=layout)
 
 
-def _is_whole(x: Tensor, padding: list[int], layout: torch.memory_format) -> bool:
+def _is_whole(x: Tensor, padding: list[int]) -> bool:
     """Whether `x` is padded by a loop of its own: its result is row-major, and no element is looked for where there is none."""
-    plain = layout == torch.contiguous_format and not x.is_complex()
+    plain = x.device.type == "cpu" and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
     return plain and all(isinstance(n, int) and n >= 0 for n in padding) and not any(map(free_unbacked_symbols, x.shape))
 
 
@@ -55,54 +62,41 @@ def _places(n: int, before: int, after: int, mirrored: bool, device: torch.devic
     return n - 1 - (n - 1 - place.abs()).abs() if mirrored else place.clamp(0, n - 1)
 
 
-KINDS = {"reflection": True, "replication": False}
-"""Whether a kind of pad mirrors at the outermost elements, which are not repeated then."""
-OPERATORS = {f"{kind}_pad{rank}d": mirrored for kind, mirrored in KINDS.items() for rank in (1, 2, 3)}
+def _pieces(x: Tensor, before: int, after: int, mirrored: bool) -> list[Tensor]:
+    """What stands before `x` along the last dimension, `x` and what stands behind it."""
+    n, rows = x.shape[-1], x.shape[:-1]
+    if mirrored:
+        return [x.narrow(-1, 1, before).flip(-1), x, x.narrow(-1, n - 1 - after, after).flip(-1)]
+    return [x[..., :1].expand(*rows, before), x, x[..., -1:].expand(*rows, after)]
+
+
+def _reflection_pad(x: Tensor, padding: list[int]) -> Tensor:
+    """Mirrored at the outermost elements, which are not repeated."""
+    return _padded(x, padding, mirrored=True)
+
+
+def _replication_pad(x: Tensor, padding: list[int]) -> Tensor:
+    """The outermost elements again and again."""
+    return _padded(x, padding, mirrored=False)
+
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
-    f"{name}.default": partial(_looked_up, mirrored=mirrored) for name, mirrored in OPERATORS.items()
+    **{f"reflection_pad{rank}d.default": _reflection_pad for rank in (1, 2, 3)},
+    **{f"replication_pad{rank}d.default": _replication_pad for rank in (1, 2, 3)},
 }
 
 
 # whole ----------------------------------------------------------------------------------------------------------------
 
 
-def _lower(name: str, mirrored: bool) -> Callable[..., value.Tensor]:
-    place = _mirrored if mirrored else _nearest
+@dataclass(frozen=True)
+class _Beyond:
+    """What stands beyond the ends of n elements. `place` has the element for each index from -before to n + after - 1; `first`
+    and `last` have it for number i of those that stand before all elements, and behind them."""
 
-    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
-        """Rows looked up one by one, each of three pieces."""
-        base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
-        first, n = x.rank - rank, x.sizes[-1]
-
-        def row(point: Point) -> Node:
-            there = Place([*point])
-            for d in range(first, x.rank - 1):
-                before, after = padding[2 * (x.rank - 1 - d) :][:2]
-                if before or after:
-                    there.put(d, place(sympy.expand(point[d] - before), x.sizes[d]))
-            return there.load(base)
-
-        rows = computed((*result[:-1], n), x.dtype, x.device, row)
-        before, after = padding[:2]
-        made = joined(builder, _sides(rows, before, after, n, mirrored), x.rank - 1)
-        assert base.view is not None
-        operator = getattr(torch.ops.aten, name).default
-        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
-
-    return lowering
-
-
-def _sides(rows: value.Tensor, before: int, after: int, n: Size, mirrored: bool) -> list[value.Tensor]:
-    """What stands before the rows, they themselves, and what stands behind them."""
-
-    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
-        shape = (*rows.sizes[:-1], sympy.Integer(width))
-        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
-
-    if mirrored:
-        return [*piece(before, lambda i: before - i), rows, *piece(after, lambda i: n - 2 - i)]
-    return [*piece(before, lambda i: ZERO), rows, *piece(after, lambda i: n - 1)]
+    place: Callable[[Size, Size], Node]
+    first: Callable[[Size, Size, int], Size]
+    last: Callable[[Size, Size], Size]
 
 
 def _mirrored(i: Size, n: Size) -> Node:
@@ -118,5 +112,52 @@ def _nearest(i: Size, n: Size) -> Node:
     return expr.op("minimum", torch.int64, expr.op("maximum", torch.int64, expr.index_value(i), zero), last)
 
 
-for _name, _is_mirrored in OPERATORS.items():
-    lowers(*overloads(_name))(_lower(_name, _is_mirrored))
+def _around(i: Size, n: Size) -> Node:
+    """i + n before the first element, i - n behind the last."""
+    before, inside, behind = (expr.index_value(sympy.expand(place)) for place in (i + n, i, i - n))
+    rest = expr.op("where", torch.int64, compare("lt", i, n), inside, behind)
+    return expr.op("where", torch.int64, compare("lt", i, ZERO), before, rest)
+
+
+MIRRORED = _Beyond(_mirrored, lambda i, n, before: before - i, lambda i, n: n - 2 - i)
+NEAREST = _Beyond(_nearest, lambda i, n, before: ZERO, lambda i, n: n - 1)
+AROUND = _Beyond(_around, lambda i, n, before: n - before + i, lambda i, n: i)
+
+
+def _lower(operator: OpOverload, beyond: _Beyond) -> Callable[..., value.Tensor]:
+    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
+        """Rows looked up one by one, each of three pieces. The loop may call `operator` in its place."""
+        base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
+        first, n = x.rank - rank, x.sizes[-1]
+
+        def row(point: Point) -> Node:
+            there = Place([*point])
+            for d in range(first, x.rank - 1):
+                before, after = padding[2 * (x.rank - 1 - d) :][:2]
+                if before or after:
+                    there.put(d, beyond.place(sympy.expand(point[d] - before), x.sizes[d]))
+            return there.load(base)
+
+        rows = computed((*result[:-1], n), x.dtype, x.device, row)
+        before, after = padding[:2]
+        made = joined(builder, _sides(rows, before, after, n, beyond), x.rank - 1)
+        assert base.view is not None
+        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
+
+    return lowering
+
+
+def _sides(rows: value.Tensor, before: int, after: int, n: Size, beyond: _Beyond) -> list[value.Tensor]:
+    """What stands before the rows, they themselves, and what stands behind them."""
+
+    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
+        shape = (*rows.sizes[:-1], sympy.Integer(width))
+        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
+
+    return [*piece(before, lambda i: beyond.first(i, n, before)), rows, *piece(after, lambda i: beyond.last(i, n))]
+
+
+for _rank in (1, 2, 3):
+    for _name, _beyond in ((f"reflection_pad{_rank}d", MIRRORED), (f"replication_pad{_rank}d", NEAREST)):
+        lowers(*overloads(_name))(_lower(getattr(torch.ops.aten, _name).default, _beyond))
+lowers(PAD_CIRCULAR)(_lower(torch.ops.aten._pad_circular.default, AROUND))

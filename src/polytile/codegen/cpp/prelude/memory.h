@@ -1,7 +1,7 @@
 // memory: loads and stores of storage types: contiguous, the first n lanes, strided, indexed.
 // needs: convert
 // gives: load load_n load_strided load_strided_n gather gather_mask
-//        store store_n store_strided store_strided_n store_stream stream_fence scatter scatter_mask
+//        load_where store store_n store_strided store_strided_n store_stream stream_fence scatter scatter_mask
 //
 // A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n
 // forms touch the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the
@@ -229,6 +229,18 @@ template <class T, int L, class S, class M> PT_FN V<T, L> gather_mask(const S* p
     row[i] = one<B>(p, at[i]);
   }
   return from_storage<T, S>(load_lanes<B, L>(row));
+}
+// The lanes for which the mask holds; of the others nothing is read.
+template <class T, int L, class S> PT_FN V<T, L> load_where(const S* p, V<i32, L> mask) {
+  using B = stored<S>;
+#if defined(PT_AVX512)
+  if constexpr (!wide<B, L>) {
+    V<B, L> v;
+    move_masked<false>(v, p, mask_bits(mask));
+    return from_storage<T, S>(v);
+  }
+#endif
+  return gather_mask<T, L>(p, iota<i64, L>(), mask);
 }
 // Lanes are stored in their order: of two lanes with one index the later stays.
 template <class S, class T, int L> PT_FN void scatter(S* p, V<i64, L> index, V<T, L> v) {

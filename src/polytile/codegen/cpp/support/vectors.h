@@ -40,12 +40,12 @@ template <class T, int L, class Tail, class S>
 PT_FN V<T, L> vload_gather_where(Tail tail, const S* p, V<i64, L> index, V<i32, L> mask, long n) {
   return gather_mask<T, L>(p, index, live(tail, mask, n));
 }
-// Contiguous from p[at]: nearly always all lanes count, or none.
+// Contiguous from p[at]: mostly all lanes count, or none.
 template <class T, int L, class Tail, class S>
 PT_FN V<T, L> vload_where(Tail tail, const S* p, long at, V<i32, L> mask, long n) {
   if (hall(mask)) return vload<T, L>(tail, p + at, n);
   if (!hany(mask)) return V<T, L>{};
-  return gather_mask<T, L>(p, iota<i64, L>() + at, live(tail, mask, n));
+  return load_where<T, L>(p + at, live(tail, mask, n));
 }
 
 template <class S, int L, class Tail, class T> PT_FN void vstore(Tail, S* p, V<T, L> v, long n) {

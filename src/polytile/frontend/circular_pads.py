@@ -1,0 +1,94 @@
+"""Circular padding kept whole while a graph is traced, as an operator of polytile's own with gradients.
+
+torch takes it apart above autograd: into memory that is not filled yet, and copies into and within it. As a graph without
+mutations these are a chain of passes over the whole result. Kept whole it is one loop (lower/pads.py), with the library's
+operator among its candidates.
+
+    F.pad(x, (1, 2), mode="circular")   →   polytile.pad_circular(x, [1, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+from torch.nn.functional import pad
+
+aten = torch.ops.aten
+PADS = (pad, torch._C._nn.pad)
+"""What Dynamo's graph calls."""
+
+_library = torch.library.Library("polytile", "FRAGMENT")
+_library.define("pad_circular(Tensor x, SymInt[] padding) -> Tensor")
+
+
+def keep_pads_whole(graph: torch.fx.GraphModule) -> None:
+    """Has Dynamo's graph, and the graphs inside it, call `circular_pad` where they pad circularly."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            calls = [node for node in module.graph.nodes if node.op == "call_function" and _is_circular(node)]
+            for node in calls:
+                node.target = circular_pad
+            if calls:
+                module.recompile()
+
+
+def _is_circular(node: torch.fx.Node) -> bool:
+    return node.target in PADS and "circular" in (node.kwargs.get("mode"), *node.args[2:3])
+
+
+def circular_pad(input: Tensor, pad: Sequence[int], mode: str = "circular", value: float | None = None) -> Tensor:
+    """torch.nn.functional.pad, of which it has the arguments, with mode "circular"; as one operator where it can be."""
+    padded: Tensor = PAD_CIRCULAR(input, list(pad)) if _is_whole(input, pad) else torch._C._nn.pad(input, pad, mode, value)
+    return padded
+
+
+def _is_whole(x: Tensor, padding: Sequence[int]) -> bool:
+    """Whether the operator is for this: its result is row-major, and every element stands where there is one. Where the padding
+    goes around more than once, torch has the error."""
+    rank = len(padding) // 2
+    plain = x.device.type in ("cpu", "cuda") and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
+    known = all(isinstance(n, int) and n >= 0 for n in padding) and len(padding) % 2 == 0 and x.ndim in (rank + 1, rank + 2)
+    return plain and known and all(max(padding[2 * k : 2 * k + 2]) <= x.shape[-1 - k] for k in range(rank))
+
+
+def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:
+    result: Tensor = aten._pad_circular.default(x, padding)
+    return result
+
+
+def _fake(x: Tensor, padding: Sequence[int]) -> Tensor:
+    rank = len(padding) // 2
+    around = [sum(padding[2 * k : 2 * k + 2]) for k in reversed(range(rank))]
+    return x.new_empty([*x.shape[:-rank], *(n + more for n, more in zip(x.shape[-rank:], around, strict=True))])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.padding = inputs
+    ctx.shape = x.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    """What stands beyond an end is added to what it repeats."""
+    for k in range(len(ctx.padding) // 2):
+        d, n, (before, after) = -1 - k, ctx.shape[-1 - k], ctx.padding[2 * k : 2 * k + 2]
+        inside = grad.narrow(d, before, n)
+        if after:
+            inside = inside + pad(grad.narrow(d, before + n, after), [0, 0] * k + [0, n - after])
+        if before:
+            inside = inside + pad(grad.narrow(d, 0, before), [0, 0] * k + [n - before, 0])
+        grad = inside
+    return grad, None
+
+
+_library.impl("pad_circular", _padded, "CompositeExplicitAutograd")
+torch.library.register_fake("polytile::pad_circular", _fake, lib=_library)
+torch.library.register_autograd("polytile::pad_circular", _backward, setup_context=_save, lib=_library)
+
+PAD_CIRCULAR = torch.ops.polytile.pad_circular.default
+
+__all__ = ["PAD_CIRCULAR", "circular_pad", "keep_pads_whole"]

@@ -1,0 +1,59 @@
+"""Circular padding: kept whole in the graph, right at every size, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polytile
+from tests.behaviour.helpers import compiled
+
+MODULES = {1: torch.nn.CircularPad1d, 2: torch.nn.CircularPad2d, 3: torch.nn.CircularPad3d}
+PADDINGS = {"1-D": (2, 1), "one side": (0, 3), "2-D": (1, 2, 2, 1), "rows alone": (0, 0, 1, 2), "3-D": (1, 0, 2, 1, 0, 2)}
+
+
+@pytest.mark.parametrize("force", ["plain t1", "aten"])
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
+def test_results_and_gradients_are_those_of_eager(padding: tuple[int, ...], force: str) -> None:
+    function = MODULES[len(padding) // 2](padding)
+    torch._dynamo.reset()
+    call = compiled(function, force=force)
+    for extent in (4, 7):
+        x = torch.randn(2, 3, *[extent + d for d in range(len(padding) // 2)], requires_grad=True)
+        got, want = call(x), function(x)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        assert got.stride() == want.stride()
+        grad = torch.randn_like(want)
+        torch.testing.assert_close(torch.autograd.grad(got, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
+    assert polytile.counters["failures"] == 0
+
+
+def test_it_is_one_loop_and_joins_what_follows() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 5, 6)
+    call = compiled(lambda x: F.pad(x, (1, 2, 2, 1), mode="circular").relu())
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), F.pad(x, (1, 2, 2, 1), mode="circular").relu())
+        explained = polytile.explain(call, x)
+    assert [row.how for row in explained.operators] == ["generated", "generated"]
+    assert len({decision.kernel for decision in explained.decisions}) == 1
+
+
+@pytest.mark.parametrize("padding", [(-1, 2), (2, -1, 1, 1)])
+def test_crops_are_left_to_torch(padding: tuple[int, ...]) -> None:
+    torch._dynamo.reset()
+    x, crop = torch.randn(2, 3, *[5] * (len(padding) // 2)), MODULES[len(padding) // 2](padding)
+    torch.testing.assert_close(compiled(crop)(x), crop(x), rtol=0, atol=0)
+
+
+def test_channels_last_and_more_than_once_around() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
+    call = compiled(lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"))
+    want = F.pad(x, (1, 2, 2, 1), mode="circular")
+    got = call(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert got.stride() == want.stride()
+    with pytest.raises(RuntimeError, match="more than once"):
+        compiled(lambda x: F.pad(x, (9, 0), mode="circular"))(torch.randn(2, 5))
