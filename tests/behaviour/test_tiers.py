@@ -249,8 +249,18 @@ def test_a_program_that_fails_in_its_first_call_is_replaced_for_good(monkeypatch
     assert polytile.counters["failures"] == 1
 
 
-@pytest.mark.parametrize(("objects", "searches"), [(100, 0), (2 * collector.MANY_OBJECTS, 1)])
-def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(objects: int, searches: int) -> None:
+MANY = collector.MANY_OBJECTS
+
+
+@pytest.mark.parametrize(
+    ("objects", "known", "searches"), [(100, 0, 0), (2 * MANY, 0, 1), (2 * MANY, 4 * MANY, 1), (2 * MANY, 20 * MANY, 0)]
+)
+def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(
+    objects: int, known: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python searches nothing where a quarter of all objects is not new."""
+    monkeypatch.setattr(collector, "_searched", known)
+    monkeypatch.setattr(collector, "_unsearched", 0)
     gc.collect()
     before = gc.get_stats()[2]["collections"]
     with collector.at_rest_then_searched():

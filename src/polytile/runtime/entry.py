@@ -1,6 +1,7 @@
 """Entries: calls of a compiled function without the evaluation of its frame, in C (entry.c).
 
     module()      the launcher, ready for entries; None where there can be none
+    in_c(graph)   a compiled graph as C calls it, where it was compiled before the launcher was there
     DECLINED      what an Entry returns in place of a result where the call has to go through torch.compile
 """
 
@@ -26,6 +27,9 @@ class _Declined:
 
 
 DECLINED = _Declined()
+
+IN_C = "polytile_in_c"
+"""The attribute of a graph's callable, a function of Python, that makes one in C which gives the same."""
 
 ABSENT = ("forward", "_call_impl", "_compiled_call_impl")
 """Attributes by which an instance of Module changes what its call does."""
@@ -57,6 +61,12 @@ def module() -> Any:
         log.warning("torch %s: each call goes through Dynamo's frames, as this is not where it was: %s", torch.__version__, error)
         return None
     return loaded
+
+
+def in_c(graph: Any) -> Any:
+    """The callable in C of a graph that knows how to make one; else the graph's own."""
+    make = getattr(graph, IN_C, None)
+    return graph if make is None else make()
 
 
 def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
@@ -108,4 +118,4 @@ def _addresses() -> tuple[int, ...]:
     return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
 
 
-__all__ = ["DECLINED", "module"]
+__all__ = ["DECLINED", "IN_C", "in_c", "module"]
