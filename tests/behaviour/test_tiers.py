@@ -334,8 +334,8 @@ with torch.no_grad():
 
 
 def test_the_first_call_does_not_wait_for_the_launcher_s_compiler(empty_cache: Path) -> None:
-    environment = {**os.environ, "POLYTILE_CACHE_DIR": str(empty_cache), "POLYTILE_STALL": "never", "POLYTILE_FRONT_DOOR": "on"}
-    command = [sys.executable, "-c", WITHOUT_LAUNCHER]
+    variables = {"POLYTILE_CACHE_DIR": str(empty_cache), "POLYTILE_STALL": "never", "POLYTILE_BUILDER": "thread"}
+    command, environment = [sys.executable, "-c", WITHOUT_LAUNCHER], {**os.environ, **variables}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines() == ["False 1", "True 1 True"]
