@@ -8,6 +8,7 @@ may compile at a time; what is measured is measured in turns, under a lock file.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import faulthandler
 import fcntl
@@ -51,7 +52,9 @@ Function = Callable[..., Any]
 @contextlib.contextmanager
 def own_caches(compilers: int = 0) -> Iterator[dict[str, str]]:
     """The environment of a process whose caches are empty now and removed in the end; at most so many compilers run at a time (0:
-    as many as each compiler runs by itself)."""
+    as many as each compiler runs by itself). polytile's modules have their bytecode beside them, as an installer leaves them, and
+    as torch's have."""
+    compileall.compile_dir(ROOT / "src", quiet=1)
     with tempfile.TemporaryDirectory(prefix="contestant-", ignore_cleanup_errors=True) as directory:
         paths = {variable: str(Path(directory) / name) for variable, name in CACHES.items()}
         for path in paths.values():

@@ -22,7 +22,7 @@ import polytile
 from polytile.compiler import front_door
 from polytile.counters import counters
 from polytile.errors import FrontDoorError, OptionError
-from polytile.runtime import native
+from polytile.runtime import background, native
 
 FACTOR = 2.0
 SETTINGS = {"factor": 3.0}
@@ -463,3 +463,20 @@ def test_an_explanation_says_how_calls_find_their_code() -> None:
     direct(x), breaking(x)
     assert "front door: 1 compiled code(s)" in str(polytile.explain(direct, x))
     assert "through Dynamo, as it has graph breaks" in str(polytile.explain(breaking, x))
+
+
+def test_the_background_begins_nothing_while_a_call_is_traced_that_an_open_door_has_declined() -> None:
+    held: list[int] = []
+
+    def traced(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        held.append(background.background._held)
+        return as_traced(graph, inputs)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    native.module()
+    call = front_door.install(torch.compile(double, backend=traced, dynamic=True), double, traced, True, "on")
+    for x in (torch.randn(3), torch.randn(3), torch.randn(3).double()):
+        torch.testing.assert_close(call(x), x * 2)
+    assert held == [0, 1] and background.background._held == 0

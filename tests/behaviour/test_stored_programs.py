@@ -21,9 +21,10 @@ from torch import Tensor, nn
 import polytile
 from polytile import counters, store
 from polytile.compiler import backend, programs, stored
-from polytile.dispatch import recorded
+from polytile.dispatch import MultiKernel, recorded
 from polytile.frontend import graph_text
 from polytile.frontend.graph import Lowered, lower_graph
+from polytile.runtime import background
 from polytile.runtime.convolution import PackedConvolution
 from tests.behaviour.helpers import compiled, decisions, multikernels, report_of
 from tests.waiting import PATIENCE
@@ -66,6 +67,29 @@ def test_a_graph_that_was_compiled_before_is_neither_lowered_nor_generated(empty
         for rows, columns in ((1, 5), (3, 7), (300, 64)):
             given = inputs(rows, columns)
             torch.testing.assert_close(again(*given), attend(*given), **BOUND)
+
+
+def test_a_program_from_disk_decides_in_no_call(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something serves sizes that no process has met."""
+    deciding: list[str] = []
+    choose = MultiKernel.choose_entry
+
+    def noted(kernel: MultiKernel, args: tuple[Any, ...]) -> Any:
+        deciding.append(kernel.spec.name)
+        return choose(kernel, args)
+
+    with torch.no_grad():
+        assert anew(attend, *inputs()) == 0
+        let_go()
+        torch._dynamo.reset()
+        again = compiled(attend, stall="never")
+        again(*inputs())
+        monkeypatch.setattr(MultiKernel, "choose_entry", noted)
+        with background.background.held():
+            for rows, columns in ((300, 64), (7, 9), (1000, 800)):
+                given = inputs(rows, columns)
+                torch.testing.assert_close(again(*given), attend(*given), **BOUND)
+    assert counters["programs_loaded"] and not deciding
 
 
 def let_go() -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import polytile
 from polytile.compiler import backend, programs
 from polytile.errors import CompilerMissing
-from polytile.runtime import background, collector
+from polytile.runtime import background, builder, collector
 
 PATIENCE = 120.0
 
@@ -249,8 +249,18 @@ def test_a_program_that_fails_in_its_first_call_is_replaced_for_good(monkeypatch
     assert polytile.counters["failures"] == 1
 
 
-@pytest.mark.parametrize(("objects", "searches"), [(100, 0), (2 * collector.MANY_OBJECTS, 1)])
-def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(objects: int, searches: int) -> None:
+MANY = collector.MANY_OBJECTS
+
+
+@pytest.mark.parametrize(
+    ("objects", "known", "searches"), [(100, 0, 0), (2 * MANY, 0, 1), (2 * MANY, 4 * MANY, 1), (2 * MANY, 20 * MANY, 0)]
+)
+def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_later_ones(
+    objects: int, known: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python searches nothing where a quarter of all objects is not new."""
+    monkeypatch.setattr(collector, "_searched", known)
+    monkeypatch.setattr(collector, "_unsearched", 0)
     gc.collect()
     before = gc.get_stats()[2]["collections"]
     with collector.at_rest_then_searched():
@@ -297,6 +307,49 @@ def test_forgetting_what_is_compiled_drops_what_is_pending() -> None:
     torch.compiler.reset()
     torch.testing.assert_close(run(*sized(9)), activation(*sized(9)))
     assert polytile.wait(timeout=PATIENCE)
+
+
+WITHOUT_LAUNCHER = """
+import threading, torch, polytile
+from polytile.runtime import compile, native
+
+build, go_on = compile._build, threading.Event()
+def later(order, cache):
+    if order.name == "launcher":
+        go_on.wait()
+    return build(order, cache)
+compile._build = later
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 200)).eval()
+run, x = polytile.compile(model), torch.randn(5, 3, 8, 8)
+with torch.no_grad():
+    torch.testing.assert_close(run(x), model(x))
+    print(native.is_ready(), polytile.counters["tier0_calls"])
+    go_on.set()
+    assert polytile.wait(timeout=120)
+    for _ in range(2):
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+    print(native.is_ready(), polytile.counters["tier0_calls"], "without Dynamo" in str(run.forward.polytile_front_door))
+"""
+
+
+def test_the_first_call_does_not_wait_for_the_launcher_s_compiler(empty_cache: Path) -> None:
+    variables = {"POLYTILE_CACHE_DIR": str(empty_cache), "POLYTILE_STALL": "never", "POLYTILE_BUILDER": "thread"}
+    command, environment = [sys.executable, "-c", WITHOUT_LAUNCHER], {**os.environ, **variables}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == ["False 1", "True 1 True"]
+
+
+@pytest.mark.parametrize(("stall", "module", "begun"), [("never", True, 1), ("never", False, 0), ("tune", True, 0)])
+def test_what_the_first_call_needs_begins_before_the_tracer_is_imported(
+    stall: str, module: bool, begun: int, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    """Of a module: it is there to be called soon, and its parameters say where."""
+    found: list[str] = []
+    monkeypatch.setattr(builder, "begin", lambda: found.append("builder"))
+    polytile.compile(torch.nn.Linear(3, 4) if module else activation, options={"stall": stall, "builder": "process"})
+    assert len(found) == begun
 
 
 PROGRAM = """

@@ -364,7 +364,7 @@ class _Compiler:
         something has."""
         never = settings.get("stall") == "never" and not self.hints
         if not never or compiler.is_decided(loaded.calls, traced):
-            program = compiler.finish_program(loaded, traced, self.hints, self.ahead)
+            program = compiler.finish_program(loaded, traced, self.hints, self.ahead, ready=never)
             call = sizes_seen.know(program.call, sized)
             return tiers.noticed(call) if never else call
         record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)

@@ -12,6 +12,7 @@ It ends when the socket closes, with the compilers that it runs, and when nothin
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -51,10 +52,14 @@ def _listen(connection: socket.socket, requests: queue.SimpleQueue[dict[str, Any
 
 
 def _makers() -> Makers:
-    """What answers each kind of request. What is compiled here is not measured here."""
+    """What answers each kind of request. What is compiled here is not measured here. The collector never searches what is
+    imported: that took 0.3 of 1.4 s."""
+    gc.disable()
     from polytile.compiler import handed
     from polytile.runtime import background, compile
 
+    gc.freeze()
+    gc.enable()
     background.background.close()
     compile.share_group()
     return {"program": handed.make_program, "kernels": handed.make_kernels}

@@ -18,6 +18,7 @@ other code.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import types
@@ -27,11 +28,10 @@ from typing import Any
 
 import torch
 
-from polytile.compiler.inference import unwrapped_later
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
-from polytile.runtime import entry, native
+from polytile.runtime import background, entry, native
 from polytile.runtime.entry import DECLINED, OWN
 
 Expect = Callable[[Iterable[Any]], None]
@@ -126,7 +126,9 @@ class FrontDoor:
         if self.entry is None and not self.refusals:
             self._expect((*args, *kwargs.values(), *self._parameters()))
         before = counters["graphs_compiled"]
-        result = self.compiled(*args, **kwargs)
+        # What an open door declines, Dynamo is about to trace.
+        with background.background.held() if self.entry is not None and not self.refusals else contextlib.nullcontext():
+            result = self.compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]
         known = self.entry
         if graphs != before or graphs != self._graphs or (known is not None and (known.stale or known.full)):
@@ -312,7 +314,7 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
     scope = function.__globals__
     disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
-    graphs = {name: unwrapped_later(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
+    graphs = {name: entry.in_c(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
     if all(name.startswith(INSTALLED) for name in names):
         scope = {name: _in_c(scope[name], code) for name in names}
         scope |= graphs

@@ -20,9 +20,6 @@ from polytile.runtime import entry, native
 WRAPPER = "runtime_wrapper"
 """The function of AOTAutograd that is left out."""
 
-IN_C = "polytile_in_c"
-"""The attribute of a wrapped graph that makes its callable in C."""
-
 NOTED = (
     "_dynamo_propagated_dynamic_indices"
     if hasattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices")
@@ -45,14 +42,14 @@ class Inference:
 
     def unwrapped(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
         """`wrapped`, AOTAutograd's callable of the graph, or one in C that gives the same; where the launcher is being compiled,
-        `wrapped`, of which `unwrapped_later` gives the other."""
+        `wrapped`, of which `entry.in_c` gives the other later."""
         if self.metadata is None or not self._is_plain() or not self._is_wrapped_once(wrapped):
             return wrapped
         dynamic = tuple(info.dynamic_dims for info in self.metadata.output_info) if self.metadata.dynamic_outputs else ()
         in_c = functools.partial(_in_c, self.call, wrapped, tuple(d or None for d in dynamic))
         if native.is_ready():
             return in_c()
-        setattr(wrapped, IN_C, in_c)
+        setattr(wrapped, entry.IN_C, in_c)
         return wrapped
 
     def _is_plain(self) -> bool:
@@ -84,10 +81,4 @@ def _in_c(call: Any, wrapped: Callable[..., Any], dynamic: tuple[Any, ...]) -> C
     return graph
 
 
-def unwrapped_later(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """What `Inference.unwrapped` gives for what it once gave as it was, now that the launcher is there."""
-    in_c: Callable[[], Callable[..., Any]] | None = getattr(wrapped, IN_C, None)
-    return wrapped if in_c is None else in_c()
-
-
-__all__ = ["Inference", "unwrapped_later"]
+__all__ = ["Inference"]

@@ -10,27 +10,41 @@ import gc
 from collections.abc import Iterator
 
 MANY_OBJECTS = 50_000
+"""Objects that blocks have made, from which on the search of all objects is not left to a later call."""
+
+PART = 4
+"""Python itself searches all objects once those made since the last such search are more than one of so many."""
+
+_unsearched = 0
+"""Objects that blocks have made since the last search."""
+
+_searched = 0
+"""Objects that there were then."""
 
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
     """Switches the collector off within the block. It took 0.5 of the 1.2 s in which the tracer and the compiler are imported,
     and 0.7 s while an encoder's training step was compiled."""
+    global _unsearched
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            _unsearched += gc.get_count()[0]
             gc.enable()
 
 
 @contextlib.contextmanager
 def at_rest_then_searched() -> Iterator[None]:
-    """The same; where the block has made more than MANY_OBJECTS, they are searched once at its end: the collector would soon do
-    so anyhow, in some later call, which then takes 0.3 to 0.6 s longer (a decoder of 3 layers leaves 75 000)."""
+    """The same. Where this block and those before it have made more than MANY_OBJECTS, all are searched once at its end, if the
+    collector would soon do so anyhow, in some later call, which then takes 0.3 to 0.6 s longer (the compiler has 300 000 objects,
+    a decoder of 3 layers leaves 75 000)."""
+    global _unsearched, _searched
     with at_rest():
         yield
-        made = gc.get_count()[0]
-    if made > MANY_OBJECTS and gc.isenabled():
+    if _unsearched > max(MANY_OBJECTS, _searched // PART):
         gc.collect()
+        _unsearched, _searched = 0, len(gc.get_objects())

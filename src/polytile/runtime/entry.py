@@ -1,6 +1,7 @@
 """Entries: calls of a compiled function without the evaluation of its frame, in C (entry.c).
 
     module()      the launcher, ready for entries; None where there can be none
+    in_c(graph)   a compiled graph as C calls it, where it was compiled before the launcher was there
     DECLINED      what an Entry returns in place of a result where the call has to go through torch.compile
     OWN           the same where the function itself is to be called, as it is faster than what was compiled
 """
@@ -31,6 +32,9 @@ class _Answer:
 
 
 DECLINED, OWN = _Answer("DECLINED"), _Answer("OWN")
+
+IN_C = "polytile_in_c"
+"""The attribute of a graph's callable, a function of Python, that makes one in C which gives the same."""
 
 ABSENT = ("forward", "_call_impl", "_compiled_call_impl")
 """Attributes by which an instance of Module changes what its call does."""
@@ -65,6 +69,12 @@ def module() -> Any:
         log.warning("torch %s: each call goes through Dynamo's frames, as this is not where it was: %s", torch.__version__, error)
         return None
     return loaded
+
+
+def in_c(graph: Any) -> Any:
+    """The callable in C of a graph that knows how to make one; else the graph's own."""
+    make = getattr(graph, IN_C, None)
+    return graph if make is None else make()
 
 
 def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
@@ -117,4 +127,4 @@ def _addresses() -> tuple[int, ...]:
     return tuple(map(address_of, functions))
 
 
-__all__ = ["DECLINED", "OWN", "module"]
+__all__ = ["DECLINED", "IN_C", "OWN", "in_c", "module"]
