@@ -15,7 +15,7 @@ def kernel(keys, values, key_cache, value_cache, slots, width, PAGE: tl.constexp
     token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + token)
     place = (slot // PAGE * PAGE + slot % PAGE) * width + at
-    inside = (at < width) & (slot >= 0)
+    inside = tl.where(slot >= 0, at < width, False)
     tl.store(key_cache + place, tl.load(keys + token * width + at, inside), inside)
     tl.store(value_cache + place, tl.load(values + token * width + at, inside), inside)
 

@@ -96,14 +96,14 @@ class Autotuner(TritonsAutotuner):
     """
 
     def __init__(self, fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
-        _check_given(fn, given["configs"] or ())
+        _check_given(fn, given, extras)
+        key = _key_of_parameters(fn, given["key"] or ())
         space = searching.Space.of(extras.search) if extras.search is not None else None
         configs = [*(given["configs"] or ()), *map(searching.config_of, space.sample() if space is not None else ())]
-        super().__init__(fn, fn.arg_names, **{**given, "configs": configs, "key": list(given["key"] or ())})
+        super().__init__(fn, fn.arg_names, **{**given, "configs": configs, "key": key})
         self.configs: list[Any] = list(self.configs)  # Triton has one of its own where none is given
         self.space, self.extras = space, extras
         self.name = self.base_fn.__name__
-        self._check()
         settings.check_environment()
         self._options = settings.check(extras.options, f"options of kernel {self.name!r}")
         self._named = named(self.configs)
@@ -123,34 +123,6 @@ class Autotuner(TritonsAutotuner):
 
     def __repr__(self) -> str:
         return f"<polytile.autotune {self.name}: {len(self._named)} configs by {', '.join(self.keys) or 'no key'}>"
-
-    def _check(self) -> None:
-        exact, named = self.extras.exact, self.extras.reference
-        lost = [name for name in self.keys if name not in self.arg_names]
-        if lost:
-            log.warning(
-                "key= of kernel %r names %s, which is no parameter and is passed over; the kernel has %s.",
-                self.name, ", ".join(map(repr, lost)), ", ".join(self.arg_names),
-            )  # fmt: skip
-        if named is not None and (unknown := [name for name in _needed(named) if name not in self.arg_names]):
-            raise SignatureError(
-                f"reference= of kernel {self.name!r} is called with those of the kernel's arguments that its parameters name, "
-                f"and names {', '.join(map(repr, unknown))}; the kernel has {', '.join(self.arg_names)}."
-            )
-        for word, names in (
-            ("reset_to_zero", self.reset_to_zero), ("restore_value", self.restore_value),
-            ("exact", [] if isinstance(exact, bool) else exact),
-        ):  # fmt: skip
-            if isinstance(names, str) or (lost := [name for name in names if name not in self.arg_names]):
-                raise SignatureError(
-                    f"{word}= of kernel {self.name!r} takes a list of its parameters' names, and has "
-                    f"{names if isinstance(names, str) else ', '.join(lost)!r}; the kernel has {', '.join(self.arg_names)}."
-                )
-        if self.extras.hints and self.extras.make_args is None:
-            raise SignatureError(
-                f"hints= of kernel {self.name!r} needs make_args=, a function that makes the kernel's arguments for the sizes "
-                "that it is given by name."
-            )
 
     # Calls.
 
@@ -321,8 +293,7 @@ class Autotuner(TritonsAutotuner):
         StoreError
             It cannot be read, holds nothing for this kernel, or is of no known form.
         """
-        names = [name for name in self.keys if name in self.arg_names]
-        read = tunings.read(Path(place), self.name, names, size)
+        read = tunings.read(Path(place), self.name, self.keys, size)
         for tuning in read:
             lost = [name for name in (*tuning.config.kwargs, *(n for n, _ in tuning.values)) if name not in self.arg_names]
             if lost:
@@ -353,11 +324,10 @@ class Autotuner(TritonsAutotuner):
         StoreError
             Nothing was chosen yet, or the form or size is none.
         """
-        names = [name for name in self.keys if name in self.arg_names]
-        if form not in tunings.FORMATS or (form == "vllm" and size not in names):
+        if form not in tunings.FORMATS or (form == "vllm" and size not in self.keys):
             raise StoreError(
                 f"save_tunings of kernel {self.name!r} takes a form of {', '.join(tunings.FORMATS)}, and for vllm a size= of "
-                f"{', '.join(names) or 'no names'}; it was given {form!r} and {size!r}."
+                f"{', '.join(self.keys) or 'no names'}; it was given {form!r} and {size!r}."
             )
         if not self.cache:
             raise StoreError(f"kernel {self.name!r} has chosen nothing yet that could be saved; call it first.")
@@ -365,7 +335,7 @@ class Autotuner(TritonsAutotuner):
         def folder(key: tunings.Key) -> str:
             return "interpreted" if self.interpreted else tunings.triton_folder(_innermost(self.fn), key, self.configs)
 
-        batch = names.index(size) if form == "vllm" else 0
+        batch = self.keys.index(size) if form == "vllm" else 0
         return tunings.write(Path(place), form, self.name, self.cache, self._timings, batch, folder)
 
     def _imported(self, call: Call) -> str | None:
@@ -640,18 +610,48 @@ class Autotuner(TritonsAutotuner):
             self._samples[call.kind, tuple(call.flat[len(call.tensors) :])] = call.copied()
 
 
-def _check_given(fn: Any, configs: Sequence[Any]) -> None:
-    """Raises SignatureError for what is no Triton kernel, and for configs that are none."""
+def _check_given(fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
+    """Raises SignatureError for what is no Triton kernel, for configs that are none, and for names that are no parameters of the
+    kernel. This comes before Triton's own checks, which not all of its releases make."""
     function = python_function(fn)
     if not hasattr(fn, "arg_names") or function is None:
         name = getattr(fn, "__name__", repr(fn))
         raise SignatureError(f"polytile.autotune decorates Triton kernels, and {name} is none: put @triton.jit between the two.")
-    for config in configs:
+    kernel, known = repr(function.__name__), ", ".join(fn.arg_names)
+    for config in given["configs"] or ():
         if not hasattr(config, "all_kwargs"):
             raise SignatureError(
-                f"configs= of kernel {function.__name__!r} takes a list of triton.Config, and has {config!r}; write "
+                f"configs= of kernel {kernel} takes a list of triton.Config, and has {config!r}; write "
                 'triton.Config({"BLOCK": 64}, num_warps=4).'
             )
+    if extras.reference is not None and (lost := [name for name in _needed(extras.reference) if name not in fn.arg_names]):
+        raise SignatureError(
+            f"reference= of kernel {kernel} is called with those of the kernel's arguments that its parameters name, "
+            f"and names {', '.join(map(repr, lost))}; the kernel has {known}."
+        )
+    exact = () if isinstance(extras.exact, bool) else extras.exact
+    for word, names in {"reset_to_zero": given["reset_to_zero"], "restore_value": given["restore_value"], "exact": exact}.items():
+        if isinstance(names, str) or (lost := [name for name in names or () if name not in fn.arg_names]):
+            raise SignatureError(
+                f"{word}= of kernel {kernel} takes a list of its parameters' names, and has "
+                f"{names if isinstance(names, str) else ', '.join(lost)!r}; the kernel has {known}."
+            )
+    if extras.hints and extras.make_args is None:
+        raise SignatureError(
+            f"hints= of kernel {kernel} needs make_args=, a function that makes the kernel's arguments for the sizes "
+            "that it is given by name."
+        )
+
+
+def _key_of_parameters(fn: Any, key: Sequence[str]) -> list[str]:
+    """The names in `key` that are parameters of the kernel; the log is told the others, at which releases of Triton differ."""
+    lost = [name for name in key if name not in fn.arg_names]
+    if lost:
+        log.warning(
+            "key= of kernel %r names %s, which is no parameter and is passed over; the kernel has %s.",
+            _innermost(fn).__name__, ", ".join(map(repr, lost)), ", ".join(fn.arg_names),
+        )  # fmt: skip
+    return [name for name in key if name not in lost]
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:

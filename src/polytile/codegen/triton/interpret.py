@@ -89,6 +89,7 @@ def _function(launch: Launch) -> Any:
 
     interpreter._convert_float = standins.convert_float
     standins.multiply_bfloat16()
+    standins.spread_as_blocks()
     source = launch.source
     for name, standin in standins.CALLS.items():
         source = source.replace(f"{name}(", f"{standin.__name__}(")

@@ -166,3 +166,16 @@ def multiply_bfloat16() -> None:
         return own(number(a), number(b), *rest)
 
     interpreter_builder.create_dot = create_dot
+
+
+@functools.cache
+def spread_as_blocks() -> None:
+    """Gives a number that is spread over a block the block's type. The interpreter gives it the number's own, and takes what a
+    comparison says of two integers for one: Triton 3.9 refuses such masks."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype, interpreter_builder
+
+    def create_splat(block: tl.block_type, number: Any) -> Any:
+        return TensorHandle(np.full(block.shape, number.data.reshape(-1)[0], _get_np_dtype(block)), block.scalar)
+
+    interpreter_builder.create_splat = create_splat
