@@ -3,7 +3,7 @@
 Each campaign tunes every regime from scratch, thoroughly, as `polytile campaign run` has its workers do, on a device of its own
 that gives the recorded times with the noise that was recorded on such GPUs (benchmarks.recorded): processes differ, recordings of
 a burst differ, and now and then a process has a kernel 3 to 10 % slower than the others have it. Campaigns share nothing.
-`polytile campaign run` has one process measure each regime; the lines with several say what it would gain by more.
+`processes` is what the campaign's spec says: so many measure each regime, and more of them where the choice stays in doubt.
 
 Two campaigns agree on a regime if they choose the same candidate. Where they do not, they are as far apart as the recorded times
 of the two candidates. `--show` prints the tables of the committed result.
@@ -22,35 +22,40 @@ from benchmarks import record
 from benchmarks.recorded import SUITES, Noisy, of_one_problem
 from benchmarks.search import percent, thousandths
 from polytile import options
+from polytile.campaigns.consensus import MOST, in_doubt
 from polytile.dispatch.replay import replay
 from polytile.report import Column, Table, show
-from polytile.report.tables import count
+from polytile.report.tables import count, ratio
 from polytile.store import Store
+from polytile.store.reading import Record
 from polytile.tuning.replay import Matrix
 
 AGREE, APART = 0.97, 1.02
 """What is wanted: the share of regimes, and how many times as long the slower of two choices may take elsewhere."""
 
 
-def campaign(measured: Sequence[Matrix], seed: int, processes: int) -> list[str]:
-    """The candidate that a campaign chooses in each regime, which so many processes have measured apart from each other."""
+def campaign(measured: Sequence[Matrix], seed: int, processes: int) -> list[tuple[str, int]]:
+    """The candidate that a campaign of so many `processes` chooses in each regime, and by how many it was measured."""
     return [_chosen(matrix, seed, processes) for matrix in measured]
 
 
-def _chosen(matrix: Matrix, seed: int, processes: int) -> str:
-    """What a program makes of the store in which all of them have put what they found."""
-    store = Store(None)
+def _chosen(matrix: Matrix, seed: int, processes: int) -> tuple[str, int]:
+    """What a program makes of the store in which all of them have put what they found, and how many there were."""
+    store, found, number = Store(None), list[Record](), 0
     with options.override(tune="thorough", learned=False):
-        for number in range(processes):
+        while number < processes or (1 < processes <= number < MOST * processes and in_doubt(found)):
             device = Noisy(matrix, seed=1000 * seed + number)
             replay(matrix, device=device)
             store.append(*device.measured)
-    with options.override(tune="auto", learned=False):
-        return replay(matrix, store=store).choices[0].candidate
+            found += [Record(f"{number}-{index}", float(number), one) for index, one in enumerate(device.measured)]
+            number += 1
+    with options.override(tune="off", learned=False):
+        return replay(matrix, store=store).choices[0].candidate, number
 
 
-def judged(measured: Sequence[Matrix], chosen: Sequence[Sequence[str]]) -> dict[str, Any]:
+def judged(measured: Sequence[Matrix], campaigns: Sequence[Sequence[tuple[str, int]]]) -> dict[str, Any]:
     """All pairs of campaigns."""
+    chosen = [[name for name, _ in each] for each in campaigns]
     shares, apart = [], []
     for one, other in itertools.combinations(chosen, 2):
         gaps = [_gap(matrix, a, b) for matrix, a, b in zip(measured, one, other, strict=True) if a != b]
@@ -59,7 +64,9 @@ def judged(measured: Sequence[Matrix], chosen: Sequence[Sequence[str]]) -> dict[
     ordered = sorted(apart) or [1.0]
     best = [_over_best(matrix, name) for each in chosen for matrix, name in zip(measured, each, strict=True)]
     return {
-        "regimes": len(measured), "campaigns": len(chosen), "pairs": len(shares), "agree": statistics.fmean(shares),
+        "regimes": len(measured), "campaigns": len(chosen),
+        "measured_by": statistics.fmean(number for each in campaigns for _, number in each),
+        "pairs": len(shares), "agree": statistics.fmean(shares),
         "least": min(shares), "disagreements": len(apart), "apart": statistics.geometric_mean(ordered),
         "apart_p95": ordered[-(-95 * len(ordered) // 100) - 1], "apart_most": ordered[-1],
         "beyond": sum(gap > APART for gap in apart) / (len(measured) * len(shares)),
@@ -81,13 +88,14 @@ def _over_best(matrix: Matrix, name: str) -> float:
 def table(found: Mapping[str, Any]) -> Table:
     """A line for each suite and number of processes that measure each regime."""
     columns: list[Column | str] = [
-        "regimes of", Column("processes each"), Column("regimes", count), Column("campaigns", count), Column("agree on", percent),
+        "regimes of", Column("processes"), Column("in the mean", ratio), Column("regimes", count),
+        Column("campaigns", count), Column("agree on", percent),
         Column("the least two", percent), Column("apart, where not", thousandths), Column("95 %", thousandths),
         Column("most", thousandths), Column("beyond 1.02, of all", percent), Column("× fastest", thousandths),
     ]  # fmt: skip
     rows = [
-        (name, processes, one["regimes"], one["campaigns"], one["agree"], one["least"], one["apart"], one["apart_p95"],
-         one["apart_most"], one["beyond"], one["regret"])
+        (name, processes, one["measured_by"], one["regimes"], one["campaigns"], one["agree"], one["least"],
+         one["apart"], one["apart_p95"], one["apart_most"], one["beyond"], one["regret"])
         for name, by_processes in found.items() for processes, one in by_processes.items()
     ]  # fmt: skip
     return Table.from_rows("Independent campaigns on recorded times, with recorded noise", columns, rows)
@@ -97,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--suites", nargs="+", choices=list(SUITES), default=list(SUITES))
     parser.add_argument("--campaigns", type=int, default=4)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 3, 5], help="that measure each regime in a campaign")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 3], help="as a campaign's spec has it")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/campaign_agreement.json")
     parser.add_argument("--show", action="store_true", help="only print what that file has")
     given = parser.parse_args()

@@ -5,7 +5,8 @@ layers   linear layers with quantised weights at one row to thousands, one dynam
          error of each against float64
 model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing lengths
 
-A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun.
+A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
+the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import polytile
 from benchmarks import record
 from benchmarks.quantised_model import LAYERS, Int4Groups, Llama, Quantised, quantise
 from benchmarks.timing import compare, geomean, synchronize
+from polytile.report import Column, Table, show
+from polytile.report.tables import ratio
 
 ROWS = {"cpu": (1, 2, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
 WEIGHTS = {"cpu": ((1024, 4096), (4096, 1024)), "cuda": ((4096, 4096), (14336, 4096), (4096, 14336))}
@@ -49,18 +52,52 @@ def main() -> None:
     parser.add_argument("--cell", type=float, default=0.3, help="seconds of timing a row")
     parser.add_argument("--out", default=os.environ.get("OUT"), help="where the results are written")
     parser.add_argument("--json", action="store_true", help=f"also write the results to {record.RESULTS}")
+    parser.add_argument("--show", action="store_true", help="measure nothing and print what is there")
     given = parser.parse_args()
+    place = Path(given.out or record.RESULTS)
+    if given.show:
+        show(table(committed(place, given.device)["layers"]))
+        return
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
     kinds = [kind for kind in given.kinds if ONLY_ON.get(kind, given.device) == given.device]
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu"}
+    results = committed(place, given.device) if given.json or given.out else {}
+    results["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     with torch.no_grad():
         if "layers" in given.parts:
-            results["layers"] = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
+            found = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
+            results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
         if "model" in given.parts:
-            results["model"] = models(kinds, given.device, given.cell, deadline)
+            found = models(kinds, given.device, given.cell, deadline)
+            results["model"] = merged(results.get("model", []), found, ("kind", "length"))
     if given.json or given.out:
-        print(record.write(f"quantised_{given.device}", results, Path(given.out or record.RESULTS)))
+        print(record.write(f"quantised_{given.device}", results, place))
+
+
+def committed(place: Path, device: str) -> dict[str, Any]:
+    """What the file has; nothing where there is none."""
+    file = place / f"quantised_{device}.json"
+    return dict(json.loads(file.read_text())["results"]) if file.exists() else {}
+
+
+def merged(before: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], about: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows `found`, and those `before` that are about others."""
+    rows = {tuple(row[name] for name in about): row for row in (*before, *found)}
+    return list(rows.values())
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """For each kind and weight the times of others over polytile's, by the number of rows."""
+    counts = sorted({row["m"] for row in rows})
+    body: list[tuple[Any, ...]] = []
+    for kind, n, k in dict.fromkeys((row["kind"], row["n"], row["k"]) for row in rows):
+        by_rows = {row["m"]: row["us"] for row in rows if (row["kind"], row["n"], row["k"]) == (kind, n, k)}
+        for other in ("own", "eager", "bf16"):
+            if any(other in us for us in by_rows.values()):
+                ratios = [by_rows[m][other] / by_rows[m]["polytile"] if other in by_rows.get(m, {}) else None for m in counts]
+                body.append((kind, f"{n}×{k}", other, *ratios))
+    columns: list[Column | str] = ["weights", "N×K", "time of", *(Column(f"M = {m}", ratio) for m in counts)]
+    return Table.from_rows("Quantised layers: times of others over polytile's", columns, body)
 
 
 def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: float, deadline: float) -> list[dict[str, Any]]:

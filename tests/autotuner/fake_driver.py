@@ -34,12 +34,14 @@ class FakeKernel:
 
 
 class FakeDriver:
-    """`effects`: what kernels do, by their names."""
+    """`effects`: what kernels do, by their names. `compiling` is called where a kernel is compiled."""
 
     def __init__(self) -> None:
         self.effects: dict[str, Effect] = {}
+        self.compiling: Callable[[], Any] = lambda: None
 
     def compile(self, source: Any, target: GPUTarget, options: dict[str, Any], _env_vars: Any = None) -> FakeKernel:
+        self.compiling()
         return FakeKernel(lambda *args: self.effects[source.fn.__name__](*args), options)
 
     def get_current_target(self) -> GPUTarget:

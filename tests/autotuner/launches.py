@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import triton.language as tl
 
 import polytile
 from tests.autotuner import fake_driver
+from tests.waiting import PATIENCE
 
 fake = fake_driver.install()
 launched: list[tuple[Any, ...]] = []
@@ -127,6 +129,16 @@ def a_config_with_a_hook_calls_it_every_time() -> None:
     assert seen == [500] * 3
 
 
+def configs_are_compiled_side_by_side() -> None:
+    both = threading.Barrier(len(CONFIGS))
+    fake.compiling = lambda: both.wait(PATIENCE)
+    kernel = tuned(options={"persist": False, "compile_workers": len(CONFIGS)})
+    call(kernel, 500, MODE="together")
+    fake.compiling = lambda: None
+    assert kernel.best_config is CONFIGS[0] and len(kernel.decisions[0].standings) == len(CONFIGS)
+    assert all(one.seconds for one in kernel.decisions[0].standings)
+
+
 def one_config_is_launched_quickly_too() -> None:
     kernel = tuned(CONFIGS[:1])
     assert call(kernel, 500) is call(kernel, 500) is call(kernel, 5000 - 12)
@@ -203,7 +215,8 @@ TESTS = [
     later_launches_are_quick_and_the_same, what_triton_compiles_for_has_a_route_of_its_own,
     constants_are_told_apart_and_long_texts_go_by_tritons_launch, a_new_regime_is_chosen_for_though_its_kind_is_known,
     what_is_unusual_goes_by_tritons_launch,
-    a_config_with_a_hook_calls_it_every_time, one_config_is_launched_quickly_too, heuristics_above_give_arguments,
+    a_config_with_a_hook_calls_it_every_time, configs_are_compiled_side_by_side,
+    one_config_is_launched_quickly_too, heuristics_above_give_arguments,
     a_launch_from_a_compiled_function_is_not_traced, triton_reads_what_was_saved,
 ]  # fmt: skip
 

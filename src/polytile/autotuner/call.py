@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from triton.runtime._async_compile import FutureKernel
 
 
 class _Current(threading.local):
@@ -59,7 +60,7 @@ class Call:
     tensors on the launch's device. `flat`: these tensors, then the sizes named in `sizes`, as a MultiKernel is called. `kind`:
     whatever else tells MultiKernels apart, among it `constants`, which Triton compiles a kernel of its own for."""
 
-    __slots__ = ("args", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
+    __slots__ = ("args", "begun", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
 
     def __init__(
         self, names: Sequence[str], keys: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -69,6 +70,8 @@ class Call:
         self.returned: Any = None
         self.tried = False
         """Whether candidates were tried on its arguments."""
+        self.begun: dict[int, Any] = {}
+        """What threads compile for it, by the id of the config."""
         given = self.given()
         found = [(name, tensor) for name, value in given.items() if (tensor := tensor_in(value)) is not None]
         device = next((t.device for _, t in found if t.device.type != "cpu"), torch.device("cpu"))
@@ -102,6 +105,13 @@ class Call:
 
         args = tuple(other(name, value) for name, value in zip(self.names, self.args, strict=False))
         return args, {name: other(name, value) for name, value in self.kwargs.items()}
+
+    def cancel(self) -> None:
+        """Has nothing compiled any more that is not begun, as a budget left it out."""
+        for kernel in self.begun.values():
+            if isinstance(kernel, FutureKernel):
+                kernel.future.cancel()
+        self.begun.clear()
 
     def copied(self) -> Call:
         """The same call of copies of its tensors, which the program does not change."""

@@ -91,11 +91,17 @@ class TritonConfig(Candidate):
         call = self.tuner.call_of(args)
         return isolated.handle(self.tuner, self.given, call, *call.with_flat(args))
 
+    def prepare(self) -> None:
+        """Has a thread compile the kernel for the launch that this thread is in."""
+        call = current.call
+        if call is not None and not self.interpreted:
+            self.tuner.begin_compiling(self.given, call)
+
     def entry(self) -> PythonEntry:
         """Compiles the kernel for the launch that this thread is in."""
         call = current.call
-        if call is not None and not self.interpreted:
-            self.tuner.compiled(self.given, call)
+        if call is not None and not self.interpreted and self.given.pre_hook is None:
+            self.tuner.compiled(self.given, call.args, call.kwargs)
         launch = Launch(self.tuner, self.given)
         return PythonEntry(launch, recordable=not self.tuner.has_hooks(self.given), timer=self.tuner.timer())
 

@@ -40,7 +40,7 @@ def handle(tuner: Autotuner, config: Any, call: Call, args: Sequence[Any], kwarg
     grid = _grid(kwargs["grid"], values)
     if tuner.interpreted:
         return _to_import(tuner, config, call, given, grid)
-    return _machine_code(tuner.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs()), call, values, grid)
+    return _machine_code(tuner.compiled(config, args, kwargs), call, values, grid)
 
 
 def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime._async_compile import FutureKernel
 from triton.runtime.autotuner import Autotuner as TritonsAutotuner
 from triton.runtime.errors import OutOfResources
 
@@ -27,6 +28,7 @@ from polytile.autotuner import search as searching
 from polytile.autotuner import tunings
 from polytile.autotuner.call import Call, current, plain, tensor_in
 from polytile.autotuner.candidate import Launch, TritonConfig, named, numbers_of
+from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.autotuner.effects import effects_of, python_function
 from polytile.autotuner.losers import Timed
@@ -192,6 +194,7 @@ class Autotuner(TritonsAutotuner):
             return call.returned
         finally:
             current.made, current.quick = before
+            call.cancel()
 
     def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launches the first config."""
@@ -411,6 +414,7 @@ class Autotuner(TritonsAutotuner):
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Any) -> Any:
         """One launch by Triton; returns what that does."""
+        self._wait_for(config)
         with INTERPRETING if self.interpreted else contextlib.nullcontext():
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
@@ -434,10 +438,23 @@ class Autotuner(TritonsAutotuner):
         if self.user_defined_post_hook:
             self.post_hook(everything, exception=None)
 
-    def compiled(self, config: Any, call: Call) -> None:
-        """Compiles a config for a call, unless a hook of the config's has to run first."""
-        if config.pre_hook is None:
-            self.fn.run(*call.args, **{**call.kwargs, "warmup": True}, **config.all_kwargs())
+    def begin_compiling(self, config: Any, call: Call) -> None:
+        """Has a thread compile a config for a call, unless a hook of the config's has to run first. What Triton has against the
+        launch `compiled` raises, where it counts against the config."""
+        if config.pre_hook is None and id(config) not in call.begun:
+            with side_by_side(), contextlib.suppress(Exception):
+                call.begun[id(config)] = self.fn.run(*call.args, **{**call.kwargs, "warmup": True}, **config.all_kwargs())
+
+    def compiled(self, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The kernel of a config for a launch with these arguments; waits until it is compiled. Raises what Triton raises."""
+        self._wait_for(config)
+        return self.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+
+    def _wait_for(self, config: Any) -> None:
+        """Waits until a config that was begun for the launch of this thread is compiled. Raises what Triton raises."""
+        begun = current.made.begun.pop(id(config), None) if current.made is not None else None
+        if isinstance(begun, FutureKernel):
+            begun.result()
 
     def timer(self) -> UsersTimer | None:
         """What times launches where the user says so, by `do_bench`, once each; None: polytile's own timer."""

@@ -6,6 +6,7 @@ host that sees the folder can take part, be killed, and be replaced.
     lost/ID.N.json      leases that lapsed, or whose worker is known to have ended
     done/ID.json        what was found, the measurements as lines of JSON; it appears whole, and once
     workers/NAME.json   who took part, touched as long as the worker lives
+    driver              touched as long as somebody may add units
     stop                no unit is to be taken any more
 
 A lease is taken by creating its file, and lost by renaming it, both of which one process alone can do. Times are those of the
@@ -19,7 +20,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Unit:
     weight    how many calls had these sizes; what comes often is measured first
     candidates   how many there are to choose from, 0 if that is not known. Of equal weights, the unit with the most comes first:
               the campaign would have to wait for a long unit that began last
+    process   the number of the process that measures it, where several do, apart from each other
     """
 
     about: str
@@ -62,12 +64,18 @@ class Unit:
     seconds: float
     weight: float = 1.0
     candidates: int = 0
+    process: int = 0
 
     @property
     def id(self) -> str:
-        """The same for the same work, so that a campaign that is begun again finds what it has done."""
+        """The same for the same work and process, so that a campaign that is begun again finds what it has done."""
         about = [self.work, self.sizes, self.options, self.device, self.environment, self.threads]
-        return digest(json.dumps(about, sort_keys=True), 24)
+        return f"{digest(json.dumps(about, sort_keys=True), 24)}-{self.process}"
+
+
+def work_of(name: str) -> str:
+    """What units that differ only in the process have in common, by the id of one of them."""
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -131,9 +139,15 @@ class Board:
         return Unit(**{**values, "environment": tuple((key, value) for key, value in values["environment"])})
 
     def order(self, units: Iterable[Unit]) -> None:
-        """Has these units taken, and no others, the largest weights first."""
-        ordered = sorted((-unit.weight, -unit.candidates, unit.id) for unit in units)
-        self._write(self.root / "order.json", [name for _, _, name in ordered])
+        """Has these units taken, and no others, those of first processes and with the largest weights first."""
+        ordered = sorted((unit.process, -unit.weight, -unit.candidates, unit.id) for unit in units)
+        self._write(self.root / "order.json", [name for *_, name in ordered])
+
+    def extend(self, units: Sequence[Unit]) -> None:
+        """Adds units that are taken after all others."""
+        for unit in units:
+            self.add(unit)
+        self._write(self.root / "order.json", list(dict.fromkeys([*self.wanted(), *(unit.id for unit in units)])))
 
     def wanted(self) -> list[str]:
         """The units of the campaign as it stands, in the order in which they are to be taken."""
@@ -154,8 +168,9 @@ class Board:
 
     # leases
 
-    def take(self, worker: str) -> str | None:
-        """A unit that nobody else has, from now on this worker's; None where there is none."""
+    def take(self, worker: str, but: Collection[str] = ()) -> str | None:
+        """A unit that nobody else has, from now on this worker's; None where there is none. Units whose `work_of` is in `but` are
+        left to others."""
         if self.stopped:
             return None
         taken, found = self._names("taken"), None
@@ -163,7 +178,7 @@ class Board:
         for place, name in enumerate(left):
             if self._is_done(name):
                 left[place] = ""
-            elif name not in taken and self._lease(name, worker):
+            elif name not in taken and work_of(name) not in but and self._lease(name, worker):
                 if not self._is_done(name):
                     found = name
                     break
@@ -172,8 +187,20 @@ class Board:
         return found
 
     def is_over(self) -> bool:
-        """Whether there is no unit to take, now or later: all are done, or the campaign is stopped."""
-        return self.stopped or all(map(self._is_done, self._units_left()))
+        """Whether there is no unit to take, now or later: all are done and nobody adds any, or the campaign is stopped."""
+        return self.stopped or (all(map(self._is_done, self._units_left())) and not self._is_driven())
+
+    def drive(self, driven: bool = True) -> None:
+        """A sign of life of who may add units, or the end of that."""
+        if driven:
+            (self.root / "driver").touch()
+        else:
+            (self.root / "driver").unlink(missing_ok=True)
+
+    def _is_driven(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._now() - (self.root / "driver").stat().st_mtime <= LEASE_SECONDS
+        return False
 
     def _units_left(self) -> list[str]:
         """The units in order, without those that were done when `take` last looked, unless the order is another since."""
@@ -240,6 +267,11 @@ class Board:
         """The results of units that are not `known`."""
         for name in sorted(self._names("done") - known):
             yield name, self.result(name)
+
+    def results_of(self, work: str) -> dict[str, Result]:
+        """The results of all units with that `work_of`, by their names."""
+        names = sorted(path.stem for path in (self.root / "done").glob(f"{work}-*.json"))
+        return {name: self.result(name) for name in names}
 
     def result(self, name: str) -> Result:
         return Result(**json.loads((self.root / "done" / f"{name}.json").read_text()))

@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any
 
-from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit
+from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit, work_of
 from polytile.campaigns.places import MOST_DEATHS, Place
 from polytile.campaigns.worker import Bench, OtherDevice, Resolve, failed
 from polytile.errors import CampaignError
@@ -48,6 +48,8 @@ class OnRay(Place):
         total = ray.cluster_resources().get("GPU", 0) if kind == "cuda" else len(ray.nodes())
         self.running: dict[Any, tuple[str, Any, str, float]] = {}
         """What is asked of actors: the answer to come, the worker's name, the actor, the unit, and when it counts as hanging."""
+        self.measured: dict[str, set[str]] = {}
+        """The work that each actor has measured, which another process is to measure again."""
         self.free = {f"ray{n}-{uuid.uuid4().hex[:8]}": self._actor() for n in range(count or int(total))}
         if not self.free:
             raise CampaignError("the campaign is for GPUs, and the Ray cluster has none.")
@@ -62,9 +64,15 @@ class OnRay(Place):
     def tend(self) -> None:
         self._collect()
         for name, actor in list(self.free.items()):
-            unit = self.board.take(name)
+            measured = self.measured.setdefault(name, set())
+            unit = self.board.take(name, measured)
+            if unit is None and measured and (unit := self.board.take(name)) is not None:
+                self.ray.kill(actor)
+                actor = self._actor()
+                measured.clear()
             if unit is None:
                 break
+            measured.add(work_of(unit))
             described = self.board.unit(unit)
             answer = actor.measure.remote(described)
             self.running[answer] = name, actor, unit, time.monotonic() + described.seconds

@@ -55,7 +55,7 @@ class Local(Place):
             for unit in self.board.leases_of(name):
                 self.board.lose(unit)
             self.board.leave(name)
-            if process.returncode == 0:
+            if process.returncode == 0 and self.board.is_over():
                 del self.names[number]
                 continue
             self.deaths += process.returncode != HUNG

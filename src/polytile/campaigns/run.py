@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polytile.campaigns import consensus
 from polytile.campaigns.board import Board, Result, Status
 from polytile.campaigns.places import Local, Place
 from polytile.campaigns.spec import Spec
@@ -36,11 +37,12 @@ def store_of(spec: Spec, folder: Path) -> places.Place:
     return places.place_of(spec.store) if spec.store else (folder / STORE).absolute()
 
 
-def fill(board: Board, traced: Traced) -> None:
-    """Puts the units on the board, and says in which order they are to be taken."""
-    for unit in traced.units.values():
+def fill(board: Board, traced: Traced, processes: int = 1) -> None:
+    """Puts the units on the board, each for so many processes, and says in which order they are to be taken."""
+    units = [replace(unit, process=number) for unit in traced.units.values() for number in range(processes)]
+    for unit in units:
         board.add(unit)
-    board.order(traced.units.values())
+    board.order(units)
     board.stop(False)
 
 
@@ -49,7 +51,7 @@ def measure(
 ) -> Ended:
     """Has workers measure until all is done or the time of the spec is over. Measurements go to the store as they come."""
     store, known = store_of(spec, board.root), set[str]()
-    status = _collect(board, store, known, watch)
+    status = _collect(spec, board, store, known, watch)
     place = _place_of(where, board, spec.device, count, resolve) if status.left else Place()
     try:
         while status.left:
@@ -59,12 +61,13 @@ def measure(
             place.tend()
             board.lose_lapsed()
             time.sleep(LOOK_SECONDS)
-            status = _collect(board, store, known, watch)
+            status = _collect(spec, board, store, known, watch)
         return Ended(status)
     except KeyboardInterrupt:
         board.stop()
-        return Ended(_collect(board, store, known, watch), "stopped")
+        return Ended(_collect(spec, board, store, known, watch), "stopped")
     finally:
+        board.drive(False)
         place.close()
 
 
@@ -80,16 +83,21 @@ def _place_of(where: str, board: Board, kind: str, count: int, resolve: Resolve)
 
 
 def _collect(
-    board: Board, store: places.Place, known: set[str], watch: Callable[[Status, Result | None], None]
+    spec: Spec, board: Board, store: places.Place, known: set[str], watch: Callable[[Status, Result | None], None]
 ) -> Status:
-    """Adds to the store, at once, what was found since the last look. The store has all results that the status counts: those
-    that come meanwhile are for the next look."""
+    """Adds to the store, at once, what was found since the last look, and asks for more where that leaves a choice in doubt. The
+    store has all results that the status counts: those that come meanwhile are for the next look."""
+    board.drive()
     status = board.status()
     new = dict(board.results(known))
     lines = {name: result.lines.encode() for name, result in new.items() if result.lines}
     if lines:
         add([record for name, text in lines.items() for record in jsonl.parse(text, name).records], store)
     known.update(new)
+    doubtful = consensus.units_in_doubt(board, new, spec.processes)
+    if doubtful:
+        board.extend(doubtful)
+        status = replace(status, units=len(board.wanted()))
     for result in new.values():
         watch(status, result)
     watch(status, None)

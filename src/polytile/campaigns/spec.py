@@ -5,6 +5,7 @@
     search = "thorough"             # "all": every candidate; "exhaustive": also all configs of a GPU's products
     seconds = 3600                  # of measuring, all workers together; 0: no limit
     unit_seconds = 600              # after which a worker counts as hanging
+    processes = 3                   # that measure each unit apart from each other, and more if in doubt; default: 1
     store = "postgresql://…"        # default: a file in the campaign's folder
 
     [[model]]
@@ -74,12 +75,13 @@ class KernelCalls:
 
 @dataclass(frozen=True)
 class Spec:
-    """A campaign. `seconds` and `unit_seconds` as above; `store`: "" for the folder's own."""
+    """A campaign. `seconds`, `unit_seconds` and `processes` as above; `store`: "" for the folder's own."""
 
     device: str = "cpu"
     search: str = "thorough"
     seconds: float = 0.0
     unit_seconds: float = 600.0
+    processes: int = 1
     store: str = ""
     models: tuple[Model, ...] = ()
     kernels: tuple[KernelCalls, ...] = ()
@@ -102,8 +104,9 @@ def read(path: Path) -> Spec:
             raise CampaignError(
                 f"{path}, [campaign]: {name} is {value!r}; it has to be of type {plain[name].__name__}."
             )
-        if plain[name] is float and value < 0:
-            raise CampaignError(f"{path}, [campaign]: {name} is {value!r}; it has to be 0 or more.")
+        least = {float: 0, int: 1}.get(plain[name])
+        if least is not None and value < least:
+            raise CampaignError(f"{path}, [campaign]: {name} is {value!r}; it has to be {least} or more.")
     if told.get("search", "thorough") not in SEARCHES:
         raise CampaignError(f"{path}, [campaign]: search is {told['search']!r}; choose from {', '.join(SEARCHES)}.")
     models = tuple(_model(entry, path) for entry in content.get("model", ()))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from polytile import options
-from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit
+from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit, work_of
 from polytile.compiler import backend
 from polytile.dispatch.define import WORKS
 from polytile.errors import CampaignError
@@ -115,16 +115,22 @@ def _check_place(unit: Unit, found: str, target: torch.device) -> None:
         )
 
 
-def work(board: Board, name: str, bench: Bench) -> None:
-    """Measures units until none is left, and closes the bench. Raises OtherDevice where nothing measured here would count."""
+def work(board: Board, name: str, bench: Bench) -> bool:
+    """Measures units until none is left, and closes the bench; whether some are left to another process than this one, which has
+    measured the same already. Raises OtherDevice where nothing measured here would count."""
     board.join(name)
+    measured = set[str]()
     try:
         while True:
-            unit = board.take(name)
+            unit = board.take(name, measured)
             if unit is not None:
                 _work_on(board, name, unit, bench)
+                measured.add(work_of(unit))
             elif board.is_over():
-                return
+                return False
+            elif measured and (again := board.take(name)) is not None:
+                board.give_back(again)
+                return True
             else:
                 board.beat(name)
                 board.lose_lapsed()

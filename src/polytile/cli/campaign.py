@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +81,7 @@ def run_campaign(
     with trace.tracing(place, read.search):
         with waits.during(f"tracing what {spec} names"):
             traced = trace.trace(read, _resolve, lambda text: typer.echo(text, err=True))
-        run.fill(board, traced)
+        run.fill(board, traced, read.processes)
         if workers is Workers.folder and count == 0:
             typer.echo(f"Workers join by: polytile campaign work {root.absolute()}", err=True)
         with _progress(board) as watch:
@@ -116,7 +117,8 @@ def work_for_campaign(
     from polytile.campaigns.board import Board
     from polytile.campaigns.worker import Bench, work
 
-    work(Board(folder), name or f"{socket.gethostname()}-{os.getpid()}", Bench(_resolve))
+    if work(Board(folder), name or f"{socket.gethostname()}-{os.getpid()}", Bench(_resolve)):
+        os.execv(sys.executable, sys.orig_argv)
 
 
 @app.command("status")

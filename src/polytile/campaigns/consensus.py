@@ -1,0 +1,87 @@
+"""When have enough processes measured a unit of work?
+
+Processes differ: a kernel's time in one of them is off by a few tenths of a per cent on a GPU, whatever is measured within it,
+and now and then by 3 to 10 % (docs/tuning-experiments.md). So a campaign of `processes` = n has n of them measure each unit. It
+asks for one more where that may well choose differently, up to MOST times n. Programs choose by the medians.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from polytile.campaigns.board import Board, Unit, work_of
+from polytile.problem import Problem
+from polytile.runtime.device import kind_of
+from polytile.store import jsonl
+from polytile.store.reading import Record
+from polytile.store.records import Identity, Reading, reading_of
+from polytile.tuning.decide import Entrant, combine, doubtful, noise_band, place_of, threads_of
+
+MOST = 5
+"""How many times as many processes as each unit is measured by may measure one whose choice stays in doubt."""
+
+SURE = 1.3
+"""`doubtful` looks within twice the standard error; 2.6 times is exceeded in 1 % of cases."""
+
+OF_DIFFERENCES = 0.6745 * math.sqrt(2)
+"""The median of the absolute difference of two normal numbers, in their standard deviations."""
+
+OF_MEDIANS = math.sqrt(math.pi / 2)
+"""The standard error of a median of n numbers, in that of their mean."""
+
+
+def units_in_doubt(board: Board, found: Collection[str], processes: int) -> list[Unit]:
+    """A unit for one more process for each work of the units `found` that needs one."""
+    if processes < 2:
+        return []
+    wanted: dict[str, int] = {}
+    for name in board.wanted():
+        wanted[work_of(name)] = wanted.get(work_of(name), 0) + 1
+    more = []
+    for work in sorted({work_of(name) for name in found} & set(wanted)):
+        results = board.results_of(work)
+        complete = len(results) >= wanted[work] and not any(result.error for result in results.values())
+        if complete and len(results) < MOST * processes:
+            lines = (jsonl.parse(result.lines.encode(), name) for name, result in results.items())
+            if in_doubt([record for parsed in lines for record in parsed.records]):
+                more.append(replace(board.unit(next(iter(results))), process=len(results)))
+    return more
+
+
+def in_doubt(records: Iterable[Record]) -> bool:
+    """Whether another process may well have another candidate chosen, for one of the problems that these have measured."""
+    problems: dict[Problem, list[Record]] = {}
+    for record in records:
+        problems.setdefault(record.measurement.problem, []).append(record)
+    return any(_in_doubt(problem, measured) for problem, measured in problems.items())
+
+
+def _in_doubt(problem: Problem, measured: Sequence[Record]) -> bool:
+    readings: dict[Identity, list[Reading]] = {}
+    entrants: dict[Identity, Entrant] = {}
+    for record in measured:
+        one, reading = record.measurement, reading_of(record.measurement)
+        readings.setdefault(reading.who, []).append(reading)
+        predicted = math.inf if one.predicted is None else one.predicted
+        place = place_of(one.origin, problem.family)
+        entrants[reading.who] = Entrant(predicted, threads_of(one.config), place, one.origin == "library")
+    spread = spread_of(readings.values())
+    scores = combine(itertools.chain.from_iterable(readings.values()))
+    error = SURE * OF_MEDIANS * spread
+    judged = [replace(score, noise=error / math.sqrt(max(1, score.times))) for score in scores.values()]
+    return doubtful(judged, noise_band(kind_of(problem.device)), [entrants[who] for who in scores])
+
+
+def spread_of(candidates: Iterable[Sequence[Reading]]) -> float:
+    """The relative standard deviation of what processes measure of the same candidate, from the median of how far any two are
+    apart; 0 where none was measured twice."""
+    apart = [
+        abs(one.seconds / other.seconds - 1)
+        for readings in candidates
+        for one, other in itertools.combinations([r for r in readings if math.isfinite(r.seconds)], 2)
+    ]
+    return statistics.median(apart) / OF_DIFFERENCES if apart else 0.0
