@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.learn import forest, installed
-from polytile.learn.examples import Example, examples
+from polytile.learn.examples import examples
 from polytile.learn.model import Trained, save
 from polytile.learn.train import train
 from polytile.problem import Config, Measurement, Outcome, Problem
@@ -26,7 +26,7 @@ CANDIDATES = (3, 8, 16, 28)
 """Of a loop and of a product on a CPU; of a product on a GPU whose predictions are within twice the best, and all of them."""
 REPEATS, ROUNDS = 2000, 7
 ROWS, PER = 100_000, 25
-FEW_ROWS = 4_000
+FEW_ROWS = 1_000
 """For training twice, to compare the bytes."""
 BLOCKS = (16, 32, 64, 128, 256)
 
@@ -34,9 +34,9 @@ BLOCKS = (16, 32, 64, 128, 256)
 def speed() -> dict[str, Any]:
     """Microseconds of a decision by number of candidates, for each of the package's models; seconds of training."""
     asked = {model.name: _microseconds(model) for model in installed.usable(installed.SHIPPED)}
-    few = _examples(FEW_ROWS)
-    same = _bytes(train(few)) == _bytes(train(few[::-1]))
-    many = _examples(ROWS)
+    few, backwards = _records(FEW_ROWS), _records(FEW_ROWS)[::-1]
+    same = _bytes(train(examples(few).found)) == _bytes(train(examples(backwards).found))
+    many = examples(_records(ROWS)).found
     began = time.monotonic()
     trained = train(many)
     seconds = time.monotonic() - began
@@ -77,9 +77,9 @@ def _timed(walk: forest.Walk, given: tuple[Any, ...]) -> float:
     return (time.perf_counter() - began) / REPEATS
 
 
-def _examples(rows: int) -> list[Example]:
+def _records(rows: int) -> list[Record]:
     draw = random.Random(1)
-    return list(examples(each for number in range(rows // PER) for each in _problem(number, draw)).found)
+    return [each for number in range(rows // PER) for each in _problem(number, draw)]
 
 
 def _problem(number: int, draw: random.Random) -> list[Record]:
