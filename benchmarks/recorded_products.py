@@ -93,9 +93,10 @@ class Product:
         if (block := _cutlass(kind.itemsize, not self.by_rows, device).get(name)) is not None:
             seconds = cutlass_prior.cost(kind, block, size, device)
             return "cutlass", block, seconds, cutlass_prior.terms(kind, block, size, device)
-        if (config := _generated(kind, device).get(name)) is None or refused(kind, config, size, device, accesses):
+        tile = _generated(kind, device).get(name)
+        if tile is None or refused(kind, tile, size, device, accesses):
             return None
-        return "triton", config, cost(kind, config, size, device, accesses), terms(kind, config, size, device, accesses)
+        return "triton", tile, cost(kind, tile, size, device, accesses), terms(kind, tile, size, device, accesses)
 
     def _work(self) -> dict[str, float]:
         """What candidates/product_terms.py says of such a product: no epilogue, prologue or second product."""
