@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,9 @@ def devices() -> dict[str, Any]:
         one, other = _bfloat16(here[kind]), _bfloat16(there[kind])
         for name, known, asked in (("H100 → H200", one, other), ("H200 → H100", other, one)):
             judged = cases(grown(known, FIRST_OF_GRID), asked)
-            spoke = sum(case.risk < float("inf") for case in judged)
-            found[f"{name}, {kind}"] = {**dataclasses.asdict(tried("other device", judged)), "spoke": spoke}
+            spoken = [case for case in judged if case.risk < math.inf]
+            found[f"{name}, {kind}"] = dataclasses.asdict(tried("other device", judged))
+            found[f"{name}, {kind}, within its range"] = dataclasses.asdict(tried("within its range", spoken))
     return found
 
 

@@ -66,8 +66,8 @@ def _sure(name: str, r: Mapping[str, Any]) -> Iterator[Row]:
 
 def _other_device(name: str, r: Mapping[str, Any]) -> Row:
     good = r["regret"] <= OTHER and r["regret"] <= r["prior"]
-    found = f"{r['regret']:.3f}; prior {r['prior']:.3f}; spoke of {r['spoke']} of {r['total']}"
-    return "L3", f"{name}: first", f"{OTHER:.2f}, no more than the prior", found, _holds(good)
+    found = f"{r['regret']:.3f}; prior {r['prior']:.3f}"
+    return "L3", f"{name}: first of {r['total']} products", f"{OTHER:.2f}, no more than the prior", found, _holds(good)
 
 
 def _calls(found: Mapping[str, Any]) -> Iterator[Row]:
