@@ -1,7 +1,17 @@
-"""`python -m benchmarks.learned [--json]`: learned choice on matrices that are recorded in this directory, of which every
-candidate was measured: generated products on an H100 (part `candidates` of benchmarks.gpu.gemm), held out by their sizes.
+"""`python -m benchmarks.learned [PART ...] [--measured FILE ...] [--again FILE] [--json]`: how good learned choice is.
 
-Needs scikit-learn and no GPU. `--export FILE` writes the measurements as `polytile learn train` reads them.
+    products  products on an H100 and an H200, and loops on an H100, as recorded in results/, held out by their
+              sizes, five models each                                                                                L1, L2
+    devices   models of one of these GPUs on the other one's products                                                L3
+    cpu       the package's models for this kind of processor, on the part of --measured that they took no part in   L2
+    calls     a new process with these models, and one without, at sizes that are not in their data                  L4
+    speed     asking a table in C, and training                                                                      L5
+
+Without a PART: products and devices, which need nothing but scikit-learn. `cpu` needs what `polytile learn collect` measured
+(docs/learning.md has the commands), and a second measurement of the same problems in --again: choices are then judged by times
+that took no part in them, as is the choice by the first measurement itself. `calls` and `speed` want a machine that nothing else
+uses. `--json` keeps what was found in results/learned.json, beside the parts that were not asked for; `--export FILE` writes the
+products on an H100 as `polytile learn train` reads them; `--show` prints what is kept.
 """
 
 from __future__ import annotations
@@ -9,112 +19,139 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
-from benchmarks.gpu.prior_fit import KINDS, ROW_BY_ROW
-from polytile.candidates.triton_matmul import label
-from polytile.cli.learn_report import times
-from polytile.cost.triton_matmul import Access, Accesses, cost, refused, terms
-from polytile.learn.examples import examples
-from polytile.learn.score import cases, tried
-from polytile.learn.train import held_out
-from polytile.matmul.triton.configs import Kind, space
-from polytile.problem import Config, Measurement, Outcome, Problem
-from polytile.report import Column, Table, show
-from polytile.report.tables import count
-from polytile.runtime.cuda.device import DeviceFacts, named
+from benchmarks import learned_calls, learned_speed, record
+from benchmarks.learned_bars import bars
+from benchmarks.recorded import loops
+from benchmarks.recorded_products import h100, h200
+from polytile.learn import installed
+from polytile.learn.examples import TEST, Example, examples
+from polytile.learn.model import Settings, Trained
+from polytile.learn.score import FAR, cases, geomean, tried
+from polytile.learn.train import TREES, grown, held_out
+from polytile.report import show
 from polytile.store.jsonl import header, line
+from polytile.store.place import place_of
 from polytile.store.reading import Record
-from polytile.tuning.run_conditions import TERM
+from polytile.store.transfer import held
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "int8": "int8", "fp8": "float8_e4m3fn"}
-MEMORY = {"memory_clock": "2619000000.0", "memory_bus_bits": "5120"}
-"""Of the H100 with HBM3, as its driver tells."""
+BESIDE = "triton", "library", "cublaslt"
+"""Sources of which both GPUs have products."""
 
-
-def recorded(path: Path) -> Iterator[Record]:
-    """The measurements of products in the file, with today's predictions."""
-    found = json.loads(path.read_text())["results"]
-    device = named(found["device"])
-    for number, row in enumerate(found["cells"]):
-        if row.get("part") == "candidates":
-            yield from _records(row, device, number)
+FIRST_OF_GRID = Settings(14, 3, "squared_error", TREES)
+"""For models of one device that are asked about another: nothing there chooses between settings."""
 
 
-def _records(row: dict[str, Any], device: DeviceFacts, number: int) -> Iterator[Record]:
-    kind, (m, n, k) = KINDS[row["dtype"]], row["shape"]
-    by_rows = row["function"].removeprefix("candidates: ") in ROW_BY_ROW
-    accesses = Access(bool(k % 16), True), Access(bool(n % 16)) if by_rows else Access(bool(k % 16), True)
-    size = {"batch": row.get("batch") or 1, "M": m, "N": n, "K": k}
-    dtype = DTYPES[row["dtype"]]
-    name, place = f"{row['function']} {row['dtype']}", f"cuda-recorded-{device.name}"
-    problem = Problem("mm", name, tuple(size.items()), (dtype,) * 3, (), place)
-    configs = {label(config): config for config in space(kind, device).configs}
-    for name, us in row["us"].items():
-        config = configs.get(name)
-        if config is not None and not refused(kind, config, size, device, accesses):
-            found = _measurement(problem, name, config, us, (kind, size, device, accesses))
-            yield Record(f"{number}-{name}", float(number), found)
+def products() -> dict[str, Any]:
+    """Each table by five models, each judged on the fifth that it was not trained on."""
+    tables = {
+        "H100, every generated config": h100("candidates"),
+        "H100, a shortlist beside the library's": h100("pairs"),
+        "H200, generated, the library's and CUTLASS's": h200(*BESIDE, "cutlass"),
+        "H100, loops, every schedule": loops(),
+    }
+    return {name: _held_out(_examples(records)) for name, records in tables.items()}
 
 
-def _measurement(
-    problem: Problem, name: str, config: Config, us: float, about: tuple[Kind, dict[str, int], DeviceFacts, Accesses]
-) -> Measurement:
-    kind, size, device, accesses = about
-    parts = {**_work(kind, size, accesses), **terms(kind, config, size, device, accesses)}
-    return Measurement(
-        problem, name, config, "recorded", Outcome.OK, (us * 1e-6,) * 5, origin="triton",
-        predicted=cost(kind, config, size, device, accesses),
-        state=tuple(sorted((TERM + part, float(f"{value:.4g}")) for part, value in parts.items())),
-        machine=machine_of(device),
-    )  # fmt: skip
+def _held_out(chosen: Sequence[Example]) -> dict[str, Any]:
+    return dataclasses.asdict(tried("held out", [case for model, part in held_out(chosen) for case in cases(model, part)]))
 
 
-def machine_of(device: DeviceFacts) -> tuple[tuple[str, str], ...]:
-    """What the store would hold of the device."""
-    facts = {name: str(value) for name, value in dataclasses.asdict(device).items()}
-    return tuple(sorted({**facts, **MEMORY, "kind": "cuda"}.items()))
+def devices() -> dict[str, Any]:
+    """Models of one GPU's products of bfloat16, judged on the other's: what both have."""
+    here = {"generated": h100("candidates"), "with the library's": h100("pairs")}
+    there = {"generated": h200("triton"), "with the library's": h200(*BESIDE)}
+    found = {}
+    for kind in here:
+        one, other = _bfloat16(here[kind]), _bfloat16(there[kind])
+        for name, known, asked in (("H100 → H200", one, other), ("H200 → H100", other, one)):
+            judged = cases(grown(known, FIRST_OF_GRID), asked)
+            spoken = [case for case in judged if case.risk < math.inf]
+            found[f"{name}, {kind}"] = dataclasses.asdict(tried("other device", judged))
+            found[f"{name}, {kind}, within its range"] = dataclasses.asdict(tried("within its range", spoken))
+    return found
 
 
-def _work(kind: Kind, size: dict[str, int], accesses: Accesses) -> dict[str, float]:
-    """What candidates/product_terms.py says of such a product: no epilogue, prologue or second product."""
-    a, b = accesses
-    return {
-        **{f"work.{name}": float(value) for name, value in size.items()},
-        "work.itemsize": float(kind.itemsize), "work.tf32": float(kind.tf32), "work.packed": 0.0,
-        "work.a_along_k": float(a.along_k), "work.b_along_k": float(b.along_k), "work.a_alone": float(a.alone),
-        "work.b_alone": float(b.alone), "work.epilogue": 0.0, "work.prologue": 0.0, "work.second": 0.0,
-    }  # fmt: skip
+def _bfloat16(records: Iterable[Record]) -> list[Example]:
+    return [example for example in _examples(records) if example.problem.dtypes[0] == "bfloat16"]
+
+
+def _examples(records: Iterable[Record]) -> list[Example]:
+    return list(examples(records).found)
+
+
+def cpu(measured: Sequence[str], again: str) -> dict[str, Any]:
+    """The package's models on the part of the problems that they took no part in."""
+    found = {}
+    known = examples(each for name in (*measured, again) for each in held(place_of(name)).records).families()
+    first = examples(each for name in measured for each in held(place_of(name)).records).families()
+    second = examples(held(place_of(again)).records).families()
+    for model in installed.usable(installed.SHIPPED):
+        of = model.family, model.architecture
+        asked = [example for example in known[of] if example.fold == TEST]
+        found[f"{model.family} on {model.architecture}"] = {
+            **dataclasses.asdict(tried("held out", cases(model, asked))),
+            "model": model.name,
+            "again": _judged_again(model, asked, first[of], second[of]),
+        }
+    return found
+
+
+def _judged_again(
+    model: Trained, asked: Sequence[Example], first: Sequence[Example], second: Sequence[Example]
+) -> dict[str, Any]:
+    """What choices take at a second measurement: the model's where it is sure, and, of the same problems, those by the first
+    measurement of every candidate."""
+    once, twice = ({example.problem.key: example for example in each} for each in (first, second))
+    by_model, by_measuring = [], []
+    for example in asked:
+        said = model.of_rows(example.problem, *example.ranked)
+        earlier, later = once.get(example.problem.key), twice.get(example.problem.key)
+        if said is None or not said.sure or earlier is None or later is None:
+            continue
+        regrets = {offer.name: later.regret(place) for place, offer in enumerate(later.offers)}
+        measured = earlier.offers[earlier.seconds.index(earlier.best)].name
+        if said.ranking[0] in regrets and measured in regrets:
+            by_model.append(regrets[said.ranking[0]])
+            by_measuring.append(regrets[measured])
+    return {"model": _summary(by_model), "measured": _summary(by_measuring)}
+
+
+def _summary(regrets: Sequence[float]) -> dict[str, Any]:
+    far = sum(regret > FAR for regret in regrets)
+    return {"total": len(regrets), "geomean": geomean(regrets), "far": far, "worst": max(regrets, default=1.0)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="products, devices, cpu, calls, speed")
+    parser.add_argument("--measured", nargs="+", default=[], help="what the package's models were made of")
+    parser.add_argument("--again", default="", help="a second measurement of the same problems")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/learned.json")
+    parser.add_argument("--show", action="store_true", help="print the table of what is kept")
     parser.add_argument("--export", type=Path, help="write the measurements as JSON lines and stop")
-    arguments = parser.parse_args()
-    records = list(recorded(record.RESULTS / "gpu_gemm.json"))
-    if arguments.export:
-        arguments.export.write_text(header() + "".join(map(line, records)))
+    given = parser.parse_args()
+    if given.export:
+        given.export.write_text(header() + "".join(map(line, h100("candidates"))))
         return
-    results = {}
-    for (family, architecture), chosen in examples(records).families().items():
-        found = [case for model, held in held_out(chosen) for case in cases(model, held)]
-        results[f"{family} on {architecture}, held out by size"] = dataclasses.asdict(tried("held out", found))
-    columns: list[Column | str] = ["examples", *[Column(name, count) for name in ("problems", "answered", "wrong", "far")]]
-    columns += [Column(name, times) for name in RATIOS]
-    rows = []
-    for name, r in results.items():
-        counts = r["total"], r["total"] - r["unsure"], r["wrong"], r["far"]
-        rows.append((name, *counts, *[r[each] for each in RATIOS]))
-    show(Table.from_rows("Learned choice on what is recorded", columns, rows))
-    if arguments.json:
-        record.write("learned", results)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "products": products, "devices": devices, "cpu": lambda: cpu(given.measured, given.again),
+        "calls": learned_calls.calls, "speed": learned_speed.speed,
+    }  # fmt: skip
+    if unknown := set(given.parts) - parts.keys():
+        parser.error(f"there is no part {unknown.pop()!r}; choose from {', '.join(parts)}.")
+    kept = record.RESULTS / "learned.json"
+    results: dict[str, Any] = json.loads(kept.read_text())["results"] if given.show else {}
+    for part in () if given.show else given.parts or ("products", "devices"):
+        results[part] = parts[part]()
+        if given.json:
+            record.add("learned", part, results[part])
+    show(bars(results))
 
-
-RATIOS = ("answered", "max_wrong_speedup", "regret", "p95", "top3", "top3_p95", "prior", "prior_p95", "prior_top3")
 
 if __name__ == "__main__":
     main()

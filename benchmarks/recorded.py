@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.gpu.functions import BY_NAME
 from benchmarks.gpu.loops import Kernel
-from benchmarks.learned import machine_of, recorded
+from benchmarks.recorded_products import h100, machine_of
 from polytile.candidates.entries import PythonEntry
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.runtime.cuda.device import named
@@ -37,7 +37,7 @@ ELEMENTS = {"bf16": "bfloat16", "fp32": "float32"}
 
 def products() -> list[Record]:
     """A measurement for each config of each product."""
-    return list(recorded(record.RESULTS / "gpu_gemm.json"))
+    return h100("candidates")
 
 
 def loops() -> list[Record]:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
-from benchmarks.learned import DTYPES, machine_of, recorded
+from benchmarks import record, recorded_products
+from benchmarks.recorded_products import DTYPES, machine_of
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.report import Column, Table, show
 from polytile.report.contents import Held, Report, Source, report
@@ -58,7 +58,7 @@ def _product(
 def h100() -> list[Record]:
     """Every generated config of 254 products (part `candidates` of benchmarks.gpu.gemm)."""
     taken = _taken(_file("gpu_gemm"))
-    found = recorded(record.RESULTS / "gpu_gemm.json")
+    found = recorded_products.h100("candidates")
     return [Record(r.uid, taken, replace(r.measurement, samples=r.measurement.samples[:1], state=())) for r in found]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from polytile.learn.examples import Example
 from polytile.learn.forest import Forest
 from polytile.learn.model import ModelError, Trained, load, save
 from polytile.learn.offer import Offer
+from polytile.problem import Config
 from polytile.runtime import device
 from tests.learn.synthetic import MACHINE
 
@@ -91,6 +93,22 @@ def test_a_model_serves_its_architecture_and_devices_like_those_it_knows(
     assert on(capability="80") is None and on(kind="cpu") is None and on(sms="20") is None
 
 
+def test_on_a_cpu_predictions_keep_fewer_from_being_ranked() -> None:
+    config = Config()
+    offers = [Offer(str(factor), config, "cpp", factor * 1e-6) for factor in (1, 3, 9)]
+    assert [offer.name for offer in model.competing(offers, on_gpu=True)] == ["1"]
+    assert [offer.name for offer in model.competing(offers, on_gpu=False)] == ["1", "3"]
+
+
+def test_the_expected_loss_grows_with_doubt_and_falls_with_distance() -> None:
+    """A normal difference of mean 0 and deviation d loses d / sqrt(2 pi) on average."""
+    assert model.expected_loss([[0.0, 0.0]], 0) == pytest.approx(model.NOISE / math.sqrt(2 * math.pi))
+    near, far = (model.expected_loss([[0.0, distance]], 0) for distance in (0.05, 0.5))
+    doubtful = model.expected_loss([[0.0, 0.3], [0.0, 0.7]], 0)
+    assert near > doubtful > far > 0 == model.expected_loss([[0.0]], 0)
+    assert model.expected_loss([[0.0, 0.05, 0.05]], 0) == pytest.approx(2 * near)
+
+
 def test_what_cannot_be_predicted_is_not_ranked(trained: Trained, example: Example) -> None:
     hopeless = Offer("hopeless", example.offers[0].config, "triton", float("inf"))
     found = trained.judge_on(example.problem, example.machine, [*example.offers, hopeless])
@@ -113,7 +131,7 @@ def written(trained: Trained, path: Path, **said: Any) -> Path:
     ("said", "why"),
     [
         ({"format": "cake"}, "is no model of polytile"),
-        ({"version": 99}, r"is of version \(99, 1\), and this polytile reads \(1, 1\); train it again"),
+        ({"version": 99}, r"is of version \(99, 1\), and this polytile reads \(2, 1\); train it again"),
         ({"names": ["one"]}, "is damaged"),
         ({"down": [0]}, "is damaged"),
         ({"number": [float("nan")]}, "is damaged"),

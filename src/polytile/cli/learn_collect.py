@@ -49,7 +49,8 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
     settings = {"collect": str(into), "tune": "off", "stall": "tune", "learned": False}
     kinds = [(OPERATIONS[name], dtype) for name in wanted.operations for dtype in dtypes]
     gpu = collecting.ahead(AHEAD) if device.type == "cuda" else contextlib.nullcontext()
-    with options.override(**settings), for_measuring(), torch.no_grad(), told_once():
+    any_size = torch._dynamo.config.patch(force_parameter_static_shapes=False)  # one program for modules' weights of all sizes
+    with options.override(**settings), any_size, for_measuring(), torch.no_grad(), told_once():
         try:
             with gpu:
                 for number in range(wanted.count):

@@ -44,20 +44,28 @@ def choose(candidates):
     said = [{{name: log + tree(x) for name, (log, x) in rows.items()}} for tree in TREES]
     means = {{name: sum(tree[name] for tree in said) / len(said) for name in rows}}
     first = min(means, key=means.get)
-    risk = sum(tree[first] - min(tree.values()) for tree in said) / len(said)
+    risk = sum(improvement([tree[first] - tree[name] for tree in said]) for name in rows if name != first)
     return first if risk <= THRESHOLD else None
+
+
+def improvement(gains):
+    mean = sum(gains) / len(gains)
+    deviation = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / len(gains) + {noise} ** 2)
+    z = mean / deviation
+    density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return deviation * density + mean * 0.5 * math.erfc(-z / math.sqrt(2))
 '''
 
 
 def python(model: Trained) -> str:
     """The text of a module."""
-    from polytile.learn.model import NEARLY
+    from polytile.learn.model import NEARLY, NOISE
 
     ranges = "\n".join(f"    {name!r}: ({low!r}, {high!r})," for name, (low, high) in sorted(model.ranges.items()))
     head = HEAD.format(name=model.name, about=about(model), threshold=model.threshold, ranges=ranges)
     trees = [_tree(model, number) for number in range(len(model.forest.roots))]
     names = ", ".join(f"tree_{number}" for number in range(len(trees)))
-    return head + "".join(trees) + TAIL.format(trees=names, nearly=NEARLY)
+    return head + "".join(trees) + TAIL.format(trees=names, nearly=NEARLY, noise=NOISE)
 
 
 def about(model: Trained) -> str:

@@ -47,7 +47,7 @@ class Example:
     @cached_property
     def ranked(self) -> tuple[list[Offer], list[Row]]:
         """The offers that a model ranks, with their features."""
-        able = {id(offer) for offer in competing(self.offers)}
+        able = {id(offer) for offer in competing(self.offers, self.machine.get("kind") == "cuda")}
         pairs = [(offer, row) for offer, row in zip(self.offers, self.rows, strict=True) if id(offer) in able]
         return [offer for offer, _ in pairs], [row for _, row in pairs]
 

@@ -1,9 +1,9 @@
 """A trained model: which candidate it expects to be fastest, how sure it is, and the file that it is kept in.
 
 Each tree corrects the logarithm of every candidate's predicted time. The mean over all trees ranks the candidates. What the first
-of them is expected to lose is the mean of what it loses by each tree to that tree's own first: where trees disagree about the
-fastest, or see it near others, that is much. Above the threshold, which validation has set, the model is unsure. It says nothing
-of problems outside of the range of what it was trained on.
+of them is expected to lose to the others follows from how far behind they are expected, how much the trees disagree about that,
+and how much all of them are off (NOISE). Above the threshold, which validation has set, the model is unsure. It says nothing of
+problems outside of the range of what it was trained on.
 
 A model is a JSON file of numbers and words. Nothing in it is run.
 """
@@ -28,7 +28,7 @@ from polytile.problem import Problem, digest
 from polytile.runtime import device
 from polytile.store import words
 
-FORMAT, FORMAT_VERSION = "polytile model", 1
+FORMAT, FORMAT_VERSION = "polytile model", 2
 FEWEST_HELD_OUT = 10
 """Problems that a model must have been tried on that took no part in making it."""
 
@@ -36,9 +36,14 @@ NEARLY = 1.5
 """How far numbers of a device may be from those that a model was trained on, as a factor: an H200 has 1.4 times the memory
 bandwidth of an H100."""
 
-COMPETES = 2.0
-"""Candidates that are predicted to take so many times as long as the best, or more, are not ranked: of 254 products on an H100
-the fastest was never among them."""
+COMPETES = {"cuda": 2.0, "cpu": 8.0}
+"""Candidates that are predicted to take so many times as long as the best, or more, are not ranked. Of 718 products on an H100
+and an H200 the fastest was never among them; of 3458 problems on a CPU it was among those of twice the time in 2 %, and the
+model then lost up to 2.4 times."""
+
+NOISE = 0.1
+"""How far all trees are off together, as a logarithm of a time: about what those of candidates near the fastest are off by. (From
+0.05 to 0.2 a model is sure of as many problems within 2 %, on all the tables of benchmarks.learned.)"""
 
 
 class ModelError(PolytileError):
@@ -137,6 +142,10 @@ class Trained:
         return digest(_text(said), 6)
 
     @property
+    def on_gpu(self) -> bool:
+        return self.architecture.startswith("cuda")
+
+    @property
     def file_name(self) -> str:
         return f"{self.family}-{self.architecture.replace(' ', '-')}.json"
 
@@ -158,7 +167,7 @@ class Trained:
 
     def judge_on(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
         """The same for a device with the facts `machine`, whatever its architecture."""
-        able = competing(offers)
+        able = competing(offers, self.on_gpu)
         rows = features.features(problem, machine, able) if able else []
         return self.of_rows(problem, able, rows)
 
@@ -172,8 +181,7 @@ class Trained:
         logs = [math.log(offer.predicted) for offer in offers]
         means = [log + sum(tree[k] for tree in said) / len(said) for k, log in enumerate(logs)]
         order = sorted(range(len(offers)), key=lambda k: means[k])  # ties stay in canonical order
-        first = order[0]
-        risk = sum(logs[first] + tree[first] - min(map(sum, zip(logs, tree, strict=True))) for tree in said) / len(said)
+        risk = expected_loss([[log + each for log, each in zip(logs, tree, strict=True)] for tree in said], order[0])
         seconds = {offers[k].name: math.exp(means[k]) for k in order}
         return Judgement(tuple(seconds), seconds, risk, risk <= self.threshold)
 
@@ -209,11 +217,27 @@ def _judged(model: Trained, problem: Problem, offers: tuple[Offer, ...]) -> Judg
     return model.judge_on(problem, dict(device.described(problem.device)), offers)
 
 
-def competing(offers: Sequence[Offer]) -> list[Offer]:
+def competing(offers: Sequence[Offer], on_gpu: bool) -> list[Offer]:
     """Those that a model ranks."""
     able = [offer for offer in offers if 0 < offer.predicted < math.inf]
-    best = min((offer.predicted for offer in able), default=0.0)
-    return [offer for offer in able if offer.predicted < COMPETES * best]
+    within = COMPETES["cuda" if on_gpu else "cpu"] * min((offer.predicted for offer in able), default=0.0)
+    return [offer for offer in able if offer.predicted < within]
+
+
+def expected_loss(said: Sequence[Sequence[float]], first: int) -> float:
+    """What the candidate number `first` is expected to take more than the fastest, as a logarithm, at most: the sum of what it
+    is expected to lose to each other one. `said` are logarithms of the candidates' times by each tree. The difference of two is
+    taken to be normally distributed, with the mean and the variance that the trees give and that of NOISE; the mean of its
+    positive part is known as expected improvement (Jones, Schonlau and Welch 1998)."""
+    return sum(_improvement([tree[first] - tree[k] for tree in said]) for k in range(len(said[0])) if k != first)
+
+
+def _improvement(gains: Sequence[float]) -> float:
+    mean = sum(gains) / len(gains)
+    deviation = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / len(gains) + NOISE**2)
+    z = mean / deviation
+    density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return deviation * density + mean * 0.5 * math.erfc(-z / math.sqrt(2))
 
 
 def save(model: Trained, path: Path) -> None:

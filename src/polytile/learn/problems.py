@@ -74,6 +74,10 @@ def _addmm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.linear(x, w, b)
 
 
+def _layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.addmm(b, x, w.t())
+
+
 def _mm_gelu(x: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x @ y)
 
@@ -107,6 +111,38 @@ def _column_sum(x: Tensor) -> Tensor:
     return x.sum(0)
 
 
+def _bias_gelu(x: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(x + b)
+
+
+def _residual_norm(x: Tensor, y: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    both = x + y
+    return both, F.layer_norm(both, (x.shape[-1],), w, b)
+
+
+def _cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target, reduction="none")
+
+
+def _standardise(x: Tensor) -> Tensor:
+    variance, mean = torch.var_mean(x, 0, correction=0)
+    return (x - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def _transpose(x: Tensor) -> Tensor:
+    return torch.relu(x).t().contiguous()
+
+
+def _cumsum(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    m = m + 0.1 * (g - m)
+    v = 0.999 * v + 0.001 * g * g
+    return p - 1e-3 * m / (v.abs().sqrt() + 1e-8), m, v
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -121,6 +157,12 @@ def _weights(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
 
 def _with_bias(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
     return (*_weights(s, dtype, device), _normal((s["N"],), dtype, device))
+
+
+def _parameters(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
+    """A module's: on a CPU a copy of the weights is packed ahead."""
+    x, *weights = _with_bias(s, dtype, device)
+    return (x, *[torch.nn.Parameter(each) for each in weights])
 
 
 def _batches(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
@@ -141,6 +183,11 @@ def _matrix(count: int, *vectors: str) -> Callable[[Sizes, torch.dtype, torch.de
         return (*whole, *[_normal((s["columns"],), dtype, device) for _ in vectors])
 
     return make
+
+
+def _logits(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
+    logits = _normal((s["rows"], s["columns"]), dtype, device)
+    return logits, torch.randint(s["columns"], (s["rows"],), device=device)
 
 
 def _heads(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
@@ -164,6 +211,7 @@ OPERATIONS: Mapping[str, Operation] = {
         Operation("mm", "mm", _mm, _operands, PRODUCT, _product),
         Operation("linear", "mm", _linear, _weights, PRODUCT, _product),
         Operation("addmm", "mm", _addmm, _with_bias, PRODUCT, _product),
+        Operation("layer", "mm", _layer, _parameters, PRODUCT, _product),
         Operation("bmm", "mm", _mm, _batches, BATCHED, _product),
         Operation("mm_gelu", "mm", _mm_gelu, _operands, PRODUCT, _product),
         Operation("mixed_mm", "mm", _mixed_mm, _mixed, PRODUCT, _product),
@@ -173,6 +221,13 @@ OPERATIONS: Mapping[str, Operation] = {
         Operation("gelu_mul", "loop", _gelu_mul, _matrix(2), MATRIX, _product),
         Operation("row_sum", "loop", _row_sum, _matrix(1), MATRIX, _product),
         Operation("column_sum", "loop", _column_sum, _matrix(1), MATRIX, _product),
+        Operation("bias_gelu", "loop", _bias_gelu, _matrix(1, "bias"), MATRIX, _product),
+        Operation("residual_norm", "loop", _residual_norm, _matrix(2, "weight", "bias"), MATRIX, _product),
+        Operation("cross_entropy", "loop", _cross_entropy, _logits, MATRIX, _product),
+        Operation("standardise", "loop", _standardise, _matrix(1), MATRIX, _product),
+        Operation("transpose", "loop", _transpose, _matrix(1), MATRIX, _product),
+        Operation("cumsum", "loop", _cumsum, _matrix(1), MATRIX, _product),
+        Operation("adam", "loop", _adam, _matrix(4), MATRIX, _product),
         Operation("attention", "attention", _attention, _heads, ATTENTION, _product),
     )
 }
