@@ -122,9 +122,9 @@ def takes_too_much(x: torch.Tensor, y: torch.Tensor, n: int) -> None:
 
 
 def task(*candidates: Any, n: int = 1003, trial_seconds: float = 30.0, **more: Any) -> Task:
-    """Doubling `n` numbers; all candidates are to be tried apart. On a busy machine a right one must not be out of time."""
+    """Doubling `n` numbers; all candidates are to be isolated. On a busy machine a right one must not be out of time."""
     x, y = torch.randn(n), torch.full((n,), 5.0)
     problem = Problem("loop", "k", (("n", n),), ("float32",))
     names = frozenset(candidate.name for candidate in candidates)
-    made = Task(problem, candidates, (x, y, n), ("x", "y"), ("in", "out"), double, limits=FEW, apart=names)
+    made = Task(problem, candidates, (x, y, n), ("x", "y"), ("in", "out"), double, limits=FEW, isolated=names)
     return dataclasses.replace(made, trial_seconds=trial_seconds, **more)

@@ -72,13 +72,13 @@ def test_a_campaign_runs_by_the_clock_and_is_tighter_than_a_budget_with_more_lef
 def test_when_the_time_is_over_the_most_promising_has_been_tried_and_the_others_are_left_out() -> None:
     candidates = three()
     predicted = tuple(candidate.predicted for candidate in candidates)
-    attempts = tune(task(*candidates, predicted=predicted, apart=frozenset(), seconds=0.01))
+    attempts = tune(task(*candidates, predicted=predicted, isolated=frozenset(), seconds=0.01))
     assert [attempt.untried for attempt in attempts] == [True, False, True]
     assert attempts[1].ok and "the 0.01 s for measuring were over" in attempts[0].detail
 
 
 def test_with_time_enough_all_are_tried() -> None:
-    assert all(attempt.ok for attempt in tune(task(*three(), apart=frozenset(), seconds=6000.0)))
+    assert all(attempt.ok for attempt in tune(task(*three(), isolated=frozenset(), seconds=6000.0)))
 
 
 def slow(name: str, seconds: float = 0.05, **more: Any) -> Fake:
@@ -161,7 +161,7 @@ def test_an_interrupt_keeps_what_is_known_of_the_problem_under_way(monkeypatch: 
 
     candidates = Function("wrong", wrong), Function("right", double), Function("interrupted", interrupt)
     with pytest.raises(Interrupted) as stopped:
-        tune(task(*candidates, apart=frozenset()))
+        tune(task(*candidates, isolated=frozenset()))
     known = {a.candidate.name: a.measurement and a.measurement.outcome for a in stopped.value.attempts}
     assert known == {"wrong": Outcome.WRONG}, "the right one was not timed yet"
 

@@ -203,7 +203,7 @@ def test_without_room_on_the_device_it_is_tried_here_and_that_is_told(
     attempt, _ = tune(on_device(made("right"), made("illegal address")))
     assert attempt.ok and "MiB free" in caplog.text
     assert len(caplog.messages) == 1
-    attempt, _ = tune(on_device(made("right"), made("illegal address"), only_apart=True))
+    attempt, _ = tune(on_device(made("right"), made("illegal address"), only_isolated=True))
     assert attempt.measurement is None and "MiB free" in attempt.detail
 
 
@@ -234,11 +234,11 @@ def test_a_worker_that_rests_gives_the_device_back(monkeypatch: pytest.MonkeyPat
 
 def test_generated_gpu_kernels_are_tried_apart_and_interpreted_ones_are_not() -> None:
     candidate = made("right")
-    assert policy.apart([candidate], lambda source: False) == {"right"}
-    assert policy.apart([candidate], lambda source: True) == frozenset()
+    assert policy.isolated([candidate], lambda source: False) == {"right"}
+    assert policy.isolated([candidate], lambda source: True) == frozenset()
 
     class Interpreted(OnDevice):
         interpreted = True
 
-    assert policy.apart([Interpreted("right", planted.double)], lambda source: False) == frozenset()
+    assert policy.isolated([Interpreted("right", planted.double)], lambda source: False) == frozenset()
     assert isinstance(Specialised.interpreted, property)

@@ -48,7 +48,7 @@ def wrong(x: torch.Tensor, y: torch.Tensor, n: int) -> None:
 
 
 def task(predicted: float, *functions: Any, **more: Any) -> Any:
-    made = planted.task(*(Function(f.__name__, f) for f in functions), apart=frozenset(), **more)
+    made = planted.task(*(Function(f.__name__, f) for f in functions), isolated=frozenset(), **more)
     return dataclasses.replace(made, predicted=(predicted,) * len(functions))
 
 

@@ -118,7 +118,7 @@ def test_python_kernels_are_tried_apart_too() -> None:
 def test_what_no_other_process_can_find_is_tried_here_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     ((outcome, _),) = outcomes(Function("closure", lambda x, y, n: y.copy_(x * 2)))
     assert outcome is Outcome.OK and "make it a function of a module" in caplog.text
-    ((outcome, detail),) = outcomes(Function("closure", lambda x, y, n: y.copy_(x * 2)), only_apart=True)
+    ((outcome, detail),) = outcomes(Function("closure", lambda x, y, n: y.copy_(x * 2)), only_isolated=True)
     assert outcome is None and "cannot be tried in a worker process" in detail
 
 
@@ -225,7 +225,7 @@ def test_each_source_is_tried_apart_at_first_sight_alone(empty_cache: Path, monk
     plain = engine.tune
 
     def watched(asked: engine.Task) -> list[engine.Attempt]:
-        seen.append(asked.apart)
+        seen.append(asked.isolated)
         return plain(asked)
 
     monkeypatch.setattr("polytile.dispatch.links.measured.tuner", watched)
@@ -242,4 +242,4 @@ def test_each_source_is_tried_apart_at_first_sight_alone(empty_cache: Path, monk
 def test_every_body_was_planted_for_a_reason() -> None:
     """The test of tests: without isolation the harmless ones run here and pass."""
     harmless = [name for name in BODIES if "right" in name]
-    assert all(outcome is Outcome.OK for outcome, _ in outcomes(*map(Native, harmless), apart=frozenset()))
+    assert all(outcome is Outcome.OK for outcome, _ in outcomes(*map(Native, harmless), isolated=frozenset()))

@@ -66,13 +66,13 @@ def totals(x: torch.Tensor, y: torch.Tensor, m: int, k: int) -> None:
     y.copy_(x.sum(1))
 
 
-def outcome(body: str, m: int, k: int, threads: int = 1, apart: bool = True) -> tuple[Outcome | None, str]:
+def outcome(body: str, m: int, k: int, threads: int = 1, isolated: bool = True) -> tuple[Outcome | None, str]:
     x, y = torch.rand(m, k), torch.zeros(m)
     candidate = Native("planted", body, head=HEAD, threads=threads)
     problem = Problem("loop", "totals", (("m", m), ("k", k)), ("float32",))
     asked = Task(
         problem, (candidate,), (x, y, m, k), ("x", "y"), ("in", "out"), totals, reduction=k, limits=FEW,
-        apart=frozenset({"planted"} if apart else ()),
+        isolated=frozenset({"planted"} if isolated else ()),
     )  # fmt: skip
     (attempt,) = tune(dataclasses.replace(asked))
     return attempt.measurement and attempt.measurement.outcome, attempt.detail
@@ -85,19 +85,19 @@ def however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "AGAIN_SECONDS", math.inf)
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_right_kernel_passes(apart: bool) -> None:
-    assert outcome(TOTALS, 7, 10_000, apart=apart) == (Outcome.OK, "")
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_right_kernel_passes(isolated: bool) -> None:
+    assert outcome(TOTALS, 7, 10_000, isolated=isolated) == (Outcome.OK, "")
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize(
     ("body", "m", "k", "threads"),
     [(WRONG_TAIL, 7, 1003, 1), (RACE, 3, 1_000_000, 2), (NO_FLUSH, 7, 8292, 1), (STALE, 5, 100, 1)],
     ids=["wrong tail mask", "race", "accumulator not flushed at large K", "workspace not cleared"],
 )
-def test_a_wrong_kernel_is_rejected_with_the_error_found(body: str, m: int, k: int, threads: int, apart: bool) -> None:
-    found, detail = outcome(body, m, k, threads, apart)
+def test_a_wrong_kernel_is_rejected_with_the_error_found(body: str, m: int, k: int, threads: int, isolated: bool) -> None:
+    found, detail = outcome(body, m, k, threads, isolated)
     assert found is Outcome.WRONG and "'y' is off by" in detail
 
 

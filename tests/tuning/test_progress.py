@@ -31,7 +31,7 @@ DONE = Step("softmax", (("n0", 64),), 3, 3, "", "persistent t2", 4.69e-6, finish
 def test_each_candidate_is_a_step_and_the_last_names_the_best() -> None:
     steps: list[Step] = []
     with watching(steps.append):
-        tune(task(Function("right", double), Function("raises", raises), apart=frozenset(), kernel="double"))
+        tune(task(Function("right", double), Function("raises", raises), isolated=frozenset(), kernel="double"))
     assert [step.doing for step in steps] == ["right", "raises", "timing", ""]
     assert [step.checked for step in steps] == [0, 1, 2, 2] and all(step.candidates == 2 for step in steps)
     last = steps[-1]

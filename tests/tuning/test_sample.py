@@ -52,7 +52,7 @@ def test_a_long_kernel_that_is_wrong_is_found_out(kernel: Callable[..., None], d
     y = asked.args[1]
     where = []
     asked.candidates[0].call = lambda *args: (where.append(args[1].data_ptr()), planted.double(*args))
-    right, wrong = tune.tune(dataclasses.replace(asked, predicted=(LONG, LONG), apart=frozenset()))
+    right, wrong = tune.tune(dataclasses.replace(asked, predicted=(LONG, LONG), isolated=frozenset()))
     assert set(where) == {y.data_ptr()}, "an output that nobody reads is written where the call wants it"
     assert right.ok and wrong.measurement is not None and wrong.measurement.outcome is Outcome.WRONG
     assert detail in wrong.detail
@@ -64,7 +64,7 @@ def test_without_any_room_a_large_problem_is_measured_on_the_callers_memory(monk
     asked = planted.task(Function("right", planted.double), Function("wrong", spoilt(-1)), sampler=ends)
     x = asked.args[0]
     before = x.clone()
-    right, wrong = tune.tune(dataclasses.replace(asked, predicted=(predicted, predicted), apart=frozenset()))
+    right, wrong = tune.tune(dataclasses.replace(asked, predicted=(predicted, predicted), isolated=frozenset()))
     assert right.ok and right.measurement is not None and right.measurement.samples and not wrong.ok
     assert torch.equal(x, before)
 
@@ -112,7 +112,7 @@ def test_a_call_that_waits_tries_no_more_than_a_share_of_its_own_time_allows(mon
         functions = [Function(f"k{k}", of(first)) for k in range(8)]
         asked = planted.task(*functions, patient=patient)
         predicted = tuple(1e-5 * (k + 1) for k in range(8))
-        return [not a.untried for a in tune.tune(dataclasses.replace(asked, predicted=predicted, apart=frozenset()))]
+        return [not a.untried for a in tune.tune(dataclasses.replace(asked, predicted=predicted, isolated=frozenset()))]
 
     assert tried(budget.LEAST_SECONDS / 100) == [True] * 8
     long = tried(10 * budget.LEAST_SECONDS)

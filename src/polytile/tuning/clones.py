@@ -1,11 +1,11 @@
-"""Stand-ins for the arguments that a kernel writes to, so that trying a kernel changes nothing that the caller can see.
+"""Stand-ins for the arguments that a kernel writes, so that trying a kernel changes nothing that the caller can see.
 
-Memory is cloned, not tensors: arguments whose memory overlaps share one block in which they overlap in the same way,
-and an argument passed twice is one clone. Sizes, strides and the address modulo 64 stay as they are. Arguments that
-are only read, and scratch buffers, are passed on uncloned.
+Memory is cloned, not tensors: arguments with overlapping memory share one block in which they overlap in the same way, and an
+argument passed twice is one clone. Sizes, strides and the address modulo 64 stay the same. Arguments that are only read, and
+scratch buffers, are passed on without a clone.
 
-Cloning takes no more of a device's memory than it has to spare (headroom.py). Where a clone would, kernels are tried on the
-memory itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
+Clones take no more of a device's memory than it can spare (headroom.py). If a clone would, kernels are tried on the memory
+itself, and its content is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GUARD_BYTE, _FLOAT_POISON, _OTHER_POISON = 0x5C, 0xFF, 0xA5
 
 @dataclass(frozen=True)
 class Span:
-    """The bytes from a tensor's first to its last element, and the tensor's place among the arguments."""
+    """The bytes from a tensor's first to its last element, and the tensor's position among the arguments."""
 
     position: int
     tensor: torch.Tensor
@@ -55,8 +55,7 @@ class Span:
 
 
 def overlapping(args: Sequence[Any], roles: Sequence[str]) -> list[list[Span]]:
-    """The tensors that have elements, in groups that share memory: each group covers one run of bytes. None is
-    skipped."""
+    """The tensors with elements, in groups that share memory: each group covers one run of bytes. None is skipped."""
     spans = [Span.from_tensor(i, args[i], role) for i, role in enumerate(roles) if args[i] is not None and args[i].numel()]
     groups: list[list[Span]] = []
     end = -1
@@ -150,9 +149,9 @@ class Block:
 
 
 class Lent:
-    """One group's memory itself, where its device has no room for a copy. What kernels read of it is kept on the host
-    meanwhile, byte for byte, and is back after `give_back`; an output that nobody reads needs no keeping, as the kernel that is
-    chosen writes all of it. There are no guards."""
+    """One group's memory itself, used if its device has no room for a copy. What kernels read of it is kept on the host
+    meanwhile, byte for byte, and is restored by `give_back`. An output that nobody reads need not be kept, since the chosen
+    kernel writes all of it. There are no guards."""
 
     def __init__(self, group: Sequence[Span]) -> None:
         self.group = group
@@ -208,7 +207,8 @@ def bytes_of(span: Span) -> torch.Tensor:
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two runs of bytes are equal, eight at a time where they lie alike: on a CPU an eighth of the time."""
+    """Whether two runs of bytes are equal. Compares eight bytes at a time if they are aligned alike: on a CPU, in an eighth of
+    the time."""
     head = -first.storage_offset() % 8
     if (first.storage_offset() - second.storage_offset()) % 8 == 0 and first.numel() >= head + 8:
         end = head + (first.numel() - head) // 8 * 8
@@ -231,11 +231,11 @@ def poison_of(dtype: torch.dtype) -> int:
 
 
 class Clones:
-    """Arguments that a kernel may be tried on: `args` is the flat argument list with every written tensor replaced.
+    """Arguments to try a kernel on: `args` is the flat argument list with every written tensor replaced.
 
-    `roles` gives in, out, inout or scratch for each tensor, which stand first in `args`. With `allocate` all tensors are
-    replaced, by ones in the memory that it gives. With `lent_outputs` kernels write what nobody reads to the caller's own memory:
-    the call that waits needs it anyway. Whoever is done with them calls `close`.
+    `roles` gives in, out, inout or scratch for each tensor; tensors come first in `args`. With `allocate`, all tensors are
+    replaced by ones in the memory that it gives. With `lent_outputs`, kernels write outputs that nobody reads to the caller's
+    own memory, which the waiting call needs anyway. Whoever is done with the clones calls `close`.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Clones:
         return written_positions(self.args, self.roles)
 
     def restore(self) -> None:
-        """Puts back the caller's values where a kernel reads what it also writes."""
+        """Restores the caller's values where a kernel reads what it also writes."""
         with openmp.at_most(1):
             for block in self.blocks:
                 block.restore()
@@ -285,8 +285,8 @@ class Clones:
                 block.poison()
 
     def damage(self, inputs: bool = True) -> int | None:
-        """Position of an argument beside which, or, if it is only read, in which a kernel wrote since `poison`; None if
-        there is none. Reading all inputs takes its time: a kernel that leaves them alone once may be trusted to."""
+        """Position of an argument beside which a kernel wrote since `poison`, or in which, if the argument is only read; None
+        if there is none. Reading all inputs takes time: a kernel that left them alone once may be trusted to."""
         with openmp.at_most(1):
             damaged = next((block for block in self.blocks if block.damaged(inputs)), None)
         if damaged is None:
@@ -294,7 +294,7 @@ class Clones:
         return next((span.position for span in damaged.group if span.written), damaged.group[0].position)
 
     def close(self) -> None:
-        """Afterwards the caller's tensors hold what they held, outputs aside that the device had no room to clone."""
+        """Restores what the caller's tensors held, except outputs that the device had no room to clone."""
         for block in self.blocks:
             block.give_back()
 

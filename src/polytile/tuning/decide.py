@@ -1,9 +1,9 @@
-"""From times to a choice, the same on every machine that measured about the same.
+"""From times to a choice that is the same on every machine with about the same measurements.
 
-Two things keep a choice from following the moment. Candidates within the noise band count as equal, and the best predicted of
-them is chosen, as predictions are the same in every process; where the option `sources` names sources, of the first of them. And
-kernels of several threads are judged as if a parallel region cost the least that it was seen to cost, not what it did at
-that moment.
+Two rules keep a choice independent of the moment. Candidates within the noise band count as equal, and the best predicted of
+them is chosen, since predictions are the same in every process; if the option `sources` names sources, the first source wins.
+And kernels with several threads are judged as if a parallel region cost the least that it was ever seen to cost, not what it
+cost at that moment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
 
 BUSY = 0.1
-"""A reading is taken under load where the process's threads waited for a core for a larger part of the race."""
+"""A reading counts as taken under load if the process's threads waited for a core during a larger share of the race."""
 
 MOST_ERROR = 1.0
-"""The largest relative error of a reading under load: a single sample tells none, but what takes half the time is faster."""
+"""The largest relative error assumed of a reading under load: a single sample has no error of its own, but a candidate that
+takes half the time is faster."""
 
 MOST_TIMES = 3
-"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
-readings that were taken under load."""
+"""How often the candidates of one problem are measured at most, while the choice is in doubt or rests on readings taken under
+load."""
 
 BANDS = {"cpu": 0.02, "cuda": 0.01}
 """The relative difference in time within which candidates count as equal, by type of device: a GPU's times vary by a quarter
@@ -44,13 +45,13 @@ REGION_TIMES = 2.0
 which also bring their data from core to core, up to 3 in products."""
 
 MOST_CREDIT = 1e-6
-"""Nobody is judged by a time that is shorter than the measured one by more than so many seconds, or than half of it."""
+"""A candidate's time is corrected by at most so many seconds, and by at most half."""
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on, the place
-    of its source among those that it competes with, and whether it is the library's."""
+    """What is known of a candidate before it is timed: the seconds that its model predicts, its threads, the rank of its source
+    among the competing ones, and whether it is the library's."""
 
     predicted: float = math.inf
     threads: int = 1
@@ -64,7 +65,7 @@ class Entrant:
 
     @property
     def order(self) -> tuple[int, float]:
-        """Of two that are as fast as each other, the one for which this is less is chosen."""
+        """Of two equally fast candidates, the one with the smaller order is chosen."""
         return self.place, self.predicted
 
     def judged(self, seconds: float, excess: float) -> float:
@@ -75,8 +76,8 @@ class Entrant:
 UNKNOWN = Entrant()
 
 def place_of(origin: str, family: str) -> int:
-    """The place of a product's candidate of this origin by the option `sources`; 0 if that names none, and in other families,
-    which have no sources."""
+    """The rank of a product's candidate of this origin by the option `sources`; 0 if the option is empty, and in other
+    families, which have no sources."""
     sources = options.parts(options.get("sources"))
     if not sources or family in ("loop", "user"):
         return 0
@@ -85,15 +86,15 @@ def place_of(origin: str, family: str) -> int:
 
 
 def threads_of(config: Config) -> int:
-    """Threads of the processor that a config asks for; 1 where it does not say."""
+    """The processor threads that a config asks for; 1 if it does not say."""
     return int(dict(config.values).get("threads", 1))
 
 
 @dataclass(frozen=True)
 class Score:
-    """Seconds of one candidate and their relative standard error; or how else it ended. `times`: how often it was
-    measured; `excess`: what an empty parallel region cost then beyond the least seen; `disturbed`: for which part of the
-    race the process's threads waited for a core."""
+    """Seconds of one candidate with their relative standard error, or how else it ended. `times`: how often it was measured;
+    `excess`: what an empty parallel region then cost beyond the least seen; `disturbed`: during which share of the race the
+    process's threads waited for a core."""
 
     seconds: float
     noise: float = 0.0
@@ -118,14 +119,14 @@ def noise_band(kind: str) -> float:
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:
-    """Index of the first candidate, by the order of `entrants` (Entrant.order), that is as fast as the fastest; None if none can
-    run.
+    """Index of the first candidate, in the order of `entrants` (Entrant.order), that is as fast as the fastest; None if none
+    can run.
 
-    "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
-    WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager, and under
-    load faster than that by more than the error. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases
-    by argmin, in 83-98 % with a 2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score;
-    without `entrants` all are alike.
+    "As fast" means within `band` (relative), or within the standard error of the two measurements if that is larger, up to
+    WIDEST_BAND. A candidate must be within `band` of the library's in any case, since a tuned program must not be slower than
+    eager; under load, it must be faster than the library's by more than the error. Two tunings with 2 % noise agree on a gap of
+    up to 1 % in 35-46 % of cases by argmin and in 83-98 % with a 2 % band, at a mean cost of 0.02 % (simulated). None stands
+    for a candidate without a score; without `entrants` all are alike.
     """
     judged = _judged(scores, entrants)
     if not judged:
@@ -137,15 +138,16 @@ def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant
 
 
 def equals(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> tuple[int, ...]:
-    """Indexes of those that count as equal to the fastest, itself included, in the order in which `pick` prefers them."""
+    """Indexes of the candidates that count as equal to the fastest, which is one of them, in the order in which `pick` prefers
+    them."""
     judged = _judged(scores, entrants)
     best = _fastest(judged) if judged else None
     return tuple(index for index, score in judged.items() if best is not None and _as_fast(score, best, band))
 
 
 def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:
-    """Whether another measurement may well choose differently: some candidate's distance from the fastest differs from the
-    band by less than twice the two's standard error, and it or a later one in `pick`'s order is chosen by that."""
+    """Whether another measurement could well change the choice: a candidate's distance from the fastest differs from the band
+    by less than twice their standard error, and on that depends whether it or a later candidate in `pick`'s order is chosen."""
     judged = _judged(scores, entrants)
     best = _fastest(judged) if judged else None
     for score in judged.values():
@@ -158,7 +160,8 @@ def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Ent
 
 
 def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict[int, Score]:
-    """The scores of those that run, by index, with the seconds that they are judged by, in the order in which they are chosen."""
+    """The scores of the candidates that run, by index, with the seconds that they are judged by, in the order in which they are
+    chosen."""
     known = entrants or [UNKNOWN] * len(scores)
     able = {index: score for index, score in enumerate(scores) if score is not None and score.ok}
     return {
@@ -172,7 +175,8 @@ def _with_seconds(score: Score, seconds: float) -> Score:
 
 
 def _beats(score: Score, library: Score, band: float) -> bool:
-    """Whether a candidate may run in place of the library's: it is no slower, or, of readings under load, it surely is faster."""
+    """Whether a candidate may run in place of the library's: it is no slower, or, if readings were taken under load, it is
+    surely faster."""
     if max(score.disturbed, library.disturbed) > BUSY:
         return score.seconds * (1 + min(MOST_ERROR, math.hypot(score.noise, library.noise))) < library.seconds
     return score.seconds <= library.seconds * (1 + band)
@@ -190,8 +194,8 @@ def _as_fast(score: Score, best: Score, band: float) -> bool:
 def combine(readings: Iterable[Reading], condition: str = "back-to-back") -> dict[Identity, Score]:
     """One score for each candidate from all its measurements of one problem, oldest first.
 
-    A wrong result, ever, is final. Otherwise the newest measurement says whether it runs, and the time is the lower
-    median over all that did, but for those taken under load where others were not.
+    One wrong result is final. Otherwise the newest measurement says whether the candidate runs, and its time is the lower
+    median of all that did, except those taken under load if others were not.
     """
     by_candidate: dict[Identity, list[Reading]] = {}
     for reading in readings:

@@ -1,7 +1,7 @@
-"""Timing one candidate: bursts of back-to-back calls. racing.py has several of them take turns.
+"""Timing one candidate with bursts of back-to-back calls. In racing.py several candidates take turns.
 
-`time_burst` is the one place where a clock is read. A test or a user may replace it; the selector then asks
-for the times of every candidate, believes them, and stores none of them.
+Only `time_burst` reads a clock. If a test or a user replaces it, the selector asks it for the times of every candidate,
+believes them, and stores none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Contender:
     """A candidate ready to be timed: its entry and the flat arguments to call it with.
 
-    `restore`, if any, puts the arguments back between bursts, for kernels that change what they read. `timer`, if any,
-    takes the time of a burst on a GPU: (entry, arguments, repeats) → seconds. How contenders stand to each other is judged
-    by what `entrant` makes of their times (decide.py). `first`: the seconds of a run that there has been already, if any.
+    `restore`, if any, restores the arguments between bursts, for kernels that change what they read. `timer`, if any, times a
+    burst on a GPU: (entry, arguments, repeats) → seconds. Contenders are compared by what `entrant` makes of their times
+    (decide.py). `first` is the time of a run that has already happened, if any, in seconds.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Contender:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of each burst, their low quantile and its relative error; or what was raised. `region`: what a
-    parallel region cost meanwhile, where some contender has several threads. `disturbed`: for which part of the race the
-    process's threads had to wait for a core."""
+    """Seconds per call of each burst, their low quantile and its relative error; or the exception. `region`: the cost of a
+    parallel region meanwhile, if some contender has several threads. `disturbed`: during which share of the race the process's
+    threads waited for a core."""
 
     samples: tuple[float, ...] = ()
     seconds: float = float("nan")
@@ -56,7 +56,7 @@ class Timing:
 
 
 def time_burst(contender: Contender, repeats: int) -> float:
-    """Seconds that `repeats` back-to-back calls take. Replaceable: measurements are made by whatever stands here."""
+    """Seconds that `repeats` back-to-back calls take. It is replaceable: whatever stands here makes the measurements."""
     from polytile.runtime import launcher
 
     if contender.timer is not None:

@@ -19,7 +19,7 @@ SHARE, FEW = 0.5, 4
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """How many of some elements are wrong, how many differ from the reference, and how many are near ties."""
+    """How many elements are wrong, how many differ from the reference, and how many are near ties."""
 
     wrong: int = 0
     differing: int = 0

@@ -1,7 +1,7 @@
 """Pairwise statistics of a race: the ratio of two contenders' times, from the rounds in which both took part.
 
-What disturbs a machine lasts longer than a round (0.1-5 s against about 1 ms). It slows all contenders of a round alike and
-leaves the ratio of their times alone, so ratios taken round by round spread far less than times do. The median ratio and its
+A disturbance of the machine lasts longer than a round (0.1-5 s against about 1 ms). It slows all contenders of a round alike
+and leaves the ratios of their times unchanged, so ratios within rounds spread far less than times do. The median ratio and its
 standard error bound the true ratio. A contender whose bounds lie beyond the noise band cannot be chosen. The race is over when
 no bound that matters straddles the band.
 """
@@ -13,17 +13,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 FEWEST = 3
-"""With fewer rounds in common the ratio is unknown."""
+"""With fewer common rounds the ratio is unknown."""
 
 SURE = 3.0
 """Standard errors on either side of the median ratio; few rounds widen them by 1 + 6/n, about as Student's quantiles do
 (6.6 for five rounds, 3.4 for forty)."""
 
 FLOOR = 1e-3
-"""Smallest relative spread that is assumed of ratios, however alike they look: clocks tick."""
+"""The smallest relative spread assumed of ratios, however alike they look, because clocks tick."""
 
 Rounds = Mapping[int, float]
-"""Seconds of a call, as the contender is judged by, by the number of the round in which they were taken."""
+"""The seconds by which a contender is judged, by the number of the round in which they were taken."""
 
 
 def ratio_bounds(mine: Rounds, other: Rounds) -> tuple[float, float]:
@@ -52,8 +52,8 @@ def level(mine: Rounds, others: Sequence[Rounds], band: float) -> bool:
 
 
 def choice_is_certain(lanes: Sequence[Rounds], band: float) -> bool:
-    """Whether more rounds would not change which contender is chosen: the first, in the order given, that is level with the
-    fastest (decide.pick). All before that one are surely behind, and it is surely level."""
+    """Whether more rounds would not change the choice: the first contender, in the order given, that is level with the fastest
+    (decide.pick). All contenders before it are surely behind, and it is surely level."""
     for place, lane in enumerate(lanes):
         others = [*lanes[:place], *lanes[place + 1 :]]
         if level(lane, others, band):

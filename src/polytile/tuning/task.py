@@ -30,8 +30,8 @@ class Task:
     predicted       the seconds that each candidate is expected to take
     check_accuracy  compare results with the reference before anything is timed
     limits          of the race
-    apart           names of candidates that run in a worker process first, for at most `trial_seconds` of processor time; with
-                    `only_apart` one that cannot is not used at all
+    isolated        names of candidates that run in a worker process first, for at most `trial_seconds` of processor time; with
+                    `only_isolated` one that cannot is not used at all
     barred          names of candidates that failed before, and are none of `candidates`: a reference runs none of them
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
@@ -53,9 +53,9 @@ class Task:
     predicted: tuple[float, ...] = ()
     check_accuracy: bool = True
     limits: Limits = LIMITS
-    apart: frozenset[str] = frozenset()
+    isolated: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
-    only_apart: bool = False
+    only_isolated: bool = False
     barred: frozenset[str] = frozenset()
     target: torch.device = CPU
     seconds: float = math.inf

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from polytile.ir.program import FLOAT8
 
 SAMPLES = 8
-"""Runs in which values are off. One run moves a scalar by less than a tenth of what is usual in 8 % of all cases; eight do in
-fewer than one of a million."""
+"""How often the reference runs with perturbed values. One run moves a scalar by less than a tenth of the usual amount in 8 % of
+all cases; eight runs do so in fewer than one of a million."""
 
 WIDTH = math.sqrt(3)
 """Amounts are uniform between plus and minus this many times `off`, so that their root mean square is `off`."""
@@ -53,7 +53,7 @@ JUMPS = frozenset("floor ceil trunc round sign sgn heaviside floor_divide remain
 """Operators with a result of floats that jumps where an argument changes a little."""
 
 Evaluate = Callable[[], "Sequence[torch.Tensor] | None"]
-"""Runs the reference and gives what it wrote, in memory of its own; None if it fails."""
+"""Runs the reference and returns what it wrote, in memory of its own; None if it fails."""
 
 
 def sizes_of_terms(evaluate: Evaluate, off: float) -> list[torch.Tensor] | None:
@@ -78,7 +78,7 @@ def sizes_of_terms(evaluate: Evaluate, off: float) -> list[torch.Tensor] | None:
 
 
 class _Exact(TorchDispatchMode):
-    """Runs torch's operators, 16-bit roundings left out, and notes what they decide."""
+    """Runs torch's operators without roundings to 16 bits, and records their decisions."""
 
     def __init__(self, decisions: list[torch.Tensor]) -> None:
         super().__init__()
@@ -120,7 +120,8 @@ class _Exact(TorchDispatchMode):
 
 
 class _Off(_Exact):
-    """The same with all that is computed or added up off by a random relative amount, and with decisions as noted."""
+    """Runs them with every computed or accumulated value perturbed by a random relative amount, and with the recorded
+    decisions."""
 
     def __init__(self, decisions: list[torch.Tensor], off: float, seed: int) -> None:
         super().__init__(decisions)

@@ -43,7 +43,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 
 
 def tune(task: Task) -> list[Attempt]:
-    """Tries every candidate of the task; returns one Attempt for each, in the same order. The candidates in the task's `apart`
+    """Tries every candidate of the task; returns one Attempt for each, in the same order. The task's `isolated` candidates
     first run in a worker process (isolation/). Those with right results are then timed in this process and thread. Raises
     OutOfMemoryError if a GPU has no memory to try any candidate, NoHeadroom if it has too little to spare.
 
@@ -120,21 +120,21 @@ class _Trial:
 
     def _checked(self, held: contextlib.ExitStack) -> Gate:
         """The gate after the candidates went through it; `held` closes it."""
-        with isolated.Trials(self.task, self.attempts) as apart:
-            gate = held.enter_context(contextlib.closing(_gate(self._with_safe_reference(apart))))
-            self._check_all(gate, apart)
+        with isolated.Trials(self.task, self.attempts) as trials:
+            gate = held.enter_context(contextlib.closing(_gate(self._with_safe_reference(trials))))
+            self._check_all(gate, trials)
         return gate
 
-    def _with_safe_reference(self, apart: isolated.Trials) -> Task:
+    def _with_safe_reference(self, trials: isolated.Trials) -> Task:
         """The task with a reference that runs no candidate which has to run in the worker first and has failed there."""
         task = self.task
         if not isinstance(task.reference, OfCandidates):
             return task
-        apart.first_runs()
+        trials.first_runs()
         failed = {task.candidates[index].name for index in self.attempts}
         return dataclasses.replace(task, reference=task.reference.without(failed | task.barred))
 
-    def _check_all(self, gate: Gate, apart: isolated.Trials) -> None:
+    def _check_all(self, gate: Gate, trials: isolated.Trials) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
         promise = dict(enumerate(self.task.predicted))
         for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
@@ -142,7 +142,7 @@ class _Trial:
             if self.left <= 0 and self.passed:
                 self.attempts.setdefault(index, _untried(self.task, index))
                 continue
-            verdict = apart.verdict(index, gate)
+            verdict = trials.verdict(index, gate)
             if index in self.attempts:
                 continue
             entry = _entry(self.task, index, self.attempts)

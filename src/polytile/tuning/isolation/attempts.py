@@ -35,13 +35,13 @@ WORKERS = {"cpp": Kind.NATIVE, "triton": Kind.DEVICE}
 
 def begin(task: Task) -> None:
     """Starts the workers that the task will need, while its reference runs and compilers work."""
-    origins = {candidate.origin for candidate in task.candidates if candidate.name in task.apart}
+    origins = {candidate.origin for candidate in task.candidates if candidate.name in task.isolated}
     for kind in {WORKERS[origin] for origin in origins & WORKERS.keys()}:
         worker.begin(kind, _index(task) if kind is Kind.DEVICE else 0)
 
 
 class Trials:
-    """The trials apart of one task: on one copy of its arguments, which is made for the first of them; on a GPU many at once.
+    """The isolated trials of one task: on one copy of its arguments, which is made for the first of them; on a GPU many at once.
     Used in a `with`."""
 
     def __init__(self, task: Task, attempts: MutableMapping[int, Attempt]) -> None:
@@ -51,7 +51,7 @@ class Trials:
         """Candidates whose first run on a GPU did no harm."""
 
     def first_runs(self) -> None:
-        """Runs all candidates that are to be tried apart, whatever they compute. What became of those that failed goes into
+        """Runs all candidates that are to be isolated, whatever they compute. What became of those that failed goes into
         `attempts`."""
         for number in range(len(self.task.candidates)):
             handle = _handle(self.task, number, self.attempts) if self._wanted(number) else None
@@ -66,7 +66,7 @@ class Trials:
             arena.clones.restore()
             arena.run(handle, self.task.trial_seconds)
         except Unavailable as reason:
-            _not_apart(self.task, number, str(reason), self.attempts)
+            _not_isolated(self.task, number, str(reason), self.attempts)
         except Failure as failure:
             self.attempts[number] = _failed(self.task, number, failure)
 
@@ -77,8 +77,8 @@ class Trials:
         return self._arena
 
     def verdict(self, number: int, gate: Gate) -> Verdict | None:
-        """Runs a candidate in the worker, if `task.apart` names it, through the gate. The verdict if it came back right and
-        may run here now; None if it was not to be tried apart, or could not be, which is logged, or if the worker cannot tell
+        """Runs a candidate in the worker, if `task.isolated` names it, through the gate. The verdict if it came back right and
+        may run here now; None if it was not to be isolated, or could not be, which is logged, or if the worker cannot tell
         right from wrong, as on a GPU. What became of it otherwise goes into `attempts`.
 
         Raises IndexError where there is no reference and the candidate finds an index out of range: the caller's fault.
@@ -94,7 +94,7 @@ class Trials:
         try:
             arena = self._opened()
         except Unavailable as reason:
-            _not_apart(self.task, number, str(reason), self.attempts)
+            _not_isolated(self.task, number, str(reason), self.attempts)
             return None
         return _tried(self.task, number, handle, gate, arena, self.attempts)
 
@@ -106,7 +106,8 @@ class Trials:
             self._arena.close()
 
     def _wanted(self, number: int) -> bool:
-        return self.task.candidates[number].name in self.task.apart and number not in self._safe and number not in self.attempts
+        isolated = self.task.candidates[number].name in self.task.isolated
+        return isolated and number not in self._safe and number not in self.attempts
 
     def _run_on_device(self, number: int, handle: DeviceHandle) -> None:
         """Runs a candidate on a worker's GPU, and with it all others that are compiled by now."""
@@ -121,7 +122,7 @@ class Trials:
                 ended = gpu.run_all(task.args, task.roles, list(waiting.values()), _index(task), task.trial_seconds)
             except Unavailable as reason:
                 for left in waiting:
-                    _not_apart(task, left, str(reason), self.attempts)
+                    _not_isolated(task, left, str(reason), self.attempts)
                 self._safe |= waiting.keys() - self.attempts.keys()
                 return
             for one, how in zip(list(waiting), ended, strict=False):
@@ -164,7 +165,7 @@ def _tried(
     try:
         verdict = gate.check(run, arena.clones, AGAIN_SECONDS)
     except Unavailable as reason:
-        _not_apart(task, number, str(reason), attempts)
+        _not_isolated(task, number, str(reason), attempts)
         return None
     except Failure as failure:
         attempts[number] = _failed(task, number, failure)
@@ -194,21 +195,21 @@ def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> 
     try:
         handle = task.candidates[number].handle_for(task.args)
     except Unavailable as reason:
-        _not_apart(task, number, str(reason), attempts)
+        _not_isolated(task, number, str(reason), attempts)
         return None
     except Exception as error:
         attempts[number] = unmade(task, number, error)
         return None
     if handle is None:
-        _not_apart(task, number, "it cannot be found from another process; make it a function of a module", attempts)
+        _not_isolated(task, number, "it cannot be found from another process; make it a function of a module", attempts)
     return handle
 
 
-def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
+def _not_isolated(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
     """Logs once per reason that a candidate runs here untried; or, if the task forbids that, records that it does not run at
     all."""
     candidate: Candidate = task.candidates[number]
-    if task.only_apart:
+    if task.only_isolated:
         attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {reason}")
     elif (candidate.origin, reason) not in _told:
         _told.add((candidate.origin, reason))

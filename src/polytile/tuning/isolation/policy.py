@@ -13,7 +13,7 @@ TRUSTED = (*READY_MADE, "reference")
 """Origins whose kernels are never isolated: library calls and the interpreter are what eager itself runs."""
 
 
-def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> frozenset[str]:
+def isolated(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> frozenset[str]:
     """Names of the candidates to try in isolation, as the option `isolation` says. `proven(source_hash)` says whether a kernel
     of this source has finished on this machine before, and never failed to. A candidate that is `interpreted` is run by an
     interpreter, and none of its code by the machine. What the main script defines (`in_main_script`), another process could
