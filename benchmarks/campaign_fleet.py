@@ -19,7 +19,7 @@ import resource
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -73,7 +73,7 @@ class Simulated(Bench):
     """Gives each unit's recorded result, after as many seconds as its timings would take; notes in a file when it did."""
 
     def __init__(self, results: Mapping[str, tuple[int, str]], log: Path) -> None:
-        super().__init__(lambda *about: (_nothing, ()))
+        super().__init__(_calls_nothing)
         self.results, self.log = results, log
 
     def measure(self, unit: Unit) -> str:
@@ -85,8 +85,9 @@ class Simulated(Bench):
         return lines
 
 
-def _nothing(*_: object) -> None:
-    """What a simulated device would call."""
+def _calls_nothing(about: Mapping[str, Any], device: str) -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]:
+    """The calls of a unit: simulated devices make none."""
+    raise AssertionError(f"a simulated device was to call {about}")
 
 
 def simulated_units(search: str) -> tuple[list[Unit], dict[str, tuple[int, str]]]:
@@ -128,7 +129,7 @@ def campaign(search: str, devices: int) -> Found:
             worker.start()
         ready.wait()
         spent, begun = _cpu_seconds(), time.monotonic()
-        run.measure(Spec(device="cuda", search=search), board, "folder", 0, _nothing, lambda *seen: None)
+        run.measure(Spec(device="cuda", search=search), board, "folder", 0, _calls_nothing, lambda *seen: None)
         seconds = time.monotonic() - begun
         for worker in workers:
             worker.join()
