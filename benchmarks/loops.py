@@ -2,8 +2,8 @@
 
 Ten functions of models, nine shapes each, one dynamic compile for a function, against eager and TorchInductor's own dynamic
 compile (with `--peers eager inductor max-autotune` in both of its modes), on the same inputs, each in a process and caches of its
-own, in turns. Each cell is timed without Dynamo's share of a call (`direct.py`), and as whole calls: of what torch.compile returns,
-and of what polytile.compile returns, which has a front door (docs/calls.md).
+own, in turns. Each cell is timed without Dynamo's share of a call (`direct.py`), and as whole calls of what torch.compile and
+polytile.compile return; the latter has a front door (docs/calls.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Host time of one call: `x + 1` on 8 floats, where the work itself takes nothing. `python -m benchmarks.overhead`.
 
 The second table has the parts of polytile's call, each timed by itself: what the program takes, and what lies around it by way of
-Dynamo and by way of polytile's front door (docs/calls.md).
+Dynamo and by way of polytile's front door (docs/calls.md). The third has what `polytile.kernel` adds to a call of a user's
+function.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Parts(Calls):
     def __init__(self, _: Mapping[str, Any]) -> None:
         torch.set_grad_enabled(False)
         x = torch.arange(8, dtype=torch.float32)
-        function = polytile.compile(add_one)
+        function = polytile.compile(add_one, options={"race_eager": False})
         for size in (11, 8, 8):
             function(torch.zeros(size))
         door = front_door.door_of(function)
@@ -95,10 +96,43 @@ class Parts(Calls):
             "graph": functools.partial(graph, *arguments),
             "code": functools.partial(front_door.as_function(entry.code, own), x),
             "guards": functools.partial(entry.guard_manager.root.check, {"x": x}),
-            "entry": functools.partial(door.entry, x),
+            "entry": functools.partial(door.entry.compiled, x),
             "called": functools.partial(function, x),
             "usual": functools.partial(door.compiled, x),
         }
+
+
+KERNEL_CALLS = {"function": "the function that `polytile.kernel` has chosen", "kernel": "the kernel, which calls that function"}
+
+
+class OwnKernel(Calls):
+    """A user's kernel of three tensors, and the function behind it."""
+
+    def __init__(self, _: Mapping[str, Any]) -> None:
+        torch.set_grad_enabled(False)
+
+        def scaled(x: Tensor, weight: Tensor, y: Tensor, m: int, n: int) -> None:
+            torch.mul(x, weight, out=y)
+
+        kernel = polytile.kernel("x[M, N], weight[N] -> y[M, N]")(scaled)
+        x, weight, y = torch.randn(8, 8), torch.randn(8), torch.empty(8, 8)
+        kernel(x, weight, y)
+        polytile.wait()
+        assert torch.equal(y, x * weight), "the kernel computed something else"
+        self.calls = {
+            "function": functools.partial(scaled, x, weight, y, 8, 8),
+            "kernel": functools.partial(kernel, x, weight, y),
+        }
+
+
+def kernel_table(found: Comparison) -> Table:
+    body = [(KERNEL_CALLS[name], t.low, t.median, t.low - found["function"].low, t.spread) for name, t in found.timings.items()]
+    columns: list[Column | str] = ["call", *_TIMES, Column("µs above the function", micros), Column("spread", ratio)]
+    notes = [f"Other processes used {found.others:.2f} cores meanwhile."]
+    return Table.from_rows("A call of a user's kernel: `torch.mul` of 8×8 floats", columns, body, notes)
+
+
+_TIMES = Column("µs a call", micros), Column("median µs", micros)
 
 
 def table(found: Comparison) -> Table:
@@ -109,8 +143,7 @@ def table(found: Comparison) -> Table:
     ]
     columns: list[Column | str] = [
         "way",
-        Column("µs a call", micros),
-        Column("median µs", micros),
+        *_TIMES,
         Column("µs above guards", micros),
         Column("spread", ratio),
     ]
@@ -125,8 +158,7 @@ def parts_table(found: Comparison) -> Table:
     body = [(PARTS[name], t.low, t.median, t.low - found["program"].low, t.spread) for name, t in found.timings.items()]
     columns: list[Column | str] = [
         "part",
-        Column("µs a call", micros),
-        Column("median µs", micros),
+        *_TIMES,
         Column("µs above the program", micros),
         Column("spread", ratio),
     ]
@@ -147,10 +179,13 @@ def main() -> None:
         found = compare(calls, seconds=arguments.seconds, burst_seconds=5e-3)
     with Entrant("benchmarks.overhead:Parts", {}) as entrant:
         parts = compare({name: entrant.call(name) for name in PARTS}, seconds=arguments.seconds, burst_seconds=5e-3)
+    with Entrant("benchmarks.overhead:OwnKernel", {}) as entrant:
+        kernel = compare({name: entrant.call(name) for name in KERNEL_CALLS}, seconds=arguments.seconds, burst_seconds=5e-3)
     show(table(found))
     show(parts_table(parts))
+    show(kernel_table(kernel))
     if arguments.json:
-        record.write("overhead", {"rows": found.as_json(), "parts": parts.as_json()})
+        record.write("overhead", {"rows": found.as_json(), "parts": parts.as_json(), "kernel": kernel.as_json()})
 
 
 if __name__ == "__main__":

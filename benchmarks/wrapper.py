@@ -1,8 +1,9 @@
 """`python -m benchmarks.wrapper [--device cuda] [--models llama gpt2 bert] [--json]`: what the program around the kernels costs.
 
-Chains of 1, 10, 50 and 100 small kernels and a decoder of three small layers, one dynamic compile each, written in Python, in C
-and as an FX graph: host time of a call of the program, Dynamo's guards apart. Then what a program in C takes to make: writing and
-compiling its text, bytes of both. On a GPU calls are given without waiting for the device, a few hundred at a time.
+Chains of 1 to 100 small kernels and a decoder of three small layers, one dynamic compile each, written in Python, in C and as
+an FX graph: host time of a call of the program, Dynamo's guards apart; of chains of 1 and 20 beside TorchInductor's C++ wrapper,
+in a process of its own. Then what a program in C takes to make: writing and compiling its text, bytes of both. On a GPU calls are
+given without waiting for the device, a few hundred at a time.
 
 With --models, on a GPU, whole transformers by Python's wrapper and by C's: wall time of a call and kernel time.
 """
@@ -10,6 +11,7 @@ With --models, on a GPU, whole transformers by Python's wrapper and by C's: wall
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +23,9 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
-from benchmarks.timing import compare, disturbance
+from benchmarks.contestants import Calls, Entrant
+from benchmarks.direct import Recorded as Direct
+from benchmarks.timing import Call, compare, disturbance
 from polytile.compiler.programs import compiled_programs
 from polytile.compiler.tiers import wait_until_built
 from polytile.report import Column, Table, show
@@ -29,7 +33,9 @@ from polytile.report.tables import micros
 from polytile.runtime import compile as compiling
 from polytile.wrapper import Line, Wrapped, compiled, cpp, fx, python, register_backend
 
-LENGTHS = (1, 10, 50, 100)
+LENGTHS = (1, 10, 20, 50, 100)
+PEER, PEER_LENGTHS = "TorchInductor's cpp_wrapper", (1, 20)
+"""The peer's program in C++, and the chains that it is made for."""
 SHAPE = (4, 16)
 TARGETS = ("python", "c", "fx")
 MODEL_TARGETS = ("python", "cpp")
@@ -121,9 +127,24 @@ class Decoder(nn.Module):
         return x
 
 
-def measured(what: str, function: Callable[..., Any], x: Tensor) -> dict[str, Any]:
-    """Microseconds of a call of its program by each target."""
-    calls: dict[str, Callable[[], Any]] = {}
+class Peer(Calls):
+    """The peer's program of a chain of {"length"} kernels on {"device"}, which it writes in C++."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        length, x = given["length"], torch.randn(*SHAPE, device=given["device"])
+
+        def function(x: Tensor) -> Tensor:
+            return chain(length, x)
+
+        with torch.inference_mode():
+            call = Direct(function, "inductor", {"cpp_wrapper": True}).direct(x)
+            torch.testing.assert_close(call(), function(x))
+        self.calls = {"call": torch.inference_mode()(call)}
+
+
+def measured(what: str, function: Callable[..., Any], x: Tensor, peer: Call | None = None) -> dict[str, Any]:
+    """Microseconds of a call of its program by each target, and of the peer's."""
+    calls: dict[str, Call] = {}
     made.clear()
     for target in TARGETS:
         torch._dynamo.reset()
@@ -132,8 +153,8 @@ def measured(what: str, function: Callable[..., Any], x: Tensor) -> dict[str, An
         torch.testing.assert_close(right, function(x), rtol=1e-3, atol=1e-3)
         (calls[target],) = recorded
     kernels = len(compiled_programs()[-1].calls)
-    found = compare(calls, seconds=2.0, burst_seconds=2e-3)
-    us = {target: found[target].low * 1e6 for target in TARGETS}
+    found = compare({**calls, **({PEER: peer} if peer is not None else {})}, seconds=2.0, burst_seconds=2e-3)
+    us = {target: timing.low * 1e6 for target, timing in found.timings.items()}
     note = disturbance([found])
     return {"what": what, "kernels": kernels, "us": us, "cores_used_by_others": found.others, "c": vars(made[0]), "note": note}
 
@@ -142,7 +163,11 @@ def of_chain(length: int, device: str) -> dict[str, Any]:
     def function(x: Tensor) -> Tensor:
         return chain(length, x)
 
-    return measured("chain", function, torch.randn(*SHAPE, device=device))
+    with contextlib.ExitStack() as stack:
+        peer = None
+        if length in PEER_LENGTHS:
+            peer = stack.enter_context(Entrant("benchmarks.wrapper:Peer", {"length": length, "device": device})).call("call")
+        return measured("chain", function, torch.randn(*SHAPE, device=device), peer)
 
 
 def of_decoder(device: str) -> dict[str, Any]:
@@ -189,8 +214,10 @@ def of_model(name: str, shapes: tuple[tuple[int, int], ...]) -> list[dict[str, A
 
 
 def tables(rows: list[Mapping[str, Any]]) -> Iterator[Table]:
-    columns: list[Column | str] = ["", "kernels", *[Column(f"µs, {target}", micros) for target in TARGETS]]
-    body = [(row["what"], row["kernels"], *[row["us"][target] * 1e-6 for target in TARGETS]) for row in rows]
+    ways = (*TARGETS, PEER)
+    columns: list[Column | str] = ["", "kernels", *[Column(f"µs, {way}", micros) for way in ways]]
+    times = [[row["us"][way] * 1e-6 if way in row["us"] else None for way in ways] for row in rows]
+    body = [(row["what"], row["kernels"], *each) for row, each in zip(rows, times, strict=True)]
     yield Table.from_rows("Host time of a call of a program", columns, body, [rows[-1]["note"]])
     columns = ["", "kernels", "ms of writing Python", "ms of writing C", "s of compiling", "KB of text", "KB of object"]
     body = [(row["what"], row["kernels"], *_making(row["c"])) for row in rows]

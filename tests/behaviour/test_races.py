@@ -14,6 +14,7 @@ import polytile
 from polytile.compiler import front_door, races
 from polytile.counters import counters
 from polytile.dispatch import learning
+from polytile.runtime import native
 
 ENOUGH = 256 + 4 * races.TURNS
 """Calls after which a race is over."""
@@ -25,6 +26,7 @@ class Compiled:
 
     def __init__(self, function: Any, seconds: float = 0.0, fused: Callable[[Tensor], Tensor] | None = None) -> None:
         self.seconds, self.calls, self.fused = seconds, 0, fused
+        native.module()  # no call waits for the launcher, and the door opens once that is there
         compiled = torch.compile(function, backend=self.backend, dynamic=True)
         self.call = front_door.install(compiled, function, self.backend, True, "on", True)
 
@@ -67,6 +69,7 @@ def test_what_eager_does_faster_it_does_itself(function: Any) -> None:
     x = torch.randn(3, 5)
     assert not made.serves(x)
     torch.testing.assert_close(made.call(x), x + 1)
+    torch.testing.assert_close(made.call(x=x), x + 1)
     assert "calls of 1 size(s) are eager's own" in str(front_door.door_of(made.call))
     made.call(torch.randn(3, 4))
     before = made.calls
@@ -86,13 +89,20 @@ def test_what_compiled_code_does_faster_it_goes_on_doing() -> None:
 
 
 def test_a_race_that_cannot_be_won_ends_early() -> None:
-    race = races.Race(compiled=[10, 12], function=[16])
+    race = races.Race(compiled=[10, 12, 11, 10], function=[16, 17, 18])
     assert race.function_is_faster() is None
     race.function.append(17)
     assert race.function_is_faster() is False
     level = races.Race([10] * races.TURNS, [10] * races.TURNS)
     assert level.function_is_faster() is False
     assert races.Race([10] * races.TURNS, [9] * races.TURNS).function_is_faster() is True
+
+
+def test_first_calls_and_disturbances_decide_no_race() -> None:
+    cold = races.Race([10] * 4, [30_000, 40_000, 8, 8])
+    assert cold.function_is_faster() is None, "the first calls of the function start its threads"
+    disturbed = races.Race([10] * races.TURNS, [8] * 4 + [50] * (races.TURNS - 4))
+    assert disturbed.function_is_faster() is True, "most of the function's calls met another process"
 
 
 def test_calls_that_need_gradients_are_not_raced() -> None:

@@ -214,6 +214,22 @@ def test_a_signature_has_roles_numbers_and_scalars() -> None:
         read.sizes("k", (torch.ones(3, 5), torch.ones(()), torch.ones(3)))
 
 
+@pytest.mark.parametrize("text", ["x[M, N], weight[N] -> y[M, N]", "x[M, 4], s[], y[M] -> y[M]", "x[M] -> y[M]", "s[] -> y[3]"])
+def test_sizes_that_are_read_by_place_are_those_of_the_names(text: str) -> None:
+    read = signature.parsed(text)
+    lengths = dict(zip(read.size_names, (5, 7), strict=False))
+    tensors = [torch.ones(shape) for shape in read.shapes(lengths).values()]
+    by_place = read.sizes_by_place
+    assert by_place is not None and by_place(tensors) == read.sizes("k", tensors) == tuple(lengths.values())
+    last = tensors[-1]
+    for other in (last[None], last.new_ones([*last.shape[:-1], 9]), last.numpy()):
+        assert by_place([*tensors[:-1], other]) is None
+
+
+def test_open_dimensions_are_not_read_by_place() -> None:
+    assert signature.parsed("x[..., N] -> y[..., N]").sizes_by_place is None
+
+
 def test_the_examples_of_the_page_run(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a module, as users have them: an implementation is then found by worker processes."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

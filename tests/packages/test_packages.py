@@ -88,6 +88,13 @@ def test_inputs_in_other_strides_are_taken(package: Package, model: Model) -> No
     torch.testing.assert_close(got, package(x, words), rtol=0, atol=0)
 
 
+def test_inputs_that_torch_only_marks_as_negated_are_taken(package: Package) -> None:
+    x, words = inputs(9)
+    negated = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert negated.is_neg() and torch.equal(negated, x)
+    torch.testing.assert_close(package(negated, words), package(x, words), rtol=0, atol=0)
+
+
 def test_results_outlive_the_package_and_share_nothing_with_inputs(path: Path) -> None:
     package, (x, words) = polytile.load_package(path), inputs(20)
     got = package(x, words)

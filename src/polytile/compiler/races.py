@@ -27,8 +27,9 @@ from polytile.runtime.entry import DECLINED
 
 TURNS = 12
 """Calls of each in a race."""
-HOPELESS = 1.5
-"""How much longer the first two of a contender may take before the race is over."""
+HOPELESS, HOPELESS_AFTER = 1.5, 4
+"""How much longer the best of the function's first few calls may take before the race is over. The first ones start threads and
+fill caches: two of them were up to a thousand times as long as the third, and lost races that the function wins by a fifth."""
 MARGIN = 0.97
 """The part of the compiled code's time that the function has to stay below."""
 
@@ -37,6 +38,11 @@ def allowed() -> bool:
     """Whether calls may be raced under the options in force."""
     alone = options.get("tune") != "off" and early.waits_for() != "compile" and not agreement.wanted()
     return alone and bool(options.get("race_eager"))
+
+
+def _low(times: Sequence[int]) -> float:
+    """The 15th percentile, which other processes' work hardly reaches."""
+    return statistics.quantiles(times, n=20, method="inclusive")[2]
 
 
 @dataclass
@@ -52,11 +58,11 @@ class Race:
 
     def function_is_faster(self) -> bool | None:
         """The result; None while it is open."""
-        if len(self.function) == 2 and min(self.function) > HOPELESS * min(self.compiled):
+        if len(self.function) == HOPELESS_AFTER and min(self.function) > HOPELESS * min(self.compiled):
             return False
         if min(len(self.function), len(self.compiled)) < TURNS:
             return None
-        return statistics.median(self.function) < MARGIN * statistics.median(self.compiled)
+        return _low(self.function) < MARGIN * _low(self.compiled)
 
 
 class Races:

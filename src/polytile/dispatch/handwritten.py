@@ -305,24 +305,39 @@ class Kernel:
         run at these sizes."""
         tensors = self.signature.tensors_of(self.name, args, kwargs)
         keywords = self._bound(kwargs) if kwargs or self._keywords else kwargs
-        sizes = self.signature.sizes(self.name, tensors)
-        wanted = torch.is_grad_enabled() and self._wants_gradient(tensors)
         if torch.compiler.is_compiling():
+            self.signature.sizes(self.name, tensors)
+            if torch.is_grad_enabled():
+                self._wants_gradient(tensors)
             self._operator(tensors, keywords)
-        elif wanted:
+            return
+        sizes = self._sizes(tensors)
+        if torch.is_grad_enabled() and self._wants_gradient(tensors):
             by_name = dict(zip(self.signature.size_names, sizes, strict=True))
             Recorded.apply(self._launch, self._gradient, by_name, keywords, *tensors)
         else:
             self._launch(tensors, keywords, sizes)
 
+    def _sizes(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The sizes of a call. Raises InvalidInput for tensors that do not fit."""
+        by_place = self.signature.sizes_by_place
+        found = by_place(tensors) if by_place is not None else None
+        return found if found is not None else self.signature.sizes(self.name, tensors)
+
     def _launch(self, tensors: Sequence[torch.Tensor], keywords: Keywords, sizes: tuple[int, ...] | None = None) -> None:
         if sizes is None:
-            sizes = self.signature.sizes(self.name, tensors)
-        kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
-        values, now = tuple(keywords.values()), changing()
-        multikernel = self._made.get((kinds, values, now)) or self._define(kinds, keywords, now)
-        with torch.no_grad():
-            multikernel(*tensors, *sizes)
+            sizes = self._sizes(tensors)
+        kinds = tuple([(tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors])
+        now = changing()
+        multikernel = self._made.get((kinds, tuple(keywords.values()), now)) or self._define(kinds, keywords, now)
+        records = torch.is_grad_enabled()
+        if records:
+            torch._C._set_grad_enabled(False)  # torch.no_grad(), which takes over a microsecond
+        try:
+            multikernel.dispatch(*tensors, *sizes)
+        finally:
+            if records:
+                torch._C._set_grad_enabled(True)
 
     def _bound(self, given: Mapping[str, Any]) -> Keywords:
         """The keyword arguments of a call, with their defaults. Raises InvalidInput for one that is none, or of another type."""

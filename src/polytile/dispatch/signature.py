@@ -7,10 +7,12 @@ stands; as a size, it is the number of elements in them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +36,11 @@ class Signature:
     text: str
     tensors: tuple[tuple[str, tuple[str, ...], str], ...]
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _, _ in self.tensors)
 
-    @property
+    @functools.cached_property
     def size_names(self) -> tuple[str, ...]:
         """The names of sizes, in the order in which they are first met."""
         return tuple(dict.fromkeys(size for _, sizes, _ in self.tensors for size in sizes if not size.isdigit()))
@@ -122,6 +124,11 @@ class Signature:
                     )
         return tuple(math.prod(lengths[name]) if name == ANY else lengths[name] for name in self.size_names)
 
+    @functools.cached_property
+    def sizes_by_place(self) -> SizesByPlace | None:
+        """What gives the sizes of tensors that fit in a few C calls; None for a signature with "..."."""
+        return None if any(ANY in sizes for _, sizes, _ in self.tensors) else SizesByPlace(self)
+
     def hinted(self, kernel: str, hint: Mapping[str, Any]) -> dict[str, int]:
         """The sizes that a hint says: by name, {"M": 16}, or by the shapes of tensors, {"x": (16, 4096)}. Raises HintError unless
         it says all of them, each alike wherever it does."""
@@ -150,6 +157,35 @@ class Signature:
     def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """A shape for each tensor at these sizes; "..." is one dimension."""
         return {name: tuple(int(n) if n.isdigit() else sizes[n] for n in its) for name, its, _ in self.tensors}
+
+
+class SizesByPlace:
+    """The sizes of a call whose tensors fit, without a loop over their names: all shapes stand in one row behind the signature's
+    own numbers, and each entry has to equal the one at the place where its name is met first."""
+
+    def __init__(self, signature: Signature) -> None:
+        every = [size for _, sizes, _ in signature.tensors for size in sizes]
+        self._ranks = tuple(len(sizes) for _, sizes, _ in signature.tensors)
+        numbers = list(dict.fromkeys(size for size in every if size.isdigit()))
+        row = [*numbers, *every]
+        self._first = _items(row.index(size) for size in row)
+        self._sizes = _items(row.index(name) for name in signature.size_names)
+        self._numbers = tuple(int(number) for number in numbers)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+        """The sizes; None where the tensors do not fit."""
+        row: tuple[int, ...] = self._numbers
+        for tensor, rank in zip(tensors, self._ranks, strict=True):
+            if not isinstance(tensor, torch.Tensor) or len(shape := tensor.shape) != rank:
+                return None
+            row += shape
+        return self._sizes(row) if self._first(row) == row else None
+
+
+def _items(places: Iterable[int]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """What takes a tuple's items at these places, in C where there are several."""
+    at = tuple(places)
+    return operator.itemgetter(*at) if len(at) > 1 else lambda row: tuple(row[place] for place in at)
 
 
 def _fits(sizes: Sequence[str], shape: Sequence[int]) -> bool:

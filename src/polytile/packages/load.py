@@ -9,7 +9,9 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import threading
 import zipfile
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,16 +39,19 @@ ERRORS: Mapping[int, type[Exception]] = {
 }  # fmt: skip
 
 
-class _Tensor(ctypes.Structure):
-    """DLPack's DLTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+WORDS = 6
+"""64-bit words of DLPack's DLTensor: data; types of device and place of it; rank, code, bits and lanes; pointers to sizes and to
+strides; an offset."""
 
 
+class _Sentence(threading.local):
+    """Room of a thread for an error's sentence."""
+
+    def __init__(self) -> None:
+        self.why = ctypes.create_string_buffer(ROOM)
+
+
+_here = _Sentence()
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _lock = locks.lock()
@@ -144,6 +149,12 @@ class Package:
             raise PackageError(why.value.decode(errors="replace"))
         self._results = self._library.polytile_outputs(self._handle)
         self._device: str = manifest["device"]
+        self._dtypes = [getattr(torch, own["dtype"]) if own.get("dtype") else None for own in self._inputs]
+        self._constants = [at for at, own in enumerate(self._inputs) if "constant" in own]
+        one_by_one = pytree.tree_flatten(((0,) * len(self._inputs), {}))[1]
+        self._one_by_one = self._in_spec == one_by_one and not self._constants
+        """Whether a call's arguments are its inputs, each a tensor or number."""
+        self._alone = self._out_spec.is_leaf() and not any("constant" in own or own["number"] for own in self._outputs)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -155,22 +166,25 @@ class Package:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the model, in the structure that it gives them in."""
         given = self._flat(args, kwargs)
-        for value, own in zip(given, self._inputs, strict=True):
-            if "constant" in own and (type(value), value) != (type(own["constant"]), own["constant"]):
+        for at in self._constants:
+            value, own = given[at], self._inputs[at]
+            if (type(value), value) != (type(own["constant"]), own["constant"]):
                 raise PackageError(
                     f"input {own['name']!r} of the package {self.path} is {own['constant']!r}, as in the example, and cannot be "
                     f"{value!r}. Package the model again with that value."
                 )
-        kept = [self._tensor(value, own) for value, own in zip(given, self._inputs, strict=True) if "constant" not in own]
-        structs = [_struct(tensor) for tensor in kept]
-        inputs = (ctypes.c_void_p * max(1, len(structs)))(*(ctypes.addressof(struct) for struct in structs))
-        outputs = (ctypes.c_void_p * max(1, self._results))()
-        why = ctypes.create_string_buffer(ROOM)
-        given_to = self._handle, self._stream(kept), inputs, len(structs), outputs, self._results, why, ROOM
-        status = self._library.polytile_call_on(*given_to)
+        every = zip(given, self._inputs, self._dtypes, strict=True)
+        kept = [self._tensor(value, own, dtype) for value, own, dtype in every if "constant" not in own]
+        words, outputs, why = packed(kept), array("q", bytes(8 * max(1, self._results))), _here.why
+        inputs, room = words.buffer_info()[0], outputs.buffer_info()[0]
+        status = self._library.polytile_call_on(
+            self._handle, self._stream(kept), inputs, len(kept), room, self._results, why, ROOM
+        )
         if status != OK:
             sentence = why.value.decode(errors="replace")
             raise torch.OutOfMemoryError(sentence) if status == MEMORY and self._device == "cuda" else ERRORS[status](sentence)
+        if self._alone and outputs[0]:
+            return torch.from_dlpack(_capsule(outputs[0], b"dltensor", None))
         return pytree.tree_unflatten(self._given_back(outputs), self._out_spec)
 
     def _stream(self, tensors: Sequence[torch.Tensor]) -> int | None:
@@ -181,6 +195,10 @@ class Package:
         return torch.cuda.current_stream(device).cuda_stream
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The inputs, in order."""
+        plain = self._one_by_one and not kwargs and len(args) == len(self._inputs)
+        if plain and all(isinstance(value, torch.Tensor) for value in args):
+            return args
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec == self._in_spec:
             return leaves
@@ -197,20 +215,21 @@ class Package:
             )
         return leaves
 
-    def _tensor(self, value: Any, own: Mapping[str, Any]) -> torch.Tensor:
-        name, dtype = own["name"], own.get("dtype")
+    def _tensor(self, value: Any, own: Mapping[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
+        name = own["name"]
         if dtype is None:
             if type(value) is not int:
                 raise PackageError(f"input {name!r} of the package {self.path} has to be an integer; it is {_kind(value)}.")
             return torch.tensor(value)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise PackageError(f"input {name!r} of the package {self.path} has to be a dense tensor; it is {_kind(value)}.")
-        if value.device.type != self._device or str(value.dtype) != f"torch.{dtype}" or value.ndim != len(own["shape"]):
+        if value.dtype is not dtype or value.ndim != len(own["shape"]) or value.device.type != self._device:
             raise PackageError(
-                f"input {name!r} of the package {self.path} has to be {dtype}[{', '.join(own['shape'])}] on {self._device}; it "
-                f"is {_kind(value)}."
+                f"input {name!r} of the package {self.path} has to be {own['dtype']}[{', '.join(own['shape'])}] on "
+                f"{self._device}; it is {_kind(value)}."
             )
-        value = value.detach().resolve_conj().resolve_neg()
+        if value.is_conj() or value.is_neg():
+            value = value.detach().resolve_conj().resolve_neg()
         return _in_order(value, own["order"]) if value.is_cuda else value
 
     def _given_back(self, outputs: Any) -> list[Any]:
@@ -221,7 +240,7 @@ class Package:
                 found.append(own["constant"])
                 continue
             managed = next(left)
-            result = None if managed is None else torch.from_dlpack(_capsule(managed, b"dltensor", None))
+            result = None if not managed else torch.from_dlpack(_capsule(managed, b"dltensor", None))
             found.append(int(result) if own["number"] and result is not None else result)
         return found
 
@@ -241,13 +260,21 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _struct(tensor: torch.Tensor) -> _Tensor:
-    rank, kind = tensor.ndim, tensor.dtype
-    numbers = (ctypes.c_int64 * max(1, 2 * rank))(*tensor.shape, *tensor.stride())
-    shape = ctypes.cast(numbers, ctypes.POINTER(ctypes.c_int64))
-    strides = ctypes.cast(ctypes.byref(numbers, 8 * rank), ctypes.POINTER(ctypes.c_int64))
-    code = CODES.get(kind, 2 if kind.is_floating_point else 0)
-    where = (2, tensor.get_device()) if tensor.is_cuda else (1, 0)
-    made = _Tensor(tensor.data_ptr(), *where, rank, code, kind.itemsize * 8, 1, shape, strides, 0)
-    made.keep = numbers
-    return made
+def packed(tensors: Sequence[torch.Tensor]) -> array[int]:
+    """Pointers to DLPack's DLTensors of the tensors, one for each, then these, then their sizes and strides. They hold for as
+    long as the array and the tensors are there."""
+    count = len(tensors)
+    words = array("q", bytes(8 * (1 + count + sum([WORDS + 2 * tensor.ndim for tensor in tensors]))))
+    start = words.buffer_info()[0]
+    behind = count + WORDS * count
+    for at, tensor in enumerate(tensors):
+        rank, kind, place = tensor.ndim, tensor.dtype, count + WORDS * at
+        code = CODES.get(kind, 2 if kind.is_floating_point else 0)
+        words[at] = start + 8 * place
+        words[place] = tensor.data_ptr()
+        words[place + 1] = 2 | tensor.get_device() << 32 if tensor.is_cuda else 1
+        words[place + 2] = rank | code << 32 | kind.itemsize << 43 | 1 << 48  # bits are bytes times eight; one lane
+        words[place + 3], words[place + 4] = start + 8 * behind, start + 8 * (behind + rank)
+        words[behind : behind + 2 * rank] = array("q", (*tensor.shape, *tensor.stride()))
+        behind += 2 * rank
+    return words
