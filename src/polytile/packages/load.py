@@ -261,8 +261,14 @@ def _kind(value: Any) -> str:
 
 
 def packed(tensors: Sequence[torch.Tensor]) -> array[int]:
-    """Pointers to DLPack's DLTensors of the tensors, one for each, then these, then their sizes and strides. They hold for as
-    long as the array and the tensors are there."""
+    """What C takes tensors by, in one array of 64-bit words.
+
+    Returns
+    -------
+    array
+        A pointer to a DLPack DLTensor for each tensor, then the DLTensors, then their sizes and strides in elements. The pointers
+        hold for as long as the array and the tensors are there.
+    """
     count = len(tensors)
     words = array("q", bytes(8 * (1 + count + sum([WORDS + 2 * tensor.ndim for tensor in tensors]))))
     start = words.buffer_info()[0]
