@@ -480,3 +480,21 @@ def test_the_background_begins_nothing_while_a_call_is_traced_that_an_open_door_
     for x in (torch.randn(3), torch.randn(3), torch.randn(3).double()):
         torch.testing.assert_close(call(x), x * 2)
     assert held == [0, 1] and background.background._held == 0
+
+
+def test_the_background_goes_on_beside_declined_calls_that_dynamo_does_not_trace() -> None:
+    held: list[int] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            held.append(background.background._held)
+        return x * 2
+
+    native.module()
+    call = polytile.compile(double, options={"race_eager": False})
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
+        call(torch.randn(3))
+        call(torch.randn(3))
+        for _ in range(front_door.MOST_UNTRACED + 2):
+            torch.testing.assert_close(call(torch.ones(3).double()), torch.full((3,), 2.0).double())
+    assert held == [1] * front_door.MOST_UNTRACED + [0, 0]

@@ -38,6 +38,10 @@ Expect = Callable[[Iterable[Any]], None]
 Open = Callable[[Any, Callable[..., Any]], None]
 """Takes the entry that calls go through from now on, and the function itself."""
 
+MOST_UNTRACED = 3
+"""What an open door declines, Dynamo is about to trace, and the background keeps still. After so many calls in a row for which
+Dynamo compiled nothing, it is not: it runs what it has, or the function itself where it has compiled as often as it may."""
+
 BROKEN = ("__resume_at", "torch_dynamo_resume_in")
 """What names of the functions begin with that go on after a graph break."""
 COMPILED = "__compiled_fn"
@@ -106,6 +110,8 @@ class FrontDoor:
         """Why compiled code runs through Dynamo alone."""
         self._graphs = -1
         """How many graphs had been compiled when the ways were found."""
+        self._untraced = 0
+        """Calls in a row that the entry has declined and for which nothing was compiled."""
 
     def function(self) -> Callable[..., Any]:
         """The function in place of `compiled`."""
@@ -126,10 +132,11 @@ class FrontDoor:
         if self.entry is None and not self.refusals:
             self._expect((*args, *kwargs.values(), *self._parameters()))
         before = counters["graphs_compiled"]
-        # What an open door declines, Dynamo is about to trace.
-        with background.background.held() if self.entry is not None and not self.refusals else contextlib.nullcontext():
+        is_traced = self.entry is not None and not self.refusals and self._untraced < MOST_UNTRACED
+        with background.background.held() if is_traced else contextlib.nullcontext():
             result = self.compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]
+        self._untraced = self._untraced + 1 if graphs == before else 0
         known = self.entry
         if graphs != before or graphs != self._graphs or (known is not None and (known.stale or known.full)):
             if not native.is_ready():  # with an empty cache the launcher is compiled first; no call waits for that
