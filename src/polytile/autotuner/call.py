@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from triton.runtime._async_compile import FutureKernel
 
+from polytile.autotuner.compiling import Work
+
 
 class _Current(threading.local):
     """The launch that this thread is in: candidates find there what is neither a tensor nor a size."""
@@ -106,11 +108,11 @@ class Call:
         args = tuple(other(name, value) for name, value in zip(self.names, self.args, strict=False))
         return args, {name: other(name, value) for name, value in self.kwargs.items()}
 
-    def cancel(self) -> None:
-        """Has nothing compiled any more that is not begun, as a budget left it out."""
+    def withdraw(self) -> None:
+        """Has no thread begin with what a budget has left out; a later launch may still ask for it."""
         for kernel in self.begun.values():
-            if isinstance(kernel, FutureKernel):
-                kernel.future.cancel()
+            if isinstance(kernel, FutureKernel) and isinstance(kernel.future, Work):
+                kernel.future.withdraw()
         self.begun.clear()
 
     def copied(self) -> Call:

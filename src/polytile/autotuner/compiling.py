@@ -7,6 +7,7 @@ own mode waits at its end for all that was begun. This one does not: each config
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -19,24 +20,37 @@ BYTES_EACH = 1 << 29
 """What a thread may need that compiles: ptxas takes the most of it."""
 
 
-class _Work:
-    """What is to be compiled, and its Future."""
+class Work(Future[Any]):
+    """A kernel that a thread compiles, or whoever asks for it before a thread has begun. Triton's cache keeps it, so it may be
+    asked for at any later launch."""
 
     def __init__(self, compile: Callable[[], Any]) -> None:
-        self.compile, self.future = compile, Future[Any]()
+        super().__init__()
+        self._compile, self._unbegun, self._withdrawn = compile, threading.Lock(), False
+
+    def withdraw(self) -> None:
+        """Has no thread begin with it any more."""
+        self._withdrawn = True
 
     def run(self) -> None:
-        """Compiles it, unless that was cancelled; the Future has the kernel, or what was raised."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.compile())
-        except BaseException as error:
-            self.future.set_exception(error)
+        if not self._withdrawn:
+            self._make()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The kernel. Raises what compiling it raised, and TimeoutError where a thread takes longer than `timeout` seconds."""
+        self._make()
+        return super().result(timeout)
+
+    def _make(self) -> None:
+        if self._unbegun.acquire(blocking=False):
+            try:
+                self.set_result(self._compile())
+            except BaseException as error:
+                self.set_exception(error)
 
 
-class _Threads(Pool[_Work]):
-    def serve(self, work: Iterator[_Work]) -> None:
+class _Threads(Pool[Work]):
+    def serve(self, work: Iterator[Work]) -> None:
         for one in work:
             one.run()
 
@@ -47,11 +61,12 @@ class _SideBySide:
     def __init__(self) -> None:
         self.threads = _Threads("polytile autotune", BYTES_EACH)
 
-    def submit(self, key: Any, compile: Callable[[], Any], finalize: Callable[[Any], None]) -> _async_compile.FutureKernel:
-        """Has a thread compile it. The kernel is Triton's own once `result` of what is returned was called."""
-        work = _Work(compile)
+    def submit(self, key: Any, compile: Callable[[], Any], *after: Callable[[Any], None]) -> _async_compile.FutureKernel:
+        """Has a thread compile it. The kernel is Triton's own once `result` of what is returned was called, which calls `after`:
+        one function in Triton 3.6, one for each outcome in 3.9."""
+        work = Work(compile)
         self.threads.submit(work)
-        return _async_compile.FutureKernel(finalize, work.future)
+        return _async_compile.FutureKernel(*after, work)
 
 
 _mode: Any = _SideBySide()

@@ -194,7 +194,7 @@ class Autotuner(TritonsAutotuner):
             return call.returned
         finally:
             current.made, current.quick = before
-            call.cancel()
+            call.withdraw()
 
     def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launches the first config."""
