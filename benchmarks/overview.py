@@ -49,15 +49,6 @@ def _seconds(timings: Mapping[str, Any]) -> dict[str, float]:
     return {who: one["seconds"] for who, one in timings.items()}
 
 
-def _encoder(mode: str) -> Read:
-    def read(results: Any) -> Iterable[Mapping[str, float]]:
-        for cell in results[mode]["lengths"].values():
-            seconds = _seconds(cell["timings"])
-            yield {"eager": seconds["eager"], "polytile": seconds["compiled"]}
-
-    return read
-
-
 def _loops(of: str, only: str = "") -> Read:
     way = "without_dynamo" if of == UNGUARDED else "with_dynamo"
 
@@ -170,8 +161,6 @@ def _products(*parts: str, dtypes: Sequence[str] = FLOATS) -> Read:
 
 
 ON_CPU = (
-    Line("encoder, inference", WHOLE, "demo_encoder", _encoder("inference"), "benchmarks.demo"),
-    Line("encoder, training", WHOLE, "demo_encoder", _encoder("training"), "benchmarks.demo"),
     Line("models, inference", WHOLE, "models", _models("inference"), "benchmarks.models"),
     Line("models, training", WHOLE, "models", _models("training"), "benchmarks.models"),
     Line("fused loops, float32", WHOLE, "loops", _loops(WHOLE), "benchmarks.loops"),
