@@ -18,7 +18,7 @@ import polytile
 from polytile.compiler.programs import compiled_programs
 from polytile.ir import expr
 from polytile.ir.program import Extern, Loop, View
-from polytile.runtime import weights
+from polytile.runtime import native, weights
 from tests.behaviour.helpers import compiled, graphs, steps, tensors
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float64: 1e-10}
@@ -405,7 +405,7 @@ def test_random_networks(plan: list[int], kept: list[bool], training: bool) -> N
 
 
 def needs_kept() -> None:
-    if not (torch.backends.mkldnn.is_available() and weights.available()):
+    if not (torch.backends.mkldnn.is_available() and native.module() is not None):
         pytest.skip("no copies of convolutions' weights are kept here: no oneDNN, or no compiler")
 
 

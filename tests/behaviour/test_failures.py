@@ -60,7 +60,7 @@ def table_with(rule: Callable[..., Any]) -> Callable[[], Any]:
 
 
 ROOMS: dict[str, tuple[Any, str, Any]] = {
-    "preparing": (backend.native, "prepare", fails),
+    "preparing": (native, "prepare", fails),
     "hints": (backend.hinted, "sizes_of", fails),
     "decompositions": (backend, "decompositions", table_with(fails)),
     "layouts": (backend, "lay_channels_last", fails),

@@ -58,8 +58,8 @@ def test_a_device_with_noise_is_timed_by_its_own_clock_alone(matrix: Matrix) -> 
 
 
 def test_campaigns_that_choose_alike_are_not_apart(matrix: Matrix) -> None:
-    alike = campaign_agreement.judged([matrix], [["second"], ["second"]])
-    apart = campaign_agreement.judged([matrix], [["second"], ["first"]])
+    alike = campaign_agreement.judged([matrix], [[("second", 1)], [("second", 1)]])
+    apart = campaign_agreement.judged([matrix], [[("second", 1)], [("first", 1)]])
     assert alike["agree"] == 1 and alike["apart_most"] == 1
     assert apart["agree"] == 0 and apart["apart_most"] == pytest.approx(1.1) and apart["beyond"] == 1
 

@@ -79,19 +79,26 @@ class OnGpu:
         return self.decomposed
 
 
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
 def called(package: load.Package, stub: Stub, rows: int, place: int, stream: int) -> dict[str, Any]:
     """What a call with so many rows on GPU number `place` returned and asked of the driver."""
     inputs = torch.randn(rows, 64), torch.randint(0, 50, (rows,))
-    structs = [load._struct(tensor) for tensor in inputs]
-    for struct in structs:
-        struct.device_type, struct.device_id = 2, place
-    given = (ctypes.c_void_p * 2)(*map(ctypes.addressof, structs))
+    given = load.packed(inputs)
+    for number in range(len(inputs)):  # as if they were on that GPU
+        given[len(inputs) + load.WORDS * number + 1] = 2 | place << 32
     outputs, why, before = (ctypes.c_void_p * 3)(), ctypes.create_string_buffer(load.ROOM), (stub.count, products_made())
     library, handle = package._library, package._handle
-    status = library.polytile_call_on(handle, stream, given, 2, outputs, 3, why, load.ROOM)
+    status = library.polytile_call_on(handle, stream, given.buffer_info()[0], 2, outputs, 3, why, load.ROOM)
     found: dict[str, Any] = {"status": status, "why": why.value.decode(), "outputs": []}
     for output in outputs if status == load.OK else ():
-        tensor = load._Tensor.from_address(output)
+        tensor = DLTensor.from_address(output)
         found["outputs"].append([list(tensor.shape[: tensor.ndim]), tensor.device_type, tensor.device_id])
         if not found["outputs"][1:]:  # the product, which the stand-in for cuBLASLt has made in the host's memory
             content = (ctypes.c_float * (rows * 128)).from_address(tensor.data)

@@ -123,7 +123,7 @@ def _settle(kernel: MultiKernel, sizes: Mapping[str, int], traced: Traced) -> No
         if decision is not None and decision.link not in MEASURED:
             kernel.add_exact_size(kernel.keys.unpack(kernel.planned_key(own)), sizes)
             kernel.warm([sizes])
-    for inner, ints in kernel.inner_calls(own):
+    for inner, ints, _ in kernel.inner_calls(own):
         if inner not in traced.kernels:
             traced.inner[inner] = None
         _settle(inner, inner.spec.sizes(ints), traced)

@@ -296,12 +296,12 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     """Has calls with these values of the graph's size symbols find a kernel, and others something that serves them."""
     needed: list[tuple[MultiKernel, Candidate]] = []
 
-    def decide(multikernel: MultiKernel, ints: tuple[int, ...], varying: Collection[str]) -> None:
-        unmeasured.decide(multikernel, ints)
+    def decide(multikernel: MultiKernel, ints: tuple[int, ...], varying: Collection[str], runs: bool = True) -> None:
+        unmeasured.decide(multikernel, ints, measured=runs)
         if (form := unmeasured.prepare_everywhere(multikernel, ints, varying)) is not None:
             needed.append((multikernel, form))
-        for inner, own in multikernel.inner_calls(ints):
-            decide(inner, own, inner.keys.bucketed)
+        for inner, own, chosen in multikernel.inner_calls(ints):
+            decide(inner, own, inner.keys.bucketed, runs and chosen)
 
     for values in given:
         for one in calls:

@@ -229,15 +229,15 @@ class MultiKernel:
         """Has calls like the request's run this entry."""
         self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
 
-    def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...]]]:
-        """The inner kernels that calls with these integers may run, each with the integers of its own call: those of the
-        decided candidate and of the candidates that serve open regimes."""
+    def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...], bool]]:
+        """The inner kernels that calls with these integers may run, each with the integers of its own call and whether it is the
+        decided candidate's. The others are those of the candidates that serve open regimes."""
         decision = self.decision_of(self.dispatcher.key_of(*ints))
         chosen = () if decision is None else (decision.candidate,)
         for name in dict.fromkeys((*chosen, *(() if self.fallbacks is None else self.fallbacks.loaded))):
             for inner, own in self._by_name[name].inner_calls(ints):
                 if isinstance(inner, MultiKernel):
-                    yield inner, tuple(own)
+                    yield inner, tuple(own), name in chosen
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
 
-def decide(owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None) -> None:
+def decide(
+    owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None, measured: bool = True
+) -> None:
     """Compiles the candidate that is known to be fastest at these integers, or predicted to be if nothing is known, and makes
     calls there run it. `key` is the key of the call, if there was one; without pointers, tensors count as aligned. If measuring
-    could change the choice, the background measures."""
+    could change the choice, the background measures, unless `measured` is false."""
     ints, decision = tuple(ints), None
     with settings.restored({**owner.options, "stall": "compile"}), counters.stage("choosing"):
         called, key = key, owner.planned_key(ints) if key is None else key
@@ -45,7 +47,7 @@ def decide(owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = ()
                     owner.enter(entry, request)
                     decision = wanted
     with settings.restored(owner.options):
-        better = decision.link in selector.UNMEASURED and measuring()
+        better = measured and decision.link in selector.UNMEASURED and measuring()
         if owner.learning is not None and (better or settings.get("collect")):
             owner.learning.measure(key, ints)
 

@@ -232,10 +232,9 @@ template <class T, int L, class S, class M> PT_FN V<T, L> gather_mask(const S* p
 }
 // The lanes for which the mask holds; of the others nothing is read.
 template <class T, int L, class S> PT_FN V<T, L> load_where(const S* p, V<i32, L> mask) {
-  using B = stored<S>;
 #if defined(PT_AVX512)
-  if constexpr (!wide<B, L>) {
-    V<B, L> v;
+  if constexpr (!wide<stored<S>, L>) {
+    V<stored<S>, L> v;
     move_masked<false>(v, p, mask_bits(mask));
     return from_storage<T, S>(v);
   }
