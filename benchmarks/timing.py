@@ -24,6 +24,11 @@ Call = Callable[[], object]
 LOW = summary.QUANTILE
 
 
+FIRST_CALLS = 5
+"""Calls of which the shortest says how many make a burst. A first one may take a hundred times as long, beside the threads of
+whoever ran before, which spin for some milliseconds; and a burst of one call is as slow every time."""
+
+
 def quantile(samples: Sequence[float], fraction: float) -> float:
     """The value below which `fraction` of the samples lie, linear between samples. Raises ValueError for none."""
     if not samples:
@@ -180,7 +185,8 @@ def compare(
     for call in calls.values():
         for _ in range(warmups):
             call()
-    sizes = {name: max(1, math.ceil(burst_seconds / burst(call, 1))) for name, call in calls.items()}
+    shortest = {name: min(burst(call, 1) for _ in range(FIRST_CALLS)) for name, call in calls.items()}
+    sizes = {name: max(1, math.ceil(burst_seconds / seconds)) for name, seconds in shortest.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     load = OtherLoad(call for call in calls.values() if isinstance(call, Elsewhere))
     started = time.perf_counter()
