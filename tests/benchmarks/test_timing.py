@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import corpus, record
-from benchmarks.timing import Comparison, Timing, compare, geomean, quantile
+from benchmarks.timing import FIRST_CALLS, Comparison, Timing, compare, geomean, quantile
 
 
 def timing(name: str, *samples: float) -> Timing:
@@ -38,7 +38,8 @@ def test_callables_take_turns_and_the_order_reverses() -> None:
     seen: list[str] = []
     calls = {"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}
     found = compare(calls, seconds=0.0, burst_seconds=0.0, warmups=1, min_rounds=4)
-    assert seen == ["a", "b"] + ["a", "b"] + ["a", "b", "b", "a"] * 2  # warm-up, sizing, four rounds
+    sizing = ["a"] * FIRST_CALLS + ["b"] * FIRST_CALLS
+    assert seen == ["a", "b"] + sizing + ["a", "b", "b", "a"] * 2  # warm-up, sizing, four rounds
     assert {name: len(one.samples) for name, one in found.timings.items()} == {"a": 4, "b": 4}
 
 
