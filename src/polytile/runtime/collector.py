@@ -46,6 +46,6 @@ def at_rest_then_searched() -> Iterator[None]:
     global _unsearched, _searched
     with at_rest():
         yield
-    if _unsearched > max(MANY_OBJECTS, _searched // PART):
+    if gc.isenabled() and _unsearched > max(MANY_OBJECTS, _searched // PART):
         gc.collect()
         _unsearched, _searched = 0, _searched + _unsearched
