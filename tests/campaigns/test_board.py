@@ -110,3 +110,15 @@ def test_a_campaign_that_is_stopped_gives_no_units(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CampaignError, match="is no campaign's folder"):
         Board(tmp_path)
+
+
+def test_a_unit_is_compiled_ahead_by_one_worker_and_taken_by_it_first(tmp_path: Path) -> None:
+    board = filled(tmp_path, unit(1), unit(2, 0.5), unit(3, 0.2), unit(4, 0.1))
+    assert board.take("a") == unit(1).id
+    assert [board.claim_next(worker) for worker in ("a", "b")] == [unit(2).id, unit(3).id]
+    assert board.take("b", first=unit(3).id) == unit(3).id
+    assert board.take("c", first=unit(3).id) == unit(2).id  # somebody has it: the next in order
+    assert board.claim_next("a") == unit(4).id
+    assert board.claim_next("b") is None
+    board.finish(unit(4).id, Result("c", 1.0, "lines"))
+    assert board.take("a", first=unit(4).id) is None

@@ -161,9 +161,10 @@ def _sentence(status: Status) -> str:
     done = status.done - len(status.failed)
     speed = status.seconds / max(1, status.done) / max(1, len(status.workers))
     time_left = f", about {status.left * speed:.0f} s more" if status.left and status.done and status.workers else ""
+    share = f", {status.trying / status.seconds:.0%} of them with candidates running" if status.seconds else ""
     return (
         f"{done} of {status.units} units measured{failed}{left}; {len(status.workers)} workers{time_left}, {status.lost} lost; "
-        f"{status.seconds:.1f} s of measuring."
+        f"{status.seconds:.1f} s of measuring{share}."
     )
 
 
