@@ -1,6 +1,6 @@
 """A campaign on one GPU of this machine, then on all of them: rows an hour, and how much of the time the devices run candidates.
 
-    python -m benchmarks.gpu.campaign [--lengths 24] [--seconds 200]     runs both, writes OUT/gpu_campaign.json
+    python -m benchmarks.gpu.campaign [--lengths 64] [--seconds 200]     runs both, writes OUT/gpu_campaign.json
     python -m benchmarks.gpu.campaign --show                             only prints the table of the committed file
 
 The campaign measures the products and loops of a transformer's block in bfloat16 at random numbers of tokens. Each run has a
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class Run:
     units: int
     done: int
     busy: float
+    stages: dict[str, float]
+    """Seconds of all devices together, by the stages of `polytile.counters["seconds"]`."""
 
     @property
     def rows_an_hour(self) -> float:
@@ -98,7 +101,14 @@ def measured(devices: int, lengths: int, seconds: float) -> Run:
         if not status.done:
             raise SystemExit(said.decode())
         spent = ended - begun
-        return Run(devices, spent, rows, status.units, status.done, status.trying / (spent * devices))
+        return Run(devices, spent, rows, status.units, status.done, status.trying / (spent * devices), _stages(board))
+
+
+def _stages(board: Board) -> dict[str, float]:
+    sums = Counter[str]()
+    for _, result in board.results(set()):
+        sums.update(result.stages)
+    return {stage: round(seconds, 2) for stage, seconds in sums.items() if seconds}
 
 
 def _wait_for(workers: Path, process: subprocess.Popen[bytes]) -> float:
@@ -113,7 +123,7 @@ def _wait_for(workers: Path, process: subprocess.Popen[bytes]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, default=24)
+    parser.add_argument("--lengths", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=200.0, help="after which each of the two campaigns is stopped")
     parser.add_argument("--devices", type=int, nargs="+", help="default: one, and all of this machine")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))

@@ -112,13 +112,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         Board(tmp_path)
 
 
-def test_a_unit_is_compiled_ahead_by_one_worker_and_taken_by_it_first(tmp_path: Path) -> None:
+def test_a_unit_that_one_worker_compiles_is_taken_by_others_last(tmp_path: Path) -> None:
     board = filled(tmp_path, unit(1), unit(2, 0.5), unit(3, 0.2), unit(4, 0.1))
     assert board.take("a") == unit(1).id
-    assert [board.claim_next(worker) for worker in ("a", "b")] == [unit(2).id, unit(3).id]
-    assert board.take("b", first=unit(3).id) == unit(3).id
-    assert board.take("c", first=unit(3).id) == unit(2).id  # somebody has it: the next in order
-    assert board.claim_next("a") == unit(4).id
+    assert board.claim_next("a") == unit(2).id
+    assert board.take("b") == unit(3).id
+    assert board.claim_next("b") == unit(4).id
     assert board.claim_next("b") is None
-    board.finish(unit(4).id, Result("c", 1.0, "lines"))
-    assert board.take("a", first=unit(4).id) is None
+    assert board.take("b", first=[unit(1).id, unit(4).id]) == unit(4).id
+    assert board.take("b") == unit(2).id
+    board.finish(unit(2).id, Result("b", 1.0, "lines"))
+    assert board.take("a", first=[unit(2).id]) is None
+    assert not (tmp_path / "ahead" / f"{unit(2).id}.json").exists()

@@ -121,20 +121,23 @@ def test_workers_wait_for_a_driver_that_may_add_units(tmp_path: Path) -> None:
     assert board.is_over()
 
 
-def test_a_gpus_worker_compiles_the_next_unit_before_it_measures_one(tmp_path: Path) -> None:
-    units = [replace(unit(number, 1.0 / number), kind="cuda") for number in (1, 2, 3)]
+def test_a_gpus_worker_compiles_the_next_units_before_it_measures_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytile.campaigns.worker.AHEAD", 2)
+    units = [replace(unit(number, 1.0 / number), kind="cuda") for number in (1, 2, 3, 4)]
     board, done = filled(tmp_path, *units), []
 
     class Noted(Bench):
         def prepare(self, unit: Unit) -> None:
-            done.append(("compile", unit.sizes["M"]))
+            done.append(f"compile {unit.sizes['M']}")
 
         def measure(self, unit: Unit) -> str:
-            done.append(("measure", unit.sizes["M"]))
+            done.append(f"measure {unit.sizes['M']}")
             return ""
 
     work(board, "a", Noted(lambda *about: (print, ())))
-    assert done == [("compile", 2), ("measure", 1), ("compile", 3), ("measure", 2), ("measure", 3)]
+    assert done == ["compile 2", "compile 3", "measure 1", "compile 4", "measure 2", "measure 3", "measure 4"]
 
 
 def test_a_unit_that_was_compiled_ahead_gives_the_same_measurements(tmp_path: Path) -> None:

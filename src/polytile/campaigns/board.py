@@ -186,23 +186,25 @@ class Board:
 
     # leases
 
-    def take(self, worker: str, but: Collection[str] = (), first: str | None = None) -> str | None:
+    def take(self, worker: str, but: Collection[str] = (), first: Sequence[str] = ()) -> str | None:
         """A unit that nobody else has, from now on this worker's; None where there is none. Units whose `work_of` is in `but` are
-        left to others. The unit `first` is taken if it is free, whatever its place in the order."""
+        left to others.
+
+        The free units of `first` come before all others, and units that other workers compile after all others.
+        """
         if self.stopped:
             return None
-        if first is not None and self._lease_undone(first, worker):
-            return first
-        taken, found = self._names("taken"), None
-        left = self._units_left()
+        for name in first:
+            if not self._is_done(name) and self._lease_undone(name, worker):
+                return name
+        taken, claimed, left = self._names("taken"), self._names("ahead"), self._units_left()
         for place, name in enumerate(left):
             if self._is_done(name):
                 left[place] = ""
-            elif name not in taken and work_of(name) not in but and self._lease_undone(name, worker):
-                found = name
-                break
-        self._left = [name for name in left if name]
-        return found
+        self._left = left = [name for name in left if name]
+        free = (name for name in left if name not in taken and work_of(name) not in but)
+        order = sorted(free, key=claimed.__contains__) if claimed else free
+        return next((name for name in order if self._lease_undone(name, worker)), None)
 
     def claim_next(self, worker: str, but: Collection[str] = ()) -> str | None:
         """The next free unit whose kernels nobody compiles yet; from now on this worker does, while it measures another one. None
@@ -272,6 +274,7 @@ class Board:
         """Files what was found; whether it is the first result of the unit, as another worker may have had it as well."""
         first = self._create(self.root / "done" / f"{name}.json", json.dumps(asdict(result)))
         self.give_back(name)
+        (self.root / "ahead" / f"{name}.json").unlink(missing_ok=True)
         return first
 
     def give_back(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """A worker: takes units of work from a campaign's folder, measures them, and files what it finds.
 
-On a GPU it compiles the kernels of the next unit while it measures one, so that the device does not wait for compilers. On a CPU
+On a GPU it compiles the kernels of the next units while it measures one, so that the device does not wait for compilers. On a CPU
 compilers would disturb what is timed.
 
 It measures into a store of its own, of which the new measurements go to the folder with each unit, so that no two hosts write to
@@ -15,7 +15,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ PATIENCE_SECONDS = 1.0
 MOST_UNITS = 256
 """Units that are measured into one store: each looks through all of it for what is new."""
 
+AHEAD = 8
+"""Units whose kernels a GPU's worker compiles while it measures another one. A device measures a unit in a fraction of a second,
+and a kernel takes about a second to compile."""
+
 Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
 """A function of a call's description and a device that gives the function to call, and the arguments of each call."""
 
@@ -59,7 +63,7 @@ class Bench:
     def __init__(self, resolve: Resolve) -> None:
         self.resolve = resolve
         self._ahead: dict[tuple[str, Path], MultiKernel] = {}
-        """The kernels of the last two units that were prepared, by the unit's id and the store that they write to."""
+        """The kernels of the last units that were prepared, by the unit's id and the store that they write to."""
         self._folder = tempfile.TemporaryDirectory(prefix="polytile-campaign-")
         self._units = 0
         self._known: set[str] = set()
@@ -78,7 +82,7 @@ class Bench:
             kernel.forget()
             kernel.prepare([unit.sizes[name] for name in kernel.spec.size_names])
             self._ahead[unit.id, self.place] = kernel
-            while len(self._ahead) > 2:
+            while len(self._ahead) > AHEAD + 1:
                 del self._ahead[next(iter(self._ahead))]
 
     def measure(self, unit: Unit) -> str:
@@ -148,13 +152,14 @@ def work(board: Board, name: str, bench: Bench) -> bool:
     """Measures units until none is left, and closes the bench; whether some are left to another process than this one, which has
     measured the same already. Raises OtherDevice where nothing measured here would count."""
     board.join(name)
-    measured, ahead = set[str](), None
+    measured, ahead = set[str](), list[str]()
     try:
         while True:
-            unit = board.take(name, measured, first=ahead)
+            unit = board.take(name, measured, ahead)
             if unit is not None:
                 measured.add(work_of(unit))
-                ahead = _look_ahead(board, name, unit, measured, bench)
+                ahead = [other for other in ahead if other != unit]
+                _look_ahead(board, name, unit, measured, ahead, bench)
                 _work_on(board, name, unit, bench)
             elif board.is_over():
                 return False
@@ -170,14 +175,13 @@ def work(board: Board, name: str, bench: Bench) -> bool:
         board.leave(name)
 
 
-def _look_ahead(board: Board, worker: str, name: str, measured: Collection[str], bench: Bench) -> str | None:
-    """Starts compiling the unit after this one, if its kernels run on a GPU. Returns that unit."""
+def _look_ahead(board: Board, worker: str, name: str, measured: set[str], ahead: list[str], bench: Bench) -> None:
+    """Starts compiling units that come after this one, if their kernels run on a GPU, until AHEAD of them are under way."""
     if board.unit(name).kind == "cpu":
-        return None
-    following = board.claim_next(worker, measured)
-    if following is not None:
-        bench.prepare(board.unit(following))
-    return following
+        return
+    while len(ahead) < AHEAD and (unit := board.claim_next(worker, measured | set(map(work_of, ahead)))) is not None:
+        bench.prepare(board.unit(unit))
+        ahead.append(unit)
 
 
 def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
