@@ -14,6 +14,8 @@ from polytile import options
 from polytile.candidates import cutlass
 from polytile.candidates.cutlass import CutlassCandidate, product_candidates
 from polytile.cli import doctor
+from polytile.dispatch import MultiKernel
+from polytile.dispatch.gpu_specs import template_spec
 from polytile.errors import CandidateRejected, CompilerMissing
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
@@ -25,6 +27,7 @@ from tests.codegen.triton_gemm import product
 CPU, H100 = torch.device("cpu"), device.named("H100")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ALIGNED = Facts(frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"))
+SQUARE = {"batch": 1, "M": 4096, "N": 4096, "K": 4096}
 VERSION = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR {}\n#define CUTLASS_PATCH 0\n"
 
 
@@ -89,10 +92,20 @@ def test_operands_that_the_copy_engine_cannot_take_are_left_to_others(refusing: 
     for facts in (Facts(), Facts(strides, frozenset("A")), Facts(strides - {"b_stride_n"}, frozenset("AB"))):
         form = candidate.specialise(facts)
         form.prepare()
-        assert form.failed() and not refusing.exists()
-        with pytest.raises(CandidateRejected, match="[AB] or its rows do not begin at multiples of 16 bytes"):
+        assert form.failed() and not form.valid(SQUARE) and not refusing.exists()
+        with pytest.raises(CandidateRejected, match="[AB] does not begin at a multiple of 16 bytes, or its rows are not"):
             form.entry()
-    assert not candidate.specialise(Facts(strides, frozenset("AB"))).failed()
+    able = candidate.specialise(Facts(strides, frozenset("AB")))
+    assert able.valid(SQUARE) and not able.failed()
+
+
+def test_a_size_whose_rows_the_copy_engine_cannot_take_has_no_candidate(refusing: Path) -> None:
+    """Rows of 1000 elements begin at multiples of 16 bytes, but others of the same regime do not."""
+    kernel = product(BF16, "k", "n")
+    made = MultiKernel(template_spec(kernel, "product", (), CPU), found(kernel))
+    for n, takes in ((1008, True), (1000, False), (1001, False)):
+        ints = 1, 3, n, 512, 3 * 512, 512, 1, 512 * n, n, 1, 3 * n, n, 1
+        assert bool(made.request(made.planned_key(ints), ints, None).candidates) == takes
 
 
 def test_a_launch_says_what_the_kernel_takes(refusing: Path) -> None:

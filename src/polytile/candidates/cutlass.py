@@ -81,7 +81,7 @@ class CutlassCandidate(TritonCandidate):
 
 
 class _Specialised(Specialised):
-    """The form for a regime. If the copy engine does not accept the regime's operands, the form counts as failed."""
+    """The form for a regime. If the copy engine does not accept the regime's operands, the form is valid at none of its sizes."""
 
     origin = CutlassCandidate.origin
 
@@ -93,6 +93,9 @@ class _Specialised(Specialised):
         except LoweringError as error:
             return f"{self.name} takes no part: {error}"
         return ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return not self.refusal and super().valid(sizes)
 
     def prepare(self) -> None:
         if not self.refusal:

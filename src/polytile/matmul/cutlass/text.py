@@ -75,11 +75,14 @@ def able(kernel: GemmKernel) -> bool:
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
     """The launch. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
-    multiples of 16 bytes, and so do their rows."""
+    multiples of 16 bytes, and so do their rows. Of a regime's rows it is only known whether they are a multiple of 16 elements
+    apart."""
     a, b = operands(kernel)
     for operand in (a, b):
         if operand.tensor not in facts.aligned or not facts.divides(operand.stride):
-            raise LoweringError(f"{operand.tensor} or its rows do not begin at multiples of 16 bytes")
+            raise LoweringError(
+                f"{operand.tensor} does not begin at a multiple of 16 bytes, or its rows are not a multiple of 16 elements apart"
+            )
     cluster, m, n = (int(config[name]) for name in ("cluster", "m", "n"))
     arguments = (
         Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1), Argument(Kind.TENSOR, "C", "*"),
