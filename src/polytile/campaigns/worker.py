@@ -11,6 +11,7 @@ would hold it for good.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -32,7 +33,7 @@ from polytile.ir.serialise import MALFORMED, Reader
 from polytile.problem import sizes_text
 from polytile.runtime import device
 from polytile.store import jsonl
-from polytile.store.reading import records
+from polytile.store.reading import Record, records
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import for_measuring
 
@@ -45,9 +46,9 @@ PATIENCE_SECONDS = 1.0
 MOST_UNITS = 256
 """Units that are measured into one store: each looks through all of it for what is new."""
 
-AHEAD = 8
-"""Units whose kernels a GPU's worker compiles while it measures another one. A device measures a unit in a fraction of a second,
-and a kernel takes about a second to compile."""
+AHEAD, AHEAD_AT_ONCE = 64, 4
+"""Units whose kernels a GPU's worker compiles while it measures others, and how many it adds before each. A device measures
+a unit in a fraction of a second, and a kernel takes seconds to compile."""
 
 Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
 """A function of a call's description and a device that gives the function to call, and the arguments of each call."""
@@ -67,6 +68,8 @@ class Bench:
         self._folder = tempfile.TemporaryDirectory(prefix="polytile-campaign-")
         self._units = 0
         self._known: set[str] = set()
+        self._newest = -math.inf
+        """The measurements of the store that results have, and when the last of them was taken."""
 
     @property
     def place(self) -> Path:
@@ -93,12 +96,18 @@ class Bench:
                 self._call(unit)
             else:
                 self._warm(unit)
-        new = [record for record in records(self.place) if record.uid not in self._known]
-        self._known.update(record.uid for record in new)
+        lines = jsonl.header() + "".join(map(jsonl.line, self._new()))
         self._units += 1
         if self._units % MOST_UNITS == 0:
-            self._known.clear()
-        return jsonl.header() + "".join(map(jsonl.line, new))
+            self._known, self._newest = set(), -math.inf
+        return lines
+
+    def _new(self) -> list[Record]:
+        """The measurements that no result has."""
+        found = [record for record in records(self.place, self._newest) if record.uid not in self._known]
+        self._known.update(record.uid for record in found)
+        self._newest = max((record.taken_at for record in found), default=self._newest)
+        return found
 
     def _as_asked(self, unit: Unit) -> contextlib.AbstractContextManager[None]:
         """Within the block options are the unit's, and measurements go to this bench's store."""
@@ -176,10 +185,13 @@ def work(board: Board, name: str, bench: Bench) -> bool:
 
 
 def _look_ahead(board: Board, worker: str, name: str, measured: set[str], ahead: list[str], bench: Bench) -> None:
-    """Starts compiling units that come after this one, if their kernels run on a GPU, until AHEAD of them are under way."""
+    """Starts compiling units that come after this one, if their kernels run on a GPU, and adds them to `ahead`."""
     if board.unit(name).kind == "cpu":
         return
-    while len(ahead) < AHEAD and (unit := board.claim_next(worker, measured | set(map(work_of, ahead)))) is not None:
+    for _ in range(min(AHEAD_AT_ONCE, AHEAD - len(ahead))):
+        unit = board.claim_next(worker, measured.union(map(work_of, ahead)))
+        if unit is None:
+            return
         bench.prepare(board.unit(unit))
         ahead.append(unit)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,10 +91,11 @@ def reading(place: Place) -> Iterator[Reader]:
             file.close()
 
 
-def records(place: Place) -> list[Record]:
-    """Every measurement of the store, oldest first. Raises StoreError where it cannot be read."""
+def records(place: Place, since: float = -math.inf) -> list[Record]:
+    """Every measurement of the store, or every one taken at `since` or later (seconds since 1970), oldest first. Raises
+    StoreError where the store cannot be read."""
     with reading(place) as reader:
-        rows = [record_of(row) for row in reader.rows(schema.RECORDS)]
+        rows = [record_of(row) for row in reader.rows(schema.RECORDS) if row[1] >= since]
     return sorted(rows, key=lambda record: (record.taken_at, record.uid))
 
 
