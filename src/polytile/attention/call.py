@@ -1,4 +1,4 @@
-"""From an attention of a program to its problem and the way it is called there."""
+"""Maps an attention of a program to its problem and the arguments of the call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polytile.schedule.canonical import LoopKernel
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """What a call passes: buffers or views whose data starts at their first element, and size expressions, in argument order."""
+    """What a call passes: buffers (or views that start at a later element) and size expressions, in argument order."""
 
     buffers: tuple[str | View, ...]
     sizes: tuple[sympy.Expr, ...]
 
 
 def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[AttentionProblem, AttentionSite]:
-    """The problem that `attention` is, and how to call its kernel here."""
+    """The problem of an attention, and how to call its kernel."""
     q, k, v, backward = attention.q, attention.k, attention.v, attention.gradients is not None
     strided = [view for view in attention.views if backward or view is not attention.lse]
     scores, captured, integers = _scores(attention, buffers)
@@ -55,7 +55,7 @@ def _layout(sequences: Sequences | None) -> Layout | None:
 
 
 def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
-    """The problem's sizes at this attention."""
+    """The values of the problem's sizes."""
     if problem.layout is None:
         return attention.extents
     known = {"Ends": attention.extents[0] + 1}
@@ -72,7 +72,7 @@ def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr,
 def _scores(
     attention: Attention, buffers: Mapping[str, Buffer]
 ) -> tuple[LoopKernel | None, tuple[str, ...], tuple[sympy.Expr, ...]]:
-    """The scores in the names of a problem, the buffers that they load, and the integers that they need besides the sizes."""
+    """The scores under the problem's names, the buffers that they load, and the integers that they need besides the sizes."""
     if attention.scores is None:
         return None, (), ()
     kernel, site = canonical.canonicalize(attention.scores, {**buffers, SCORES: _like_scores(attention, buffers)})

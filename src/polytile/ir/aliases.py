@@ -1,12 +1,12 @@
-"""Which buffers of a program may share memory with each other, as far as library calls bring that about."""
+"""Which buffers of a program may alias each other as a result of library calls."""
 
 from __future__ import annotations
 
 from polytile.ir.program import Extern, Program
 
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-"""Operators on what several processes have. They are under way until `wait_tensor`, which returns its argument itself, though
-its schema does not say so: until then their arguments and results are read and written."""
+"""Namespaces of collective operators. Until `wait_tensor`, a collective may read and write its arguments and results.
+`wait_tensor` returns its argument itself, although its schema does not say so."""
 
 
 def maybe_aliased(program: Program) -> set[str]:

@@ -100,7 +100,7 @@ BY_NAME: dict[str, OpDef] = {definition.name: definition for definition in TABLE
 
 
 def definition(name: str) -> OpDef:
-    """The table's row; raises IRError for an unknown name."""
+    """The definition of the named operation; raises IRError for an unknown name."""
     if name not in BY_NAME:
         raise IRError(f"there is no IR operation {name!r}; see polytile/ir/ops.py for the table.")
     return BY_NAME[name]

@@ -1,4 +1,4 @@
-"""The IR as text a person can read.
+"""Prints the IR as readable text.
 
 loop softmax0 for p0 < s0 over r0 < s1        # softmax
   t0 = load arg0[p0*s1 + r0] : float32

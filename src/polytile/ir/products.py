@@ -1,4 +1,4 @@
-"""What grouped and scaled products compute, by torch's operators: the definitions that every kernel is held to."""
+"""Reference definitions of grouped and scaled products, with which every kernel must agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
-    """Where each group begins and ends on an axis of this length: see ir.program.Grouping."""
+    """(start, end) of each group on an axis of this length (see ir.program.Grouping)."""
     first = 0
     for end in ends.tolist():
         end = min(max(end, 0), length)

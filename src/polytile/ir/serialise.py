@@ -1,12 +1,4 @@
-"""Parts of a program as JSON and back: canonical loops with their expressions, sizes, views, and the arguments of library calls.
-
-    Writer().document(kernel)   →   {"shared": [...], "value": ...}   →   Reader(document).value() == kernel
-
-What a part shares, expression nodes, sizes, symbols and objects with a state of their own, stands once in the table "shared",
-before what refers to it. Every other value is itself where JSON has it, and a list that begins with its kind where JSON does not.
-Nothing is evaluated or imported by a name from the file: sizes are made of sympy's and torch's own classes, operators are looked
-up among torch's.
-"""
+"""Reads and writes parts of a program as JSON: canonical loops, expressions, sizes, views, and arguments of library calls."""
 
 from __future__ import annotations
 
@@ -31,7 +23,7 @@ CLASSES: dict[str, type] = {
         program.Grouping, program.Scales, program.Store, program.View,
     )
 }  # fmt: skip
-"""Values that are written field by field."""
+"""Dataclasses that are written field by field."""
 
 NODES: dict[str, type[Node]] = {
     name: cls for name, cls in vars(expr).items() if isinstance(cls, type) and issubclass(cls, Node)
@@ -41,21 +33,25 @@ NUMBERS: dict[str, Basic] = {
     "oo": sympy.oo, "-oo": -sympy.oo, "nan": sympy.nan, "pi": sympy.pi, "E": sympy.E, "true": sympy.true, "false": sympy.false,
     "int_oo": numbers.int_oo, "-int_oo": -numbers.int_oo,
 }  # fmt: skip
-"""sympy's numbers that have a name instead of digits."""
+"""sympy's named numbers."""
 
 ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (RuntimeError, ValueError, IndexError, TypeError)}
-"""What checks of a program raise."""
+"""Exceptions that a program's checks raise."""
 
 PLAIN = (bool, int, float, str, type(None))
 
 
 class Unstorable(Exception):
-    """Something has no form on disk; says what and why."""
+    """Raised for a value that cannot be serialised; the message says which and why."""
 
 
 class Writer:
-    """`classes` are what may be written besides CLASSES: dataclasses, enums, and classes whose objects have in `made_from` the
-    arguments that they were made with; such an object is one again when it is read, however many refer to it."""
+    """Writes values as JSON.
+
+    `classes` may be written in addition to CLASSES: dataclasses, enums, and classes whose objects store their constructor
+    arguments in `made_from`. An object of the last kind that is referenced several times is written once, and read back as one
+    object.
+    """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._classes = frozenset(CLASSES.values()) | frozenset(classes)
@@ -146,7 +142,7 @@ HOMES: Mapping[str, Any] = {"sympy": sympy, "torch": functions}
 
 
 def _assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
-    """What a symbol was made with."""
+    """The assumptions with which a symbol was created."""
     made_with = getattr(symbol, "_assumptions_orig", None)
     return dict(symbol._assumptions.generator if made_with is None else made_with)
 
