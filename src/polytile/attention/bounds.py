@@ -26,7 +26,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
 
 FIRST, LAST = sizes.axis("first"), sizes.axis("last")
-"""The first and the last query of a block."""
+"""Symbols of the first and the last query of a block."""
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _AND, _OR = ("logical_and", "bitwise_and", "mul", "minimum"), ("logical_or", "bitwise_or", "add", "maximum")

@@ -92,14 +92,15 @@ def _scores(
 
 
 def _like_scores(attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
-    """The buffer that scores would be in."""
+    """A buffer of the shape of the scores."""
     batch, heads, _, rows, keys, _, _ = attention.extents
     shape = (batch, heads, rows, keys)
     return Buffer(SCORES, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
 
 
 def _bias(view: View, fill: float) -> Bias:
-    """Which axes a bias varies along, as far as its strides and sizes say before a call."""
+    """The problem's description of a bias: the axes along which it varies, as far as strides and sizes are known before a
+    call."""
     extents = zip("bhmn", view.sizes, view.strides, strict=True)
     varies = "".join(axis for axis, size, stride in extents if stride != 0 and size != 1)
     along_rows = "n" in varies and view.strides[3] == 1
@@ -107,5 +108,5 @@ def _bias(view: View, fill: float) -> Bias:
 
 
 def _passed(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
+    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view

@@ -22,7 +22,7 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Buffer, Loop, Store, Template, View, compute_dtype, whole
 
 ITEMS, ROWS = symbol("I"), symbol("R")
-"""Heads of k of all batches, and rows of q of one of them."""
+"""Number of key heads over all batches, and of query rows per key head."""
 ORIGIN = ("attention_scores",)
 
 

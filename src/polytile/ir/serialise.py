@@ -138,7 +138,6 @@ class Writer:
 
 
 HOMES: Mapping[str, Any] = {"sympy": sympy, "torch": functions}
-"""Where the classes of sizes are looked up."""
 
 
 def _assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
@@ -148,8 +147,8 @@ def _assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
 
 
 class Reader:
-    """A document of Writer's, with the same `classes`. A malformed one raises KeyError, IndexError, TypeError, ValueError or
-    AttributeError (MALFORMED)."""
+    """Reads a document of Writer, with the same `classes`. A malformed document raises KeyError, IndexError, TypeError,
+    ValueError or AttributeError (MALFORMED)."""
 
     def __init__(self, document: Mapping[str, Any], classes: Iterable[type] = ()) -> None:
         self._classes = {**CLASSES, **{cls.__name__: cls for cls in classes}}
@@ -209,11 +208,11 @@ class Reader:
 
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a document raises that this version did not write."""
+"""Exceptions from reading a malformed document, or one of another version."""
 
 
 def operator_named(name: str) -> OpOverload:
-    """The operator "aten.add.Tensor". Raises AttributeError where torch has none of that name."""
+    """The operator of a name such as "aten.add.Tensor". Raises AttributeError if torch has none of that name."""
     namespace, operator, overload = name.split(".")
     return _checked(getattr(getattr(getattr(torch.ops, namespace), operator), overload), (OpOverload,))
 

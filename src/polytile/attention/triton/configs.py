@@ -54,7 +54,7 @@ FEW_ROWS = 256
 PACKED_UP_TO = 128
 """Packing is tried up to this many query rows; above, plain tiles are full enough."""
 SMALL, GROUP = 16, 64
-"""Rows of the smallest block, and those that a group of Hopper's warps multiplies at once."""
+"""Rows of the smallest tile, and of a warpgroup's matrix instruction on Hopper."""
 
 
 def shared_bytes(row: Row, head: int, itemsize: int) -> int:

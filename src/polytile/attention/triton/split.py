@@ -29,7 +29,7 @@ from polytile.schedule.facts import Facts
 MOST = 256
 """Maximum number of parts."""
 COMBINE_WARPS, STEP, COLUMNS = 4, 32, 64
-"""Of the second launch: warps of a program, parts that it takes at once, and columns of v at most."""
+"""For the second launch: warps per program, parts per iteration, and the maximum number of columns of v."""
 
 
 def parts(unit: Unit) -> sympy.Expr:

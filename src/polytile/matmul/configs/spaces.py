@@ -1,4 +1,4 @@
-"""Exhaustive spaces: every config worth a search, for when time does not matter."""
+"""Exhaustive search spaces: every config worth trying when time does not matter."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ROCM_FLEX_STAGES = (1, 2)
 
 
 def gemm() -> Iterator[Gemm]:
-    """Every block, number of stages and of warps of a product."""
+    """Every combination of tile, stages and warps of a product."""
     for m, n, k, stages, warps in product(BLOCKS, BLOCKS, BLOCKS, STAGES, WARPS):
         yield Gemm(m, n, k, stages, warps)
 
 
 def rocm_gemm(default_stages: int) -> Iterator[RocmGemm]:
-    """The same for AMD's GPUs, with one stage or the backend's own number."""
+    """The same for AMD GPUs, with one stage or the backend's default."""
     numbers = product(BLOCKS, BLOCKS, BLOCKS, (1, default_stages), ROCM_WARPS, ROCM_GROUPS, NONKDIM, WAVES)
     for m, n, k, stages, warps, group, nonkdim, waves in numbers:
         yield RocmGemm(m, n, k, stages, warps, group, matrix_instr_nonkdim=nonkdim, waves_per_eu=waves)
 
 
 def flex_forward(rocm: bool) -> Iterator[Flex]:
-    """Blocks of queries by blocks of keys."""
+    """Tiles of queries by tiles of keys."""
     yield from _flex(((m, n) for m, n in product(FLEX_M, FLEX_N)), rocm, WARPS)
 
 
 def flex_backward(rocm: bool) -> Iterator[Flex]:
-    """The block of keys is a multiple of the block of queries."""
+    """Tiles in which the block of keys is a multiple of the block of queries."""
     yield from _flex(((m, n) for m, n in product(FLEX_BLOCKS, FLEX_BLOCKS) if n % m == 0), rocm, WARPS)
 
 
