@@ -39,7 +39,7 @@ def flex_backward(rocm: bool) -> Iterator[Flex]:
 
 
 def flex_backward_autotune(rocm: bool) -> Iterator[Flex]:
-    """The smaller set that is tried by default: eight warps from 128 keys on."""
+    """The smaller set to try by default, with eight warps from 128 keys on."""
     for m, n in product((32, 64), (32, 64, 128)):
         yield from _flex(iter([(m, n)]), rocm, (4, 8) if n >= 128 else (4,))
 
@@ -54,7 +54,7 @@ def _flex(blocks: Iterator[tuple[int, int]], rocm: bool, warps: tuple[int, ...])
 
 
 def flex_decode(rocm: bool) -> Iterator[FlexDecode]:
-    """Blocks of keys for few queries."""
+    """Tiles of keys, for few queries."""
     if not rocm:
         yield from (FlexDecode(n, stages, w) for n, stages, w in product(FLEX_BLOCKS, FLEX_STAGES, WARPS))
         return

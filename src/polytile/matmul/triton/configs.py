@@ -72,8 +72,8 @@ STREAM = (
     Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
 )  # fmt: skip
 FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
-"""Equal shares of k: steps that each multiprocessor must have; parts that a block is added up of, one after another, at most;
-where whole blocks would keep so much of the multiprocessors busy, or there are more rounds of them, they are taken whole."""
+"""Limits of stream-K: the minimum number of steps per multiprocessor and the maximum number of parts per tile. Whole tiles are used
+if they keep this share of the multiprocessors busy, or take more waves than this."""
 ROWS = (
     (16, 256, 3, 4), (32, 128, 3, 4), (32, 256, 3, 8), (64, 64, 3, 4), (8, 512, 3, 4), (128, 32, 3, 4), (256, 16, 3, 4),
     (16, 512, 3, 4), (16, 256, 5, 4),
@@ -94,7 +94,7 @@ THIN_UP_TO = 64
 """Maximum number of rows at which thin tiles are tried."""
 DESCRIPTORS_FROM, SMALLEST_DESCRIBED = 90, 64
 TENSOR_SUMS, PLAIN_SUMS = 128, 64
-"""Sums of a thread that leave room for the rest, with tensor cores and without."""
+"""Maximum number of accumulators per thread without spilling, with tensor cores and without."""
 
 
 @dataclass(frozen=True)
@@ -339,12 +339,12 @@ def space(kind: Kind, device: DeviceFacts) -> Space:
 
 
 def _sums(config: Config) -> float:
-    """Of a thread, for one row of A, in the variant `rows`: all lanes along k have some."""
+    """Accumulators per thread and row of A in the variant `rows`, where every lane along k has its own."""
     return int(config["n"]) * int(config["k"]) / (32 * int(config["warps"]))
 
 
 def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
-    """Whether a block is no larger than the next powers of two of what it covers."""
+    """Whether a tile does not exceed the next powers of two of the sizes."""
     return max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
 
 

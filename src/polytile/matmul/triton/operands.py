@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 EVEN_K, EVEN_L = Divisible("K", 64), Divisible("L", 64)
-"""Conditions of a regime: blocks of up to 64 along k need no mask where they hold."""
+"""Regime facts under which blocks of up to 64 along k need no mask."""
 
 
 def symbol(name: str) -> sympy.Symbol:

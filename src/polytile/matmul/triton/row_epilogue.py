@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polytile.matmul.triton.unit import Unit
 
 ROWS, PARTS = 16, 32
-"""Rows of a program of the last launch, and parts of each that it reads at once."""
+"""Rows per program of the last launch, and the number of parts that it reads at once."""
 VALUES = {"welford": 3, "argmax": 2, "argmin": 2, "online_softmax": 2}
 """Number of state values of reductions that have several."""
 PAIRWISE = {"welford": "pt_welford_two"}
