@@ -72,8 +72,8 @@ STREAM = (
     Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
 )  # fmt: skip
 FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
-"""Limits of stream-K: the minimum number of steps per multiprocessor and the maximum number of parts per tile. Whole tiles are used
-if they keep this share of the multiprocessors busy, or take more waves than this."""
+"""Limits of stream-K: the minimum number of steps per multiprocessor and the maximum number of parts per tile. Whole tiles are
+used if they keep this share of the multiprocessors busy, or take more waves than this."""
 ROWS = (
     (16, 256, 3, 4), (32, 128, 3, 4), (32, 256, 3, 8), (64, 64, 3, 4), (8, 512, 3, 4), (128, 32, 3, 4), (256, 16, 3, 4),
     (16, 512, 3, 4), (16, 256, 5, 4),
