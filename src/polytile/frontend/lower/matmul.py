@@ -40,7 +40,7 @@ GROUPS = (16, 1024)
 """Minimum and maximum number of elements along k that share a scale, for kernels that scale each group's partial sums."""
 CONVERSIONS = ("cast", "round_bf16", "round_f16")
 WHOLE, BY_ROWS = 0, 1
-"""Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
+"""Values of `torch.nn.functional.ScalingType`: one scale per operand, or one per row or column."""
 SCALED_ROWS = 128
 """Rows of A, or columns of B, that share a scale in block-scaled products."""
 Number: TypeAlias = "bool | int | float | Size"
