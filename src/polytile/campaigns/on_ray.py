@@ -1,6 +1,6 @@
-"""Workers as actors of a Ray cluster. Ray places them and tells when one is gone; what each does next polytile says.
+"""Workers as actors of a Ray cluster. Ray places them and reports when one is gone; polytile assigns their work.
 
-An actor needs no folder: units go to it and measurements come back by Ray. The driver holds the leases for all of them.
+An actor needs no folder: Ray transports units to it and measurements back. The driver holds the leases for all of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from polytile.errors import CampaignError
 
 
 class Actor:
-    """What runs in the cluster."""
+    """The actor in the cluster."""
 
     def __init__(self, resolve: Resolve) -> None:
         self.bench = Bench(resolve)
 
     def measure(self, unit: Unit) -> Result:
-        """What became of a unit. Raises OtherDevice."""
+        """Measure a unit and return the result. Raises OtherDevice."""
         begun = time.monotonic()
         try:
             lines = self.bench.measure(unit)
@@ -34,7 +34,7 @@ class Actor:
 
 
 class OnRay(Place):
-    """`count` actors, or, where that is 0, one for each GPU of the cluster, or one for each of its hosts."""
+    """`count` actors; for 0, one for each GPU of the cluster, or one for each of its hosts."""
 
     def __init__(self, board: Board, kind: str, count: int, resolve: Resolve) -> None:
         try:
@@ -108,7 +108,7 @@ class OnRay(Place):
                 self._replace(name, unit)
 
     def _replace(self, name: str, unit: str) -> None:
-        """The actor of a unit is gone: another one takes its place."""
+        """Replace the lost actor of a unit."""
         self.board.lose(unit)
         self.deaths += 1
         if self.deaths > MOST_DEATHS:

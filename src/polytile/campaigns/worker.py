@@ -1,8 +1,8 @@
-"""A worker: takes units of work from a campaign's folder, measures them, and files what it finds.
+"""A worker: takes units of work from a campaign's folder, measures them, and files the results.
 
-It measures into a store of its own, of which the new measurements go to the folder with each unit, so that no two hosts write to
-one file. While it works a thread gives signs of life. It ends itself after a unit's time is over: a kernel that hangs the device
-would hold it for good.
+It measures into a store of its own; the new measurements of each unit go to the folder, so that no two hosts write to one file.
+While it works, a thread keeps its lease alive. It ends itself when a unit's time is up, since a kernel that hangs would otherwise
+hold the device forever.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ HUNG = 75
 """Exit status of a worker whose unit took too long."""
 
 PATIENCE_SECONDS = 1.0
-"""How long a worker waits before it looks again, where others have all units that are left."""
+"""Seconds that a worker waits before it looks again if others hold all remaining units."""
 
 MOST_UNITS = 256
-"""Units that are measured into one store: each looks through all of it for what is new."""
+"""Maximum number of units per store: each unit scans all of it for new measurements."""
 
 Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
-"""A function of a call's description and a device that gives the function to call, and the arguments of each call."""
+"""Takes a call's description and a device; returns the function to call, and the arguments of each call."""
 
 
 class OtherDevice(CampaignError):
@@ -49,7 +49,7 @@ class OtherDevice(CampaignError):
 
 
 class Bench:
-    """What a worker measures with: a store of its own."""
+    """The store into which a worker measures."""
 
     def __init__(self, resolve: Resolve) -> None:
         self.resolve = resolve
@@ -96,10 +96,10 @@ class Bench:
 
 
 def fingerprint(kind: str) -> str:
-    """What problems on a device of this kind, "cpu" or "cuda", say of it."""
+    """The device of problems on a device of this kind, "cpu" or "cuda"."""
     if kind != "cuda":
         return device.fingerprint()
-    from polytile.runtime.cuda.device import fingerprint as of_gpu  # what a GPU needs is imported where there is one
+    from polytile.runtime.cuda.device import fingerprint as of_gpu  # import what a GPU needs only if there is one
 
     return of_gpu(torch.cuda.current_device())
 
