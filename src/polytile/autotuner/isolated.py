@@ -58,7 +58,7 @@ def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-# As machine code.
+# Machine code.
 
 
 def _machine_code(compiled: Any, call: Call, values: Mapping[str, Any], grid: tuple[int, int, int]) -> DeviceHandle:
@@ -95,7 +95,7 @@ def _parameter(name: str, kind: Any, value: Any, call: Call) -> tuple[int, int]:
     raise Unavailable(f"its argument {name!r} is neither a tensor of its device nor a number")
 
 
-# As a kernel that is imported.
+# An importable kernel.
 
 
 def place_of(tuner: Autotuner) -> tuple[str, str] | None:

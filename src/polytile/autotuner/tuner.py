@@ -234,7 +234,7 @@ class Autotuner(TritonsAutotuner):
             if self.quick is not None:
                 self.quick.routes.clear()
 
-    # Tunings of others.
+    # Other tuners' choices.
 
     def load_tunings(self, place: str | Path, size: str = "") -> int:
         """Make calls run the choices in a file of another tuner, without measuring. docs/autotune.md says which calls.
@@ -310,7 +310,7 @@ class Autotuner(TritonsAutotuner):
             return None
         return next(name for name, config in self.named.items() if config == near.config)
 
-    # What may run.
+    # Pruning.
 
     def allowed(self, sizes: Mapping[str, int]) -> Collection[str]:
         """Names of the configs that remain after pruning at these sizes, with the other arguments of the current launch.
@@ -353,7 +353,7 @@ class Autotuner(TritonsAutotuner):
             return self.configs
         return left or self.configs
 
-    # What candidates need.
+    # The interface to candidates.
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

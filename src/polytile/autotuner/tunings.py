@@ -140,7 +140,7 @@ def _literal(text: str) -> Any:
         return text
 
 
-# To others.
+# Export.
 
 
 def write(

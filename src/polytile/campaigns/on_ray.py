@@ -47,9 +47,9 @@ class OnRay(Place):
             ray.init(address=None, log_to_driver=False, include_dashboard=False, configure_logging=False)
         total = ray.cluster_resources().get("GPU", 0) if kind == "cuda" else len(ray.nodes())
         self.running: dict[Any, tuple[str, Any, str, float]] = {}
-        """What is asked of actors: the answer to come, the worker's name, the actor, the unit, and when it counts as hanging."""
+        """Pending requests: the future result, the worker's name, the actor, the unit, and when it counts as hanging."""
         self.measured: dict[str, set[str]] = {}
-        """The work that each actor has measured, which another process is to measure again."""
+        """The work that each actor has measured: further processes of it go to other actors."""
         self.free = {f"ray{n}-{uuid.uuid4().hex[:8]}": self._actor() for n in range(count or int(total))}
         if not self.free:
             raise CampaignError("the campaign is for GPUs, and the Ray cluster has none.")

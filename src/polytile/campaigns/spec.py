@@ -5,18 +5,18 @@
     search = "thorough"             # "all": every candidate; "exhaustive": also all configs of a GPU's products
     seconds = 3600                  # of measuring, all workers together; 0: no limit
     unit_seconds = 600              # after which a worker counts as hanging
-    processes = 3                   # that measure each unit apart from each other, and more if in doubt; default: 1
+    processes = 3                   # that measure each unit independently, and more if in doubt; default: 1
     store = "postgresql://…"        # default: a file in the campaign's folder
 
     [[model]]
     target = "model.py:encoder"     # a function, or one that returns a callable and a list of argument tuples
-    shapes = "8x64"                 # of one call's tensors, where target is to be called with tensors
+    shapes = "8x64"                 # of one call's tensors, if target is called with tensors
     sizes = "sizes.json"            # what `polytile sizes record` wrote; or
     sizes = {s0 = [8, 100], s1 = {low = 2, high = 4096, count = 12}}
     training = true                 # the backward graph too
 
     [[kernel]]
-    target = "kernels.py:rms_norm"  # called as it is, with tensors of each of these shapes
+    target = "kernels.py:rms_norm"  # called directly, with tensors of each of these shapes
     shapes = ["64x512,64x512"]
 
 Paths are relative to the file.

@@ -66,7 +66,7 @@ def trace(spec: Spec, resolve: Resolve, tell: Tell) -> Traced:
 
 def _trace_model(model: Model, spec: Spec, resolve: Resolve, traced: Traced) -> None:
     function, calls = resolve({"target": model.target, "shapes": model.shapes[:1], "dtype": model.dtype}, spec.device)
-    torch._dynamo.reset()  # the same function with other hints is another model
+    torch._dynamo.reset()  # with other hints the same function is another model
     with noting_hints() as wanted:
         compiled = backend.compile(function, hints=model.hints)
         with torch.set_grad_enabled(model.training):

@@ -155,7 +155,7 @@ def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
 
 
 def failed(unit: Unit, error: BaseException) -> str:
-    """Why there is no result, in a line."""
+    """Why a unit has no result, in one line."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     at = f" at {sizes_text(unit.sizes.items())}" if unit.sizes else ""
     return f"{unit.about}{at}: {type(error).__name__}: {first}"

@@ -35,17 +35,17 @@ from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
 
 CLOCK = 4.0e9  # Hz; two vector multiply-adds a cycle
-CALL = 0.05e-6  # s of a kernel that does nothing
+CALL = 0.05e-6  # s of an empty kernel
 FORK = 3.0e-6  # s to start and join threads
 BARRIER = 0.7e-6  # s
-SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
-CUT = 4.0e-9  # s of a further piece of a run, where a comparison with the axis cuts it
-ACROSS = 2.5e-9  # s to put the lanes of one reduction together
-LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
+SWEEP = 1.5e-9  # s per run along the vector axis, besides its vectors
+CUT = 4.0e-9  # s per further piece of a run that a comparison with the axis cuts
+ACROSS = 2.5e-9  # s to combine the lanes of one reduction
+LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (footprint in bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
-STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
+STREAMED = 0.8  # factor on memory time if written lines are not read first
 BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0, "atomic": 128.0}
-# multiply-adds of a vector for each lane
+# multiply-adds per lane of a vector
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 
 

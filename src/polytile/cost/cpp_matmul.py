@@ -24,17 +24,16 @@ from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
 
-# Cycles to copy one vector of B into a panel, and one of A into a tile: measured on Zen 5 at 768 x 768 with the
-# source in L2/L3.
+# Cycles to copy one vector of B to a panel, and of A to a tile: measured on Zen 5 at 768 x 768 with the source in L2/L3.
 COPY_B_CYCLES = {"n": 5.0, "k": 8.0, "any": 40.0}
 COPY_A_CYCLES = {"k": 10.0, "m": 14.0, "any": 40.0}
-FINISH_CYCLES = 2.0  # for one vector of sums: out of the registers, to the epilogue, to memory
-STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by the stream form (measured at M = 8)
-TILE_CYCLES = 30.0  # to set one register tile up
+FINISH_CYCLES = 2.0  # for one vector of accumulators: from registers through the epilogue to memory
+STORE_CYCLES = 1.6  # to load, update and store one vector of accumulators in the stream form (measured at M = 8)
+TILE_CYCLES = 30.0  # to set up one register tile
 SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
 """Cycles to interleave rows of a B that is read in place, by the number of k per lane: for one vector and step, repeated in each
 row tile."""
-WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 or int8 one of float32
+WIDEN_CYCLES = 1.0  # the same to convert one vector of bfloat16 or int8 to float32
 # Slowdown of reading B by panels from distant rows, and from rows that map to the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
@@ -137,7 +136,7 @@ def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int],
     again = (passes - 1) * 0.25  # later passes find part of B in a nearer cache
     if (
         c.form == "tile_direct" and s.together > 1
-    ):  # each tile of rows reads B, where its rows fall into the same sets from afar
+    ):  # each row tile reads B again, from farther away if its rows map to the same cache sets
         again = (s.row_tiles - 1) * (1.0 if scattered == SCATTERED_SAME_SETS else 0.25)
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 FITTED = Constants(memory_latency=0.65e-6, cache_latency=0.35e-6, dispatch=0.25e-9, finish=1.1e-6, issue=4, base_registers=24)
-REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
-COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
-RECEIVED = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
-CLUSTERS = 4e-6  # s that they take to begin, and the next launch to find their sums, beside what others take
-ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
-TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
-LANE_EXCHANGE = 5  # instructions in which a lane takes another's running value
-AGREED = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
-LAID = 0.4e-6  # s for each column of a thread but two
-CACHED = 0.6  # share of memory's time for data that the L2 cache has
-UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a register holds two
+REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s to reduce one value, per tile and per warp
+COLUMN = 1.2e-9  # s per value that a warp passes to others to combine columns
+RECEIVED = 0.25e-6  # s of synchronisation in a cluster that sums columns, besides overlapping loads
+CLUSTERS = 4e-6  # additional s to start clusters, and for the next launch to see their sums
+ARRIVED = 1.0e-6  # s to store a partial result and find out whether the program is the last one
+TAKEN = 20e-9  # s per running value that a thread of the last program combines
+LANE_EXCHANGE = 5  # instructions to take another lane's running value
+AGREED = 0.8e-6  # s to combine columns in a cluster, times the binary logarithm of its size
+LAID = 0.4e-6  # s per column of a thread beyond two
+CACHED = 0.6  # factor on memory time for data in the L2 cache
+UNPACKED = 40e-9  # s per 16-bit element of a thread, two to a register
 
 
 class Columns(Estimate):

@@ -22,21 +22,21 @@ from polytile.schedule.nest import Form
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
-HIDDEN = 0.85e-6  # s of a launch that pass while the one before still runs
-PLACED = 1.18e-9  # s from one program to the next that the device places
-STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
-STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
-WIDE_COPY, NARROW_COPY = 16, 4  # bytes of a lane that a copy to shared memory moves best, and at least
-COPIED = 22  # cycles of a warp's narrowest copy to shared memory; those of twice the bytes are taken to take half
-ITERATION = 0.08e-6  # s for each block that a program goes on to, beside what is done at its points
-EXCHANGE = 0.6e-6  # s in which the programs of a cluster exchange what they have
-LEFT = 8e-9  # s for each value of that a thread reads
-NARROW = 0.05  # for each further block of columns that shares a line of the cache
-SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
+START = 0.05e-6  # s until a program's first load is in flight, besides the launch
+HIDDEN = 0.85e-6  # s of a launch that overlap with the previous kernel
+PLACED = 1.18e-9  # s to schedule one more program
+STAGED = 0.4e-6  # s per tile that is staged in shared memory without need
+STAGED_FIRST = 0.15  # factor on that in the first pass, whose loads take longer than rereads
+WIDE_COPY, NARROW_COPY = 16, 4  # bytes per lane of an asynchronous copy: the best and the minimum
+COPIED = 22  # cycles of a warp's narrowest asynchronous copy; twice the bytes count half
+ITERATION = 0.08e-6  # s of loop overhead per further tile
+EXCHANGE = 0.6e-6  # s of an exchange between the programs of a cluster
+LEFT = 8e-9  # s per value of it that a thread reads
+NARROW = 0.05  # slowdown per further tile of columns that shares a cache line
+SM_SHARE = 2.5  # bandwidth of one multiprocessor alone, in multiples of its share
 SECTOR, LINE = 32, 128  # bytes
-GROUPS = 8  # of multiprocessors: a cluster is in one of them
-KEPT = 0.6  # of the L2 cache that re-read data finds place in
+GROUPS = 8  # groups of multiprocessors (GPCs); a cluster is inside one
+KEPT = 0.6  # share of the L2 cache available to reread data
 MOST_REGISTERS = 255
 
 

@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 FITTED = Constants(memory_latency=0.5e-6, cache_latency=0.1e-6, dispatch=0.25e-9, finish=0.6e-6, issue=3, base_registers=15)
-QUEUE = 9e-9  # s for each load or store of a block that a thread of a loop waits for
-WARP = 40e-9  # s until the next warp of a pointwise program begins
-SCHEDULERS = 4  # of a multiprocessor: each starts an instruction of one warp a cycle
-ACCESSED = 4  # cycles of a load or store of a warp in the unit for memory; 16 bytes a lane take no longer
-SHUFFLE = 65  # cycles until a lane has another's value and has put it together with its own
-BARRIER = 150  # cycles in which the warps of a program exchange what each of them has, by way of shared memory
-PROLOGUE = 30  # instructions of a program, beside those of its points
+QUEUE = 9e-9  # s per load or store for which a thread of a loop waits
+WARP = 40e-9  # s until the next warp of a pointwise program starts
+SCHEDULERS = 4  # per multiprocessor: each issues one warp instruction per cycle
+ACCESSED = 4  # cycles of a warp's load or store in the load/store unit; 16 bytes per lane take no longer
+SHUFFLE = 65  # cycles to receive and combine another lane's value
+BARRIER = 150  # cycles of an exchange between warps through shared memory
+PROLOGUE = 30  # instructions of a program besides those of its points
 ACCESS = 6.0  # instructions of a load or store: position, mask, conversion
-SHUFFLED = 1.7  # instructions of a shuffle, beside those that put two values together
-VALUE, RUNNING, PLACE = 0.9, 0.6, 0.65  # registers for a point, for each running value of it, and for a load or store of a block
-NORM, OVERLAP = 1.5, 3  # how little latency and instructions overlap, and how well both with what bytes take
+SHUFFLED = 1.7  # instructions of a shuffle, besides combining the values
+VALUE, RUNNING, PLACE = 0.9, 0.6, 0.65  # registers per point, per running value of it, and per load or store
+NORM, OVERLAP = 1.5, 3  # norms: latency and instructions overlap little, both overlap well with traffic
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:

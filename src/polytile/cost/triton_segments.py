@@ -28,16 +28,16 @@ from polytile.schedule.gpu.segments import Segments
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-LOOK = 0.3e-6  # s in which a program looks at the next indices, which the nearest cache has, and finds the first of its row
-FINISH = 1.1e-6  # s of another launch
-REGISTERS, SORTED_REGISTERS = 48, 72  # of a thread that looks for points, and of one that adds up those of a list
-SOUGHT = 7.2e-9  # s of a warp for each index it looks at while others do
-LOOKED = 0.1e-6  # s until the next indices are there
-FOLLOWED = 1.0e-6  # s until the next point of a row is found and read
-FETCHED = 1.1  # how many times as long as others rows take that are read by an index
-CACHED = 0.5  # of the time that memory takes where the L2 cache has everything
-SORT, SORTED_INDEX = 1.7e-6, 2.4e-9  # s of the launch that sorts, and for each index of a chunk at two programs a multiprocessor
-BLOCK, COMPARED = 0.7e-6, 0.6e-6  # s for each block of the points that a program has found, and for two blocks it compares
+LOOK = 0.3e-6  # s to scan the next indices, in the L1 cache, for the first of its row
+FINISH = 1.1e-6  # s of a further launch
+REGISTERS, SORTED_REGISTERS = 48, 72  # registers of a thread that searches points, and of one that sums a list
+SOUGHT = 7.2e-9  # s of a warp per index that it scans concurrently with others
+LOOKED = 0.1e-6  # s to load the next indices
+FOLLOWED = 1.0e-6  # s to find and read the next point of a row
+FETCHED = 1.1  # slowdown of rows read by index
+CACHED = 0.5  # factor on memory time if the L2 cache has everything
+SORT, SORTED_INDEX = 1.7e-6, 2.4e-9  # s of the sorting launch, and per index of a chunk at two programs per multiprocessor
+BLOCK, COMPARED = 0.7e-6, 0.6e-6  # s per block of points that a program found, and per comparison of two blocks
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
@@ -93,7 +93,7 @@ def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int,
     """Predicted seconds if the points are sorted first."""
     own, chunks = int(config["rows"]), int(config["chunks"])
     listed = max(1.0, 1.2 * points / max(rows, own) * own / chunks / LISTED)
-    together = -(-rows // own) * chunks / (2 * device.sms) * (2 if chunks > PORTABLE else 1)  # fewer at once
+    together = -(-rows // own) * chunks / (2 * device.sms) * (2 if chunks > PORTABLE else 1)  # fewer run at once
     sort = SORT + max(0.5, together) * int(config["many"]) * SORTED_INDEX
     sort += max(1.0, together) * listed * (BLOCK + (listed + 1) / 2 * COMPARED)
     programs = rows * -(-columns // int(config["x"]))

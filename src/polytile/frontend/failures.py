@@ -55,7 +55,7 @@ def reset() -> None:
 
 def is_raised(error: Exception) -> bool:
     """Whether an error is raised instead of being replaced by ATen calls."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # half a second to import, which the process that makes programs does without
+    dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes 0.5 s, which the compiling process avoids
     raised = RAISED if dynamo is None else (*RAISED, dynamo.TorchDynamoException)
     return isinstance(error, raised) or bool(options.get("on_failure") == "raise")
 

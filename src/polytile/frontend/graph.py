@@ -301,7 +301,7 @@ class _Driver:
                 return self._unlowered(node, why)
             if module not in self.subgraphs:
                 self.subgraphs[module] = self._subgraph(node, module)
-        for given in node.all_input_nodes:  # the programs rely on the strides that were traced
+        for given in node.all_input_nodes:  # the programs rely on the traced strides
             value = self.env[given]
             if isinstance(value, Tensor) and not (value.view is not None and fits(value, given)):
                 self.env[given] = laid_out(self.builder, value, given.meta["val"], is_new(given))
@@ -310,7 +310,7 @@ class _Driver:
         return self._library(node, args, kwargs, "", subgraphs.RUNNERS[node.target])
 
     def _subgraph(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> subgraphs.Subgraph:
-        """A graph that `node` runs, lowered."""
+        """Lower a graph that `node` runs."""
         at = next(given for given in node.all_input_nodes if self.env.get(given) is module)
         users = [user for other in self.graph.graph.find_nodes(op="get_attr", target=at.target) for user in other.users]
         region = all(user.target is torch.ops.higher_order.invoke_subgraph for user in users)

@@ -89,7 +89,7 @@ class Layouts:
 
     def cheapest(self) -> set[Hashable]:
         """The channels-last nodes in the cheapest assignment. Ties are planes."""
-        import networkx  # torch needs it; it takes 0.2 s to import
+        import networkx  # a dependency of torch; importing takes 0.2 s
 
         graph = networkx.DiGraph()
         graph.add_nodes_from(("planes", "last"))

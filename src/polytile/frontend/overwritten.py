@@ -20,7 +20,7 @@ def keep_overwritten(graph: torch.fx.Graph) -> None:
     """Let the backward part of a joint graph see the old values of the inputs that the forward part overwrites: each one on which
     it depends is read through a clone, which is saved for the backward pass and never recomputed."""
     inputs = graph.find_nodes(op="placeholder")
-    tangents = [node for node in inputs if "tangents" in str(node.target)]  # as torch's partitioner knows them
+    tangents = [node for node in inputs if "tangents" in str(node.target)]  # the naming on which torch's partitioner relies
     primals = [node for node in inputs if node not in tangents]
     backward = _reached(tangents)
     overwritten = {node.args[0] for node in graph.nodes if node.target is aten.copy_.default}

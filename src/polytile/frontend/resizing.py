@@ -27,7 +27,7 @@ NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 NAMES = (*NEAREST, *EXACT, *LINEAR)
-"""ATen's operators, those of one dimension first in each group."""
+"""ATen's operators, ordered by number of dimensions within each group."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define("upsample(Tensor x, str name, SymInt[] size, bool align_corners, float[] scales) -> Tensor")
@@ -38,7 +38,7 @@ _keeps = threading.local()
 
 
 def arguments(name: str, align_corners: bool, scales: Sequence[float]) -> tuple[Any, ...]:
-    """What ATen's operator takes after the sizes; scales of 0 are none."""
+    """The arguments of ATen's operator after the sizes; a scale of 0 means none."""
     given = tuple(scale or None for scale in scales)
     return (align_corners, *given) if name in LINEAR else given
 

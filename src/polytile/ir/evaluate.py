@@ -413,7 +413,7 @@ _FUNCTIONS: dict[Any, Callable[..., Number]] = {
 
 
 def _evaluate(index: sympy.Expr, env: Mapping[sympy.Symbol, Number]) -> Number:
-    """An index expression on integers and int64 tensors."""
+    """Evaluate an index expression on integers and int64 tensors."""
     if index.is_Integer:
         return int(index)
     if index.is_Symbol:

@@ -63,19 +63,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """How a model did on a part of the examples, beside the analytical prior on the same ones.
+    """The performance of a model on a set of examples, and of the analytical model on the same ones.
 
     set                     "train", "validation" or "test"
-    correct, wrong, unsure  problems where the answer was as fast as the fastest, within NOISE; where it was not; without one
-    far                     of the wrong, those by more than FAR
-    max_wrong_speedup       how many times as long the worst wrong answer took as the fastest
-    gman_wrong_speedup      the geometric mean of that, over the wrong ones
-    answered                geometric mean of the times over the fastest, where there was an answer
-    regret, p95             of its first choice on all problems, sure or not: geometric mean, 95th percentile
-    top3, top3_p95, top10   of the best of its first three (ten)
-    prior, prior_p95, prior_top3   the same of the analytical prior's ranking
-    speedup, slowdown       geometric mean of the prior's time over the answer's where the answer is faster, and of the inverse
-                            where it is slower
+    correct, wrong, unsure  problems whose answer was within NOISE of the fastest, was not, or without an answer
+    far                     the number of wrong answers beyond FAR
+    max_wrong_speedup       time of the worst wrong answer relative to the fastest
+    gman_wrong_speedup      geometric mean of that over the wrong answers
+    answered                geometric mean of the answers' times relative to the fastest
+    regret, p95             of first choices on all problems, sure or not: geometric mean, 95th percentile
+    top3, top3_p95, top10   of the best among the first three (ten)
+    prior, prior_p95, prior_top3   the same for the analytical model's ranking
+    speedup, slowdown       geometric mean of the analytical choice's time over the answer's where the answer is faster, and of
+    the
+                            inverse where it is slower
     """
 
     set: str

@@ -58,7 +58,7 @@ def site_of(argument: PackedWeight) -> weights.Site:
     view, lanes, together = argument.view, argument.lanes, argument.together
     b, loop = argument.unpacked or (view, None)
     _, k, n = (int(size) for size in b.sizes)
-    matrix = 1 if loop is None else 0  # of the operand without its batch, or of all of the weight
+    matrix = 1 if loop is None else 0  # the operand without its batch, or all of the weight
     recipe = weights.Recipe(
         ("panels", lanes, together, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
         tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together),

@@ -49,8 +49,8 @@ def choose_layouts(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a buffer are (`old`) and are to be (`new`), by the axes of the loop that writes it; `axes`
-    stand in the order of the new layout, the innermost last."""
+    """The location of a buffer's elements before (`old`) and after (`new`), as functions of the axes of the loop that writes it.
+    `axes` are in the order of the new layout, the innermost last."""
 
     axes: tuple[Axis, ...]
     old: sympy.Expr

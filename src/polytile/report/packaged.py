@@ -22,7 +22,7 @@ MEANINGS = (
     ("grounds", "Why that form runs there: measured at these sizes (exact) or near them (nearby), or predicted (prior)."),
     ("otherwise", "Sizes that no row names run a form that is right at all sizes."),
 )
-"""What the words mean, by the words."""
+"""Explanations of the terms."""
 
 
 @dataclass(frozen=True)

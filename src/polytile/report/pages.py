@@ -36,7 +36,7 @@ MEANINGS = (
     ("faster, slower", "In a comparison: the time after differs from the time before by more than the noise band or than two "
      "standard errors of both."),
 )  # fmt: skip
-"""What the numbers mean, by the words that stand over them."""
+"""Explanations of the numbers, by their headings."""
 
 
 def percent(value: float) -> str:

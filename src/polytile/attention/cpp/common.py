@@ -229,7 +229,7 @@ def comment(problem: AttentionProblem) -> str:
 
 
 def constants(problem: AttentionProblem, lanes: int) -> str:
-    """The numbers and types that say what is computed."""
+    """The constants and types of a problem's kernel."""
     bias = problem.bias
     boolean = bias is not None and bias.dtype == torch.bool
     infinite = bias is not None and bias.fill == -float("inf")

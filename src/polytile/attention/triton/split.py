@@ -70,7 +70,7 @@ def _shares(unit: Unit, count: sympy.Expr) -> Launch:
 
 
 def _combine(unit: Unit, count: sympy.Expr) -> Launch:
-    """One program for each row and COLUMNS of v."""
+    """One program per row and COLUMNS columns of v."""
     line = unit.out.line
     block, rows = unit.constants["BLOCK_DV"], unit.heads * unit.row_count
     columns = min(COLUMNS, block)

@@ -1,13 +1,13 @@
-"""Attention of packed sequences, torch.nn.attention.varlen.varlen_attn, as operators that every device runs.
+"""Attention of packed sequences, torch.nn.attention.varlen.varlen_attn, as operators that run on every device.
 
     varlen_attention(q, k, v, q_starts, k_starts, k_used, table, max_q, max_k, scale, before, after) -> (out, lse)
     varlen_attention_backward(grad, q, k, v, out, lse, q_starts, k_starts, max_q, max_k, scale, before, after) -> (dq, dk, dv)
 
-q is (total rows, heads, d), k and v (total keys, heads of k, d), or pages (pages, page, heads of k, d) where there is a
-`table`; lse is (heads, total rows), inf in rows that see no key. attention.layout says what q_starts, k_starts, k_used and table
-are. Row m of a sequence sees the keys from m + keys - rows - before to m + keys - rows + after, -1: all on that side.
+q is (total rows, heads, d); k and v are (total keys, heads of k, d), or pages (pages, page, heads of k, d) with a `table`. lse is
+(heads, total rows), with inf for rows that attend to no key. attention.layout explains q_starts, k_starts, k_used and table. Row
+m of a sequence attends to the keys from m + keys - rows - before to m + keys - rows + after; -1 means unbounded on that side.
 
-Dynamo's graph calls torch_attn::_varlen_attn, which runs on GPUs alone and in 16-bit types.
+Dynamo's graph calls torch_attn::_varlen_attn, which runs only on GPUs and in 16-bit dtypes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
 
 
 def _dims(node: torch.fx.Node) -> list[int | None]:
-    """The dimensions of a node, None for those of size 1."""
+    """The dimensions of a node, with None for those of size 1."""
     return [None if is_one(size) else k for k, size in enumerate(shape(node))]
 
 
@@ -93,7 +93,7 @@ def _in_order(dims: Sequence[int | None]) -> bool:
 
 
 def plain(node: torch.fx.Node) -> torch.fx.Node:
-    """What `node` is a copy of in the same shape and type, or a view of all of."""
+    """The node of which `node` is a full view, or a copy of the same shape and dtype."""
     while True:
         whole = node.target == EXPAND and same(shape(source(node)), shape(node))
         if node.target in (aten.clone.default, aten.alias.default) or whole or is_whole_slice(node):
@@ -125,7 +125,7 @@ def unrepeated(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def number(node: Any, module: torch.fx.GraphModule) -> float | None:
-    """A number that is known while the graph is traced: itself, or a tensor of one element that is filled with it."""
+    """A number known during tracing: itself, or that of a one-element tensor filled with it. None if unknown."""
     if isinstance(node, bool | int | float):
         return float(node)
     if not isinstance(node, torch.fx.Node):

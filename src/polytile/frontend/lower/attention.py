@@ -248,7 +248,7 @@ def attention_of(
 
 def _lower_forward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
     def lowering(builder: Builder, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """The attention and its log-sum-exp. Raises LoweringError where other results are used."""
+        """The attention and its log-sum-exp. Raises LoweringError if other results are used."""
         given, used = named_arguments(operator, args, kwargs), used_results(builder)
         q, k, v = (given[name] for name in ("query", "key", "value"))
         if not sizes.equal(v.sizes[3], builder.result_sizes(0)[3]):
@@ -344,7 +344,7 @@ def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
 
 def _lower_backward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
     def lowering(builder: Builder, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v. The log-sum-exp may have more rows than q, and a dimension of size 1 behind them."""
+        """The gradients of q, k and v. The log-sum-exp may have more rows than q, and a trailing dimension of size 1."""
         given = named_arguments(operator, (grad, *args), kwargs)
         if any(given.get("grad_input_mask", ())[3:]):
             raise LoweringError("the gradient of attention's bias is left to the library.")

@@ -103,7 +103,7 @@ def iota(builder: Builder, length: Number, *, start: Number, step: Number, **opt
 def ranged(builder: Builder, start: Number, step: Number, index: sympy.Expr) -> Node:
     """start + step·index: exact for integers, else in float64 (float32 on devices where eager uses that)."""
     result = builder.result()
-    if not result.dtype.is_floating_point:  # eager makes integers of the bounds of integer ranges
+    if not result.dtype.is_floating_point:  # eager converts the bounds of integer ranges to integers
         start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     if _is_integer(start) and _is_integer(step):
         start, step = sizes.as_size(start), sizes.as_size(step)

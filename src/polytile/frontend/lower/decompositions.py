@@ -257,14 +257,14 @@ OWN: dict[str, Callable[..., Any]] = {
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table for AOTAutograd; operators that this torch does not have are left out."""
+    """The table for AOTAutograd, without operators that this torch lacks."""
     return dict(_table())
 
 
 @functools.cache
 def _table() -> Mapping[OpOverload, Callable[..., Any]]:
-    """The public list of core decompositions has composite operators too, which the tracer takes apart anyhow: that takes 100 ms
-    more."""
+    """The table itself. The public list of core decompositions also has composite operators, which the tracer decomposes anyway;
+    that list takes 100 ms more."""
     table: dict[Any, Callable[..., Any]] = dict(torch._decomp._core_aten_decompositions_post_autograd())
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:

@@ -59,7 +59,7 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     shape = (*a.sizes[:-1], b.sizes[-1])
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed(shape, a.dtype, a.device, lambda point: expr.const(0, a.compute_dtype))
-    if generator_of(a.device) == "cpu":  # a GPU has prologues for that
+    if generator_of(a.device) == "cpu":  # on a GPU, prologues do this
         if (factors := column_factor(builder, b)) is not None:
             return scaled_columns(template(builder, a, factors[0], torch.float32, first), factors[1], a.dtype)
         if (groups := grouped(builder, b)) is not None:
@@ -78,7 +78,7 @@ def template(
     """
     narrow = [narrow_view(operand, side) for side, operand in enumerate((a, b))]
     if all(view is not None for view in narrow):
-        narrow = [None, None]  # integers alone would be multiplied as integers
+        narrow = [None, None]  # two int8 operands would be multiplied as integers
     views = [view or operand_of(builder, o, k) for k, (o, view) in enumerate(zip((a, b), narrow, strict=True), first)]
     out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
     origins = (builder.origin,)

@@ -270,7 +270,7 @@ def _effective(dtype: torch.dtype, low: Operand, high: Operand) -> tuple[Operand
 
 
 def _clamped(x: Node, low: Node | None, high: Node | None) -> Node:
-    """min(max(x, low), high), NaN where any of them is NaN."""
+    """min(max(x, low), high); NaN if any of them is NaN."""
     x = x if low is None else node("maximum", x, low)
     return x if high is None else node("minimum", x, high)
 
@@ -304,7 +304,7 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
 
 def _lower_logic(name: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, *operands: Operand) -> Tensor:
-        """On truth values: whatever is not 0 is true."""
+        """Operands are converted to bool: nonzero is true."""
         return elementwise(builder, lambda *x: node(name, *x), Promotion.ALWAYS_BOOL, *operands, compute_in=torch.bool)
 
     return lowering
@@ -335,13 +335,13 @@ def convert_element_type(builder: Builder, x: Tensor, dtype: torch.dtype) -> Ten
 
 @lowers(*overloads("copy"))
 def copy(builder: Builder, target: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
-    """`source`, broadcast and converted to what `target` is."""
+    """`source`, broadcast and converted to the sizes and dtype of `target`."""
     return converted(builder, source, target.dtype)
 
 
 def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
-    """`x` broadcast to the traced size, as a value of type `dtype`: a change to a float of 8 or 16 bits rounds. A number, which
-    `vmap` hands to operators in place of a tensor, is one of no dimensions."""
+    """`x` broadcast to the traced sizes and converted to `dtype`; conversion to an 8- or 16-bit float rounds. A number, which
+    `vmap` passes to operators in place of a tensor, counts as zero-dimensional."""
     device = builder.result().device
     check_operands(builder, () if stored_alone(x, device) else (x,))
     if not (dtype in FLOAT8 and Target.of(device).converts_float8):
@@ -356,10 +356,10 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def stored_alone(x: Operand, device: torch.device) -> bool:
-    """Whether `x` is a tensor on the device of a type that its kernels convert, and do nothing else with."""
+    """Whether `x` is a tensor on the device whose dtype kernels can only convert."""
     return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and Target.of(device).converts_float8
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:
-    """`value` of the tensor type `source` explicitly converted to `dtype`."""
+    """`value` of the tensor dtype `source`, explicitly converted to `dtype`."""
     return value if source == dtype else convert(value, dtype)

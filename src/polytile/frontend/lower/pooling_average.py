@@ -32,7 +32,7 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
         padding: Sequence[Size | int] = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: Size | int | None = None,
     ) -> Tensor:  # fmt: skip
-        if source.dtype != torch.int64:  # of the integers the one that eager averages, rounding towards 0
+        if source.dtype != torch.int64:  # the only integer dtype that eager averages; it rounds towards 0
             _require_float(source)
         result = builder.result_sizes()
         over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, result)

@@ -180,7 +180,7 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
             return -args[0]
         case expr.Op(name="abs"):
             return Bounds((ZERO,), args[0].high if args[0].at_least(ZERO) else ())
-        case expr.Op(name="maximum"):  # at least what either is at least; at most what both are at most
+        case expr.Op(name="maximum"):  # lower bounds of either hold, upper bounds only of both
             return Bounds((args[0].low + args[1].low)[:_MOST], _common(args[0], args[1]).high)
         case expr.Op(name="minimum"):
             return Bounds(_common(args[0], args[1]).low, (args[0].high + args[1].high)[:_MOST])

@@ -118,7 +118,7 @@ lowers(*overloads("amin"))(_lower_extreme("min"))
 
 def _lower_extreme_of_all(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor) -> Tensor:
-        """Nothing has no extreme, which is known at run time where a size is; the tracer guards the other operators."""
+        """An empty tensor has no extreme. Its size may be known only at run time; the tracer guards the other operators."""
         hint = "Specify the reduction dim with the 'dim' argument."
         message = f"{kind}(): Expected reduction dim to be specified for input.numel() == 0. {hint}"
         builder.require(sympy.Ge(count(x, None), 1), message)
@@ -189,7 +189,7 @@ lowers(*overloads("min.dim"))(_lower_extreme_with_index("argmin"))
 
 def _lower_truth(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """bool, or uint8 for uint8 as eager's. An empty list of dimensions reduces nothing."""
+        """bool, or uint8 for uint8 as in eager. An empty list of dimensions reduces nothing."""
         out = builder.result().dtype
         if isinstance(dim, list | tuple) and not dim and builder.result().ndim == x.rank:
             check_dtypes(x.dtype)

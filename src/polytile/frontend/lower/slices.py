@@ -22,7 +22,7 @@ from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten
 
-_NO_END = 2**62  # an int at least this large as the end of a slice means "to the end"
+_NO_END = 2**62  # a slice end of at least this means "to the end"
 
 
 @lowers(aten.slice.Tensor)

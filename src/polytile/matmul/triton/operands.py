@@ -81,7 +81,7 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
-    batched = spec.batched and not spec.grouped  # along k only the result is
+    batched = spec.batched and not spec.grouped  # with groups along k, only the result is batched
     zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.operand_dtypes]
     return (
         Operand("A", "m", "M", spec.a_layout, batched, zeros[0]),

@@ -129,10 +129,10 @@ def plain_epilogue(template: Template) -> Loop:
 
 
 def hosted(host: Loop, consumer: Loop) -> Domain:
-    """The domain of `host` itself, with the consumer's axes, reduced ones too, as functions of (batch, m, n).
+    """The domain of `host`, with the consumer's axes, including reduced ones, as functions of (batch, m, n).
 
-    Consumers are matched with a copy of `host` whose axes are split until no index holds a division, so that work can
-    follow an earlier part of the epilogue that split an axis.
+    Consumers are matched with a copy of `host` whose axes are split until no index contains a division, so that a consumer can
+    follow an earlier part of the epilogue that splits an axis.
     """
     split, origin = traced_split(host)
     pairs = pairs_of(split, consumer, passed_buffers(split, consumer))
@@ -146,7 +146,7 @@ def hosted(host: Loop, consumer: Loop) -> Domain:
 
 
 def _pieces(unified: Unified, loop: Loop) -> dict[sympy.Symbol, sympy.Expr]:
-    """The common axes as functions of those of `loop`, which came first in the unification."""
+    """The common axes as functions of the axes of `loop`, which was the first loop in the unification."""
     ranges = loop.ranges
     pieces: dict[sympy.Symbol, sympy.Expr] = {}
     for axis in loop.axes:

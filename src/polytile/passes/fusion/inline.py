@@ -76,7 +76,7 @@ def _loads_of(operation: Operation | None, name: str) -> int:
 
 
 def _is_simple(producer: Loop) -> bool:
-    """A plain store of a cheap pointwise value of few loads, none of them a gather."""
+    """Whether the loop is a plain store of a cheap pointwise value with few loads and no gather."""
     store = producer.stores[0]
     if len(producer.stores) > 1 or producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
         return False
