@@ -76,6 +76,9 @@ class Simulated(Bench):
         super().__init__(_calls_nothing)
         self.results, self.log = results, log
 
+    def prepare(self, unit: Unit) -> None:
+        """Simulated devices have nothing to compile."""
+
     def measure(self, unit: Unit) -> str:
         timings, lines = self.results[unit.id]
         begun = time.monotonic()

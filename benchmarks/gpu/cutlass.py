@@ -1,6 +1,7 @@
 """CUTLASS's products: right at every config and layout, and beside Triton's, cuBLASLt's and ATen's over a grid of sizes.
 
     python -m benchmarks.gpu.cutlass --seconds 300          measures, writes OUT/gpu_cutlass.json, prints its tables
+    python -m benchmarks.gpu.cutlass --suite gpu_cutlass_epilogues      the same of int8 and fp8 with scales, bias and activation
     python -m benchmarks.gpu.cutlass --show                 only prints the tables of the committed file
 
 Needs CUTLASS's headers (`polytile[cutlass]`, or the option `cutlass`). It compiles each config once for each layout; `compile_s`
@@ -18,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import torch
 import polytile
 from benchmarks import record
 from benchmarks.gpu.candidates import Trials, Tried, kernel_us
-from benchmarks.gpu.products import Shape
+from benchmarks.gpu.products import Shape, at_weights
 from benchmarks.timing import geomean
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.request import Request
@@ -36,25 +38,48 @@ from polytile.runtime import launcher
 from polytile.runtime.arguments import CUDA
 from polytile.runtime.cuda import cutlass as toolkit
 
-TRIED = (
-    (Tried("llm", "linear", ("bf16",)), "bf16"), (Tried("square", "x @ y", ("bf16",)), "bf16"),
-    (Tried("llm", "linear", ("tf32",)), "tf32"), (Tried("square", "x @ y", ("fp16",)), "fp16"),
-)  # fmt: skip
-"""B along n and along k."""
-
 CHECKED: tuple[Shape, ...] = ((3, 64, 64), (130, 272, 80), (257, 528, 1008), (1024, 4096, 512), (3000, 1008, 2048))
 """Sizes whose rows the copy engine takes, most of them no multiple of any block."""
 
 SQUARES = tuple((n, n, n) for n in (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192))
-WEIGHTS = (4096, 4096), (14336, 4096), (4096, 14336)
-ROWS = tuple((m, n, k) for n, k in WEIGHTS for m in (16, 64, 128, 256, 512, 1024, 2048, 4096))
+ROWS = at_weights((16, 64, 128, 256, 512, 1024, 2048, 4096))
 PUBLISHED = tuple(
     (m, n, k)
     for m, k in ((4096, 11008), (12288, 4096), (22016, 4096), (4096, 4096), (65536, 4096))
     for n in (16, 64, 256, 1024)
 )
 """SPEC.md C4."""
+SERVED = at_weights((1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+"""Tokens of a step by the weights of a language model."""
 
+
+@dataclass(frozen=True)
+class Suite:
+    """Products, each with its type, that are timed at `shapes`; tables have the times at `listed`."""
+
+    products: tuple[tuple[Tried, str], ...]
+    shapes: tuple[Shape, ...]
+    listed: tuple[Shape, ...]
+
+
+SUITES = {
+    "gpu_cutlass": Suite(
+        (
+            (Tried("llm", "linear", ("bf16",)), "bf16"), (Tried("square", "x @ y", ("bf16",)), "bf16"),
+            (Tried("llm", "linear", ("tf32",)), "tf32"), (Tried("square", "x @ y", ("fp16",)), "fp16"),
+        ),
+        (*SQUARES, *ROWS, *PUBLISHED),
+        PUBLISHED,
+    ),
+    "gpu_cutlass_epilogues": Suite(
+        (
+            (Tried("int8", "int8 × int8, scaled", ("int8",)), "int8"), (Tried("fp8", "fp8, scaled by rows", ("fp8",)), "fp8"),
+            (Tried("epilogue", "bias + gelu", ("bf16",)), "bf16"),
+        ),
+        SERVED,
+        SERVED,
+    ),
+}  # fmt: skip
 
 ORIGINS = ("cublaslt", "triton", "library")
 """Sources beside CUTLASS."""
@@ -62,17 +87,17 @@ ORIGINS = ("cublaslt", "triton", "library")
 
 def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
     """The largest error of each of CUTLASS's candidates, and of the library's."""
-    request = trials.request(shape)
-    tensors, ints = request.spec.tensors_of(request.args or ()), request.spec.ints_of(request.args or ())
-    a, b, c = tensors[:3]
-    m, n, k = (request.sizes[name] for name in ("M", "N", "K"))
-    left = a.as_strided((m, k), (request.sizes["a_stride_m"], request.sizes["a_stride_k"])).double()
-    right = b.as_strided((k, n), (request.sizes["b_stride_k"], request.sizes["b_stride_n"])).double()
-    exact = left @ right
+    request, spec = trials.request(shape), trials.kernel.spec
+    tensors, ints = spec.tensors_of(request.args or ()), spec.ints_of(request.args or ())
+    result = spec.roles.index("out")
+    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+    assert spec.reference is not None
+    spec.reference(*wide, *ints)
+    exact, made = wide[result], tensors[result]
     wanted = [*(c.name for c in trials.kernel.candidates if c.origin == "cutlass"), "aten"]
     errors: dict[str, Any] = {}
     for candidate in trials.named(request, wanted):
-        c.fill_(float("nan"))
+        made.fill_(float("nan"))
         try:
             entry: Any = candidate.entry()
             _dispatcher(entry, len(ints))(*tensors, *ints)
@@ -80,8 +105,7 @@ def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
         except polytile.PolytileError as error:
             errors[candidate.name] = str(error)[:600]
             continue
-        made = c.as_strided((m, n), (request.sizes["c_stride_m"], request.sizes["c_stride_n"])).double()
-        errors[candidate.name] = float((made - exact).abs().max() / exact.abs().max())
+        errors[candidate.name] = float((made.double() - exact).abs().max() / exact.abs().max())
     return {"shape": list(shape), "errors": errors}
 
 
@@ -141,34 +165,35 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def measured(seconds: float, partly: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def measured(suite: Suite, seconds: float, partly: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """All parts, as far as `seconds` allow. `partly` gets what there is after each shape: a run that is cut off loses little."""
     began = time.monotonic()
     result: dict[str, Any] = {"device": accelerator(), "tools": toolkit.find().identity, "parts": []}
     with polytile.options.override(cutlass_configs=99):
         made: list[tuple[Trials, dict[str, Any]]] = [
-            (Trials(dtype, tried), {"name": tried.name, "dtype": dtype, "times": []}) for tried, dtype in TRIED
+            (Trials(dtype, tried), {"name": tried.name, "dtype": dtype, "times": []}) for tried, dtype in suite.products
         ]
         for trials, part in made:
             check_all(trials, part)
             result["parts"].append(part)
             partly(result)
-        for trials, part in made:
-            for shape in (*SQUARES, *ROWS, *PUBLISHED):
-                if time.monotonic() - began > seconds:
-                    break
+        for shape in suite.shapes:
+            if time.monotonic() - began > seconds:
+                break
+            for trials, part in made:
                 part["times"].append(times(trials, shape))
                 print(
                     f"{part['name']} {part['dtype']} {shape}: {part['times'][-1]['best']}", file=sys.stderr, flush=True
                 )
-                partly(result)
+            partly(result)
+        for _, part in made:
             part["summary"] = summary(part["times"])
     return result
 
 
-def report(result: dict[str, Any]) -> None:
+def report(result: dict[str, Any], suite: Suite) -> None:
     """Prints the tables."""
-    checked, beside, published = [], [], []
+    checked, beside, listed = [], [], []
     for part in result["parts"]:
         what = (part["name"], part["dtype"])
         errors = [e for row in part["checks"] for e in row["errors"].values()]
@@ -180,10 +205,10 @@ def report(result: dict[str, Any]) -> None:
             if found := part["summary"].get(f"{versus} / cutlass"):
                 beside.append((*what, versus, *(f"{number:.2f}" for number in found[:3]), found[3]))
         for row in part["times"]:
-            if tuple(row["shape"]) in PUBLISHED and part["name"] != "square":
+            if tuple(row["shape"]) in suite.listed:
                 m, n, k = row["shape"]
                 us = [row["best"].get(origin) for origin in ("cutlass", *ORIGINS)]
-                published.append(
+                listed.append(
                     (part["name"], part["dtype"], f"{m}×{n}×{k}", *(f"{each:.1f}" if each else "–" for each in us))
                 )
     first = [
@@ -202,21 +227,24 @@ def report(result: dict[str, Any]) -> None:
     columns = ["function", "type", "time of the first ranked over the best"]
     show(Table.from_rows("the prior among CUTLASS's configs", columns, first))
     columns = ["function", "type", "M×N×K", "cutlass", *ORIGINS]
-    show(Table.from_rows("kernel µs at the published sizes (SPEC.md C4), each source's best", columns, published))
+    where = " at the published sizes (SPEC.md C4)" if suite.listed == PUBLISHED else ""
+    show(Table.from_rows(f"kernel µs{where}, each source's best", columns, listed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=SUITES, default="gpu_cutlass", help="what is measured, and the name of its file")
     parser.add_argument("--seconds", type=float, default=300.0, help="when no new size is begun")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the tables of gpu_cutlass.json")
+    parser.add_argument("--show", action="store_true", help="only print the tables of the suite's file")
     given = parser.parse_args()
+    suite = SUITES[given.suite]
     if given.show:
-        report(json.loads((given.out / "gpu_cutlass.json").read_text())["results"])
+        report(json.loads((given.out / f"{given.suite}.json").read_text())["results"], suite)
         return
-    result = measured(given.seconds, lambda found: record.write("gpu_cutlass", found, given.out))
-    record.write("gpu_cutlass", result, given.out)
-    report(result)
+    result = measured(suite, given.seconds, lambda found: record.write(given.suite, found, given.out))
+    record.write(given.suite, result, given.out)
+    report(result, suite)
 
 
 def check_all(trials: Trials, part: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One rank of a job of two processes: runs a case, compares it with eager, and reports as JSON.
 
-    python -m tests.behaviour.rank CASE RANK RENDEZVOUS_FILE
+    python -m tests.behaviour.rank CASE RANK RENDEZVOUS_FILE [cuda]
 
 Every case gives the function or module to compile, what eager runs in its place, and the inputs of this rank's calls.
 """
@@ -27,6 +27,9 @@ RANKS = 2
 SIZES = (6, 4, 10, 33)
 WIDTH = 16
 
+device = torch.device("cpu")
+"""Of this rank: the CPU, or a GPU of its own."""
+
 Case = Callable[[int], Iterator[tuple[Any, Any]]]
 
 
@@ -34,7 +37,7 @@ def inputs(rank: int, *, same: bool = False) -> Iterator[Tensor]:
     """Rows of every size; each rank has its own, or all have the `same`."""
     for rows in SIZES:
         generator = torch.Generator().manual_seed(rows if same else 100 * rows + rank)
-        yield torch.randn(rows, WIDTH, generator=generator)
+        yield torch.randn(rows, WIDTH, generator=generator).to(device)
 
 
 class Block(nn.Module):
@@ -59,7 +62,7 @@ class Blocks(nn.Module):
 
 def model(count: int = 2) -> Blocks:
     torch.manual_seed(0)
-    return Blocks(count)
+    return Blocks(count).to(device)
 
 
 kept: list[Any] = []
@@ -114,7 +117,7 @@ def fsdp2(rank: int) -> Iterator[tuple[Any, Any]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = init_device_mesh(device.type, (RANKS,))
     modules = [model() for _ in range(2)]
     for module in modules:
         for block in module.blocks:
@@ -127,7 +130,7 @@ def tensor_parallel(rank: int) -> Iterator[tuple[Any, Any]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    whole, mesh = model(1), init_device_mesh("cpu", (RANKS,))
+    whole, mesh = model(1), init_device_mesh(device.type, (RANKS,))
     styles = {"blocks.0.first": ColwiseParallel(), "blocks.0.second": RowwiseParallel()}
     split = parallelize_module(copy.deepcopy(whole), mesh, styles)
     yield from pairs(trained(compiled(split), rank, same=True), trained(whole, rank, same=True))
@@ -151,11 +154,16 @@ def report(case: Case, rank: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, rank, rendezvous = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    global device
+    name, rank, rendezvous, *kind = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
+    if kind == ["cuda"]:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
     limit = timedelta(seconds=120)
-    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS, timeout=limit)
+    library = "nccl" if kind else "gloo"
+    distributed.init_process_group(library, init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS, timeout=limit)
     found = report(CASES[name], rank)
     distributed.barrier()
     distributed.destroy_process_group()

@@ -12,7 +12,7 @@ from benchmarks.gpu import cutlass
 
 def test_the_committed_tables_have_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads((record.RESULTS / "gpu_cutlass.json").read_text())["results"]
-    cutlass.report(result)
+    cutlass.report(result, cutlass.SUITES["gpu_cutlass"])
     printed = capsys.readouterr().out
     for m, n, k in cutlass.PUBLISHED:
         assert printed.count(f"{m}×{n}×{k}") == len(result["parts"])

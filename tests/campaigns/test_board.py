@@ -110,3 +110,17 @@ def test_a_campaign_that_is_stopped_gives_no_units(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CampaignError, match="is no campaign's folder"):
         Board(tmp_path)
+
+
+def test_a_unit_that_one_worker_compiles_is_taken_by_others_last(tmp_path: Path) -> None:
+    board = filled(tmp_path, unit(1), unit(2, 0.5), unit(3, 0.2), unit(4, 0.1))
+    assert board.take("a") == unit(1).id
+    assert board.claim_next("a") == unit(2).id
+    assert board.take("b") == unit(3).id
+    assert board.claim_next("b") == unit(4).id
+    assert board.claim_next("b") is None
+    assert board.take("b", first=[unit(1).id, unit(4).id]) == unit(4).id
+    assert board.take("b") == unit(2).id
+    board.finish(unit(2).id, Result("b", 1.0, "lines"))
+    assert board.take("a", first=[unit(2).id]) is None
+    assert not (tmp_path / "ahead" / f"{unit(2).id}.json").exists()

@@ -6,11 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from polytile.campaigns import consensus
-from polytile.campaigns.board import Board, Result, work_of
+from polytile.campaigns import consensus, trace
+from polytile.campaigns.board import Board, Result, Unit, work_of
+from polytile.campaigns.spec import Model, Spec
 from polytile.campaigns.worker import Bench, work
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store import jsonl
@@ -116,3 +119,45 @@ def test_workers_wait_for_a_driver_that_may_add_units(tmp_path: Path) -> None:
     assert not board.is_over()
     board.drive(False)
     assert board.is_over()
+
+
+def test_a_gpus_worker_compiles_the_next_units_before_it_measures_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytile.campaigns.worker.AHEAD", 2)
+    units = [replace(unit(number, 1.0 / number), kind="cuda") for number in (1, 2, 3, 4)]
+    board, done = filled(tmp_path, *units), []
+
+    class Noted(Bench):
+        def prepare(self, unit: Unit) -> None:
+            done.append(f"compile {unit.sizes['M']}")
+
+        def measure(self, unit: Unit) -> str:
+            done.append(f"measure {unit.sizes['M']}")
+            return ""
+
+    work(board, "a", Noted(lambda *about: (print, ())))
+    assert done == ["compile 2", "compile 3", "measure 1", "compile 4", "measure 2", "measure 3", "measure 4"]
+
+
+def test_a_unit_that_was_compiled_ahead_gives_the_same_measurements(tmp_path: Path) -> None:
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1)
+
+    def resolve(about: object, device: str) -> Any:
+        return softmax, [(torch.randn(7, 24),)]
+
+    spec = Spec(models=(Model("m.py:softmax", hints=[{"s0": 40}]),))
+    with trace.tracing(str(tmp_path / "store"), "thorough"):
+        (traced,) = trace.trace(spec, resolve, print).units.values()
+    bench = Bench(resolve)
+    bench.prepare(traced)
+    assert len(bench._ahead) == 1
+    ahead = bench.measure(traced)
+    assert not bench._ahead
+    fresh = Bench(resolve)
+    found = [jsonl.parse(text.encode(), "lines").records for text in (ahead, fresh.measure(traced))]
+    names = [{record.measurement.candidate for record in each} for each in found]
+    assert names[0] == names[1] and len(names[0]) > 1
+    for each in (bench, fresh):
+        each.close()

@@ -14,6 +14,8 @@ from polytile import options
 from polytile.candidates import cutlass
 from polytile.candidates.cutlass import CutlassCandidate, product_candidates
 from polytile.cli import doctor
+from polytile.dispatch import MultiKernel
+from polytile.dispatch.gpu_specs import template_spec
 from polytile.errors import CandidateRejected, CompilerMissing
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
@@ -24,7 +26,9 @@ from tests.codegen.triton_gemm import product
 
 CPU, H100 = torch.device("cpu"), device.named("H100")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+INT8, INT32, E4M3, E5M2 = torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2
 ALIGNED = Facts(frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"))
+SQUARE = {"batch": 1, "M": 4096, "N": 4096, "K": 4096}
 VERSION = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR {}\n#define CUTLASS_PATCH 0\n"
 
 
@@ -89,24 +93,41 @@ def test_operands_that_the_copy_engine_cannot_take_are_left_to_others(refusing: 
     for facts in (Facts(), Facts(strides, frozenset("A")), Facts(strides - {"b_stride_n"}, frozenset("AB"))):
         form = candidate.specialise(facts)
         form.prepare()
-        assert form.failed() and not refusing.exists()
-        with pytest.raises(CandidateRejected, match="[AB] or its rows do not begin at multiples of 16 bytes"):
+        assert form.failed() and not form.valid(SQUARE) and not refusing.exists()
+        with pytest.raises(CandidateRejected, match="[AB] does not begin at a multiple of 16 bytes, or its rows are not"):
             form.entry()
-    assert not candidate.specialise(Facts(strides, frozenset("AB"))).failed()
+    able = candidate.specialise(Facts(strides, frozenset("AB")))
+    assert able.valid(SQUARE) and not able.failed()
 
 
-def test_a_launch_says_what_the_kernel_takes(refusing: Path) -> None:
-    for a, b in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
-        for candidate in found(product(BF16, a, b)):
-            config = candidate.config
-            (launch,) = candidate.specialise(ALIGNED).kernel.launches
-            blocks = [each.block for each in launch.descriptors]
-            rows = int(config["n"]) // int(config["cluster"])
-            assert blocks == [(int(config["m"]), 64) if a == "k" else (64, 64), (rows, 64) if b == "k" else (64, 64)]
-            assert all(rows <= 256 and columns * 2 == configs.STEP_BYTES for rows, columns in blocks)
-            assert dict(launch.own)["shared"] <= H100.shared_per_block and launch.cluster == config["cluster"]
-            groups = 1 if config["pingpong"] else 2
-            assert int(config["m"]) * int(config["n"]) / (128 * groups) <= 128, "sums of a thread"
+def test_a_size_whose_rows_the_copy_engine_cannot_take_has_no_candidate(refusing: Path) -> None:
+    """Rows of 1000 elements begin at multiples of 16 bytes, but others of the same regime do not."""
+    kernel = product(BF16, "k", "n")
+    made = MultiKernel(template_spec(kernel, "product", (), CPU), found(kernel))
+    for n, takes in ((1008, True), (1000, False), (1001, False)):
+        ints = 1, 3, n, 512, 3 * 512, 512, 1, 512 * n, n, 1, 3 * n, n, 1
+        assert bool(made.request(made.planned_key(ints), ints, None).candidates) == takes
+
+
+@pytest.mark.parametrize(
+    ("kernel", "most_sums"),
+    [
+        *((product(BF16, a, b), 128) for a in "km" for b in "kn"),
+        (product(INT8, "k", "k", out=INT32), 128),
+        (product(E4M3, "k", "k", out=F32), 96),
+    ],
+)
+def test_a_launch_says_what_the_kernel_takes(kernel: GemmKernel, most_sums: int, refusing: Path) -> None:
+    (a, b), wide = kernel.layouts, configs.STEP_BYTES // kernel.in_dtype.itemsize
+    for candidate in found(kernel):
+        config = candidate.config
+        (launch,) = candidate.specialise(ALIGNED).kernel.launches
+        rows = int(config["n"]) // int(config["cluster"])
+        blocks = [(int(config["m"]), wide) if a == "k" else (wide, wide), (rows, wide) if b == "k" else (wide, wide)]
+        assert [each.block for each in launch.descriptors] == blocks and all(rows <= 256 for rows, _ in blocks)
+        assert dict(launch.own)["shared"] <= H100.shared_per_block and launch.cluster == config["cluster"]
+        groups = 1 if config["pingpong"] else 2
+        assert int(config["m"]) * int(config["n"]) / (128 * groups) <= most_sums
 
 
 @pytest.mark.parametrize(
@@ -118,7 +139,11 @@ def test_a_launch_says_what_the_kernel_takes(refusing: Path) -> None:
         (product(BF16, "any", "k"), False),
         (product(BF16, "k", "k", c="m"), False),
         (product(BF16, "k", "k", batched=True), False),
-        (product(torch.int8, "k", "k", out=torch.int32), False),
+        (product(INT8, "k", "k", out=INT32), True),
+        (product(INT8, "k", "n", out=INT32), False),  # tensor cores read bytes along k alone
+        (product(E4M3, "k", "k", out=F32), True),
+        (product(E5M2, "k", "k", out=BF16), True),
+        (product(E4M3, "m", "k", out=F32), False),
         (product(BF16, "k", "k", stored=(BF16, torch.int8)), False),
     ],
 )
@@ -189,6 +214,9 @@ EVERY_FAMILY = {
     "cutlass pingpong 64x256x64 s5 c2": product(BF16, "k", "k"),
     "cutlass pingpong 128x128x64 s7 c2": product(F16, "k", "n", out=F32),
     "cutlass pingpong 64x32x64 s8 c1": product(BF16, "k", "k"),
+    "cutlass cooperative 128x256x128 s4 c2": product(INT8, "k", "k", out=INT32),
+    "cutlass cooperative 128x192x128 s5 c2": product(E4M3, "k", "k", out=F32),
+    "cutlass pingpong 64x192x128 s7 c1": product(E5M2, "k", "k", out=BF16),
 }
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
+from polytile.runtime.cuda import cutlass as toolkit
 from tests.gpu.comparing import agree, compiled, data, widened
 
 pytestmark = pytest.mark.gpu
@@ -193,6 +194,53 @@ def test_hardware_copies_blocks_of_operands_in_any_layout(layout: str) -> None:
         agree(call(*args), product(*args), product(*widened(args)), f"{m}x{n}x{k}")
     chosen = [d.candidate for d in polytile.compiler.programs.compiled_programs()[-1].multikernels[0].decisions]
     assert chosen and all(name.startswith("persistent") for name in chosen)
+
+
+def without_cutlass() -> str:
+    """Why CUTLASS's products cannot be compiled here; "" where they can."""
+    try:
+        toolkit.find()
+    except polytile.PolytileError as error:
+        return str(error)
+    return ""
+
+
+CUTLASS: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "int8": (lambda x, w: torch._int_mm(x, w.t()), lambda m, n, k: (int8(m, k), int8(n, k))),
+    "int8, scaled": (dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda"))),
+    "int8, requantised": (
+        lambda x, w, s: (torch._int_mm(x, w.t()).float() * s).round().clamp(-128, 127).to(torch.int8),
+        lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda") / 64),
+    ),
+    "fp8, scaled": (
+        scaled,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand((), device="cuda"), torch.rand((), device="cuda")),
+    ),
+    "fp8, scaled by rows": (
+        scaled,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(m, 1).cuda(), torch.rand(1, n).cuda()),
+    ),
+    "bias and gelu": (with_bias, lambda m, n, k: (half(m, k), half(n, k), half(n))),
+    "silu and a factor": (
+        lambda x, w, f: F.silu(F.linear(x, w)) * f,
+        lambda m, n, k: (half(m, k), half(n, k), half(m, n)),
+    ),
+    "bias and residual": (with_residual, lambda m, n, k: (half(m, k), half(n, k), half(n), half(m, n))),
+}
+
+
+@pytest.mark.skipif(bool(without_cutlass()), reason=without_cutlass())
+@pytest.mark.parametrize("name", CUTLASS)
+def test_products_of_cutlass_finish_their_sums_as_eager_does(name: str) -> None:
+    """At sizes that are no multiple of a block, and one whose results' rows begin anywhere, which the library lacks for fp8."""
+    function, make = CUTLASS[name]
+    call = compiled(function, force="cutlass*", persist=False)
+    odd = () if name.startswith("fp8") else ((33, 1000, 512),)
+    for shape in ((300, 272, 208), *odd, (1024, 512, 4096)):
+        args = make(*shape)
+        agree(call(*args), function(*args), what=str(shape))
+    decided = [d for kernel in polytile.compiler.programs.compiled_programs()[-1].multikernels for d in kernel.decisions]
+    assert decided and all(d.candidate.startswith("cutlass") for d in decided)
 
 
 def test_descriptors_are_part_of_what_a_graph_records() -> None:

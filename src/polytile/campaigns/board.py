@@ -4,7 +4,8 @@ any host that sees the folder can take part, be killed, and be replaced.
     units/ID.json       a unit of work
     taken/ID.json       a lease: who works on it. It is touched every few seconds, and lapses otherwise
     lost/ID.N.json      leases that lapsed, or whose worker is known to have ended
-    done/ID.json        the result, with the measurements as lines of JSON; it appears complete, and once
+    done/ID.json        what was found, the measurements as lines of JSON; it appears whole, and once
+    ahead/ID.json       who compiles the kernels of a unit before it is taken; a note, not a lease
     workers/NAME.json   who took part, touched as long as the worker lives
     driver              touched as long as somebody may add units
     stop                exists if no further unit is to be taken
@@ -35,6 +36,10 @@ LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
 
 MOST_LOSSES = 3
 """Number of workers that may end or hang on a unit before it is given up."""
+
+
+TRYING = ("checking", "measuring")
+"""The stages of a unit in which its device runs candidates."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +86,29 @@ def work_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a unit: measurements as JSON lines, the seconds it took, and an error if there are none."""
+    """What became of a unit.
+
+    lines     the measurements, as lines of JSON
+    error     why there are none, if so
+    stages    the share of `seconds` that each stage of `polytile.counters["seconds"]` took, in seconds
+    """
 
     worker: str
     seconds: float
     lines: str = ""
     error: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Status:
-    """The progress of a campaign. `workers`: the live ones and what each is doing; `failed`: units without a result, and why."""
+    """How far a campaign is.
+
+    taken     who measures which unit
+    failed    units without a result, and why
+    seconds   that all units took; trying: the seconds of these in which candidates were checked and timed
+    workers   those that live
+    """
 
     units: int
     done: int
@@ -99,6 +116,7 @@ class Status:
     failed: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
     seconds: float = 0.0
+    trying: float = 0.0
     workers: tuple[str, ...] = ()
 
     @property
@@ -116,7 +134,7 @@ class Board:
         self._left: list[str] = []
         self._stamp = 0
         if make:
-            for name in ("units", "taken", "lost", "done", "workers"):
+            for name in ("units", "taken", "lost", "done", "ahead", "workers"):
                 (root / name).mkdir(parents=True, exist_ok=True)
             self._write(root / "campaign.json", {"format": FORMAT, "version": 1})
         try:
@@ -169,22 +187,37 @@ class Board:
 
     # leases
 
-    def take(self, worker: str, but: Collection[str] = ()) -> str | None:
-        """Take a unit that nobody else has; None if there is none. Units whose `work_of` is in `but` are left to others."""
+    def take(self, worker: str, but: Collection[str] = (), first: Sequence[str] = ()) -> str | None:
+        """A unit that nobody else has, from now on this worker's; None where there is none. Units whose `work_of` is in `but` are
+        left to others.
+
+        The free units of `first` come before all others, and units that other workers compile after all others.
+        """
         if self.stopped:
             return None
-        taken, found = self._names("taken"), None
-        left = self._units_left()
+        for name in first:
+            if not self._is_done(name) and self._lease_undone(name, worker):
+                return name
+        taken, claimed, left = self._names("taken"), self._names("ahead"), self._units_left()
         for place, name in enumerate(left):
             if self._is_done(name):
                 left[place] = ""
-            elif name not in taken and work_of(name) not in but and self._lease(name, worker):
-                if not self._is_done(name):
-                    found = name
-                    break
-                self.give_back(name)
-        self._left = [name for name in left if name]
-        return found
+        self._left = left = [name for name in left if name]
+        free = (name for name in left if name not in taken and work_of(name) not in but)
+        order = sorted(free, key=claimed.__contains__) if claimed else free
+        return next((name for name in order if self._lease_undone(name, worker)), None)
+
+    def claim_next(self, worker: str, but: Collection[str] = ()) -> str | None:
+        """The next free unit whose kernels nobody compiles yet; from now on this worker does, while it measures another one. None
+        where there is none. Whoever takes the unit finds what is compiled by then."""
+        if self.stopped:
+            return None
+        others = self._names("taken") | self._names("ahead")
+        for name in self._units_left():
+            if name and name not in others and work_of(name) not in but and not self._is_done(name):
+                if self._create(self.root / "ahead" / f"{name}.json", json.dumps({"worker": worker})):
+                    return name
+        return None
 
     def is_over(self) -> bool:
         """Whether there will be no unit to take: all are done and nobody adds any, or the campaign is stopped."""
@@ -213,9 +246,15 @@ class Board:
     def _is_done(self, name: str) -> bool:
         return os.path.exists(f"{self.root}/done/{name}.json")
 
-    def _lease(self, name: str, worker: str) -> bool:
+    def _lease_undone(self, name: str, worker: str) -> bool:
+        """Whether the unit was free and not done; it is this worker's then."""
         content = json.dumps({"worker": worker, "host": socket.gethostname(), "pid": os.getpid()})
-        return self._create(self.root / "taken" / f"{name}.json", content)
+        if not self._create(self.root / "taken" / f"{name}.json", content):
+            return False
+        if self._is_done(name):
+            self.give_back(name)
+            return False
+        return True
 
     def beat(self, worker: str, name: str | None = None) -> None:
         """Keep the worker and its lease alive."""
@@ -236,6 +275,7 @@ class Board:
         """File a result. Returns whether it is the unit's first, as another worker may have had the unit as well."""
         first = self._create(self.root / "done" / f"{name}.json", json.dumps(asdict(result)))
         self.give_back(name)
+        (self.root / "ahead" / f"{name}.json").unlink(missing_ok=True)
         return first
 
     def give_back(self, name: str) -> None:
@@ -300,7 +340,8 @@ class Board:
                     alive.append(path.stem)
         failed = {name: result.error for name, result in results.items() if result.error}
         seconds = sum(result.seconds for result in results.values())
-        return Status(len(wanted), len(results), self._holders(), failed, len(self._lost()), seconds, tuple(alive))
+        trying = sum(result.stages.get(stage, 0.0) for result in results.values() for stage in TRYING)
+        return Status(len(wanted), len(results), self._holders(), failed, len(self._lost()), seconds, trying, tuple(alive))
 
     # files
 

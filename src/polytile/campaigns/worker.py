@@ -1,8 +1,11 @@
 """A worker: takes units of work from a campaign's folder, measures them, and files the results.
 
-It measures into a store of its own; the new measurements of each unit go to the folder, so that no two hosts write to one file.
-While it works, a thread keeps its lease alive. It ends itself when a unit's time is up, since a kernel that hangs would otherwise
-hold the device forever.
+On a GPU it compiles the kernels of the next units while it measures one, so that the device does not wait for compilers. On a CPU
+compilers would disturb what is timed.
+
+It measures into a store of its own, of which the new measurements go to the folder with each unit, so that no two hosts write to
+one file. While it works a thread gives signs of life. It ends itself after a unit's time is over: a kernel that hangs the device
+would hold it for good.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import torch
 from polytile import options
 from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit, work_of
 from polytile.compiler import backend
+from polytile.counters import counters
 from polytile.dispatch.define import WORKS
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CampaignError
 from polytile.ir.serialise import MALFORMED, Reader
 from polytile.problem import sizes_text
@@ -40,6 +45,10 @@ PATIENCE_SECONDS = 1.0
 MOST_UNITS = 256
 """Maximum number of units per store: each unit scans all of it for new measurements."""
 
+AHEAD = 8
+"""Units whose kernels a GPU's worker compiles while it measures another one. A device measures a unit in a fraction of a second,
+and a kernel takes about a second to compile."""
+
 Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
 """Takes a call's description and a device; returns the function to call, and the arguments of each call."""
 
@@ -49,10 +58,12 @@ class OtherDevice(CampaignError):
 
 
 class Bench:
-    """The store into which a worker measures."""
+    """What a worker measures with: a store of its own, and kernels that are being compiled for units to come."""
 
     def __init__(self, resolve: Resolve) -> None:
         self.resolve = resolve
+        self._ahead: dict[tuple[str, Path], MultiKernel] = {}
+        """The kernels of the last units that were prepared, by the unit's id and the store that they write to."""
         self._folder = tempfile.TemporaryDirectory(prefix="polytile-campaign-")
         self._units = 0
         self._known: set[str] = set()
@@ -61,11 +72,23 @@ class Bench:
     def place(self) -> Path:
         return Path(self._folder.name) / f"store-{self._units // MOST_UNITS}.sqlite3"
 
+    def prepare(self, unit: Unit) -> None:
+        """Starts compiling the kernels of a unit that is measured later; returns at once. Does nothing for a unit that is a call:
+        what it runs is known only when it is made. What fails here fails again when the unit is measured."""
+        if "target" in unit.work:
+            return
+        with contextlib.suppress(Exception), self._as_asked(unit):
+            kernel = _define(unit)
+            kernel.forget()
+            kernel.prepare([unit.sizes[name] for name in kernel.spec.size_names])
+            self._ahead[unit.id, self.place] = kernel
+            while len(self._ahead) > AHEAD + 1:
+                del self._ahead[next(iter(self._ahead))]
+
     def measure(self, unit: Unit) -> str:
         """The measurements of a unit, as JSON lines. Raises OtherDevice, and whatever the kernel raises."""
         torch.set_num_threads(unit.threads)
-        settings = {**unit.options, "store": str(self.place), "persist": True, "stall": "tune", "progress": "off"}
-        with options.override(**settings), for_measuring(), torch.no_grad():
+        with self._as_asked(unit), for_measuring(), torch.no_grad():
             if "target" in unit.work:
                 self._call(unit)
             else:
@@ -77,11 +100,13 @@ class Bench:
             self._known.clear()
         return jsonl.header() + "".join(map(jsonl.line, new))
 
+    def _as_asked(self, unit: Unit) -> contextlib.AbstractContextManager[None]:
+        """Within the block options are the unit's, and measurements go to this bench's store."""
+        own = {"store": str(self.place), "persist": True, "stall": "tune", "progress": "off"}
+        return options.override(**{**unit.options, **own})
+
     def _warm(self, unit: Unit) -> None:
-        try:
-            kernel = Reader(unit.work, WORKS).value().define()
-        except MALFORMED as error:
-            raise CampaignError(f"{unit.about} was described by another version of polytile ({error}).") from error
+        kernel = self._ahead.pop((unit.id, self.place), None) or _define(unit)
         _check_place(unit, kernel.spec.device or device.fingerprint(), kernel.spec.target)
         kernel.forget()
         kernel.warm([unit.sizes])
@@ -93,6 +118,14 @@ class Bench:
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def _define(unit: Unit) -> MultiKernel:
+    """The kernel of a unit. Raises CampaignError where this version cannot read what the unit says of it."""
+    try:
+        return Reader(unit.work, WORKS).value().define()
+    except MALFORMED as error:
+        raise CampaignError(f"{unit.about} was described by another version of polytile ({error}).") from error
 
 
 def fingerprint(kind: str) -> str:
@@ -119,13 +152,15 @@ def work(board: Board, name: str, bench: Bench) -> bool:
     """Measures units until none is left, and closes the bench; whether some are left to another process than this one, which has
     measured the same already. Raises OtherDevice where nothing measured here would count."""
     board.join(name)
-    measured = set[str]()
+    measured, ahead = set[str](), list[str]()
     try:
         while True:
-            unit = board.take(name, measured)
+            unit = board.take(name, measured, ahead)
             if unit is not None:
-                _work_on(board, name, unit, bench)
                 measured.add(work_of(unit))
+                ahead = [other for other in ahead if other != unit]
+                _look_ahead(board, name, unit, measured, ahead, bench)
+                _work_on(board, name, unit, bench)
             elif board.is_over():
                 return False
             elif measured and (again := board.take(name)) is not None:
@@ -140,13 +175,24 @@ def work(board: Board, name: str, bench: Bench) -> bool:
         board.leave(name)
 
 
+def _look_ahead(board: Board, worker: str, name: str, measured: set[str], ahead: list[str], bench: Bench) -> None:
+    """Starts compiling units that come after this one, if their kernels run on a GPU, until AHEAD of them are under way."""
+    if board.unit(name).kind == "cpu":
+        return
+    while len(ahead) < AHEAD and (unit := board.claim_next(worker, measured | set(map(work_of, ahead)))) is not None:
+        bench.prepare(board.unit(unit))
+        ahead.append(unit)
+
+
 def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
     begun = time.monotonic()
     unit = board.unit(name)
     try:
+        before = counters["seconds"]
         with _signs_of_life(board, worker, name, begun + unit.seconds):
             lines = bench.measure(unit)
-        board.finish(name, Result(worker, time.monotonic() - begun, lines))
+        stages = {stage: round(seconds - before[stage], 4) for stage, seconds in counters["seconds"].items()}
+        board.finish(name, Result(worker, time.monotonic() - begun, lines, stages=stages))
     except (OtherDevice, KeyboardInterrupt, SystemExit):
         board.give_back(name)
         raise

@@ -45,7 +45,8 @@ class CutlassWork(Work):
 
     @functools.cached_property
     def recipe(self) -> str:
-        return digest(f"cutlass {self.tools.identity} {self.device.sms} {text.BODY.read_text()} {self.kernel.text}")
+        fixed = f"{text.ARITHMETIC.read_text()} {text.BODY.read_text()}"
+        return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
     def order(self, one: Launch, target: int | str | None = None) -> cubins.Order:
         job = {
@@ -81,7 +82,7 @@ class CutlassCandidate(TritonCandidate):
 
 
 class _Specialised(Specialised):
-    """The form for a regime. If the copy engine does not accept the regime's operands, the form counts as failed."""
+    """The form for a regime. If the copy engine does not accept the regime's operands, the form is valid at none of its sizes."""
 
     origin = CutlassCandidate.origin
 
@@ -93,6 +94,9 @@ class _Specialised(Specialised):
         except LoweringError as error:
             return f"{self.name} takes no part: {error}"
         return ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return not self.refusal and super().valid(sizes)
 
     def prepare(self) -> None:
         if not self.refusal:
@@ -124,7 +128,7 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
     if device.capability != configs.CAPABILITY or not text.able(kernel):
         return ()
     tools = toolkit.find()
-    own = configs.configs(kernel.in_dtype.itemsize, kernel.layouts[1] == "k", device)
+    own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return text.generate(kernel, config, facts, device.sms)

@@ -155,15 +155,20 @@ def _resolve(about: Mapping[str, Any], device: str) -> tuple[Callable[..., Any],
     return calls_of(about["target"], list(about["shapes"]), Kind(about["dtype"], device))
 
 
+def _workers(status: Status) -> str:
+    return "1 worker" if len(status.workers) == 1 else f"{len(status.workers)} workers"
+
+
 def _sentence(status: Status) -> str:
     left = f", {status.left} left" if status.left else ""
     failed = f", {len(status.failed)} failed" if status.failed else ""
     done = status.done - len(status.failed)
     speed = status.seconds / max(1, status.done) / max(1, len(status.workers))
     time_left = f", about {status.left * speed:.0f} s more" if status.left and status.done and status.workers else ""
+    share = f", {status.trying / status.seconds:.0%} of them with candidates running" if status.seconds else ""
     return (
-        f"{done} of {status.units} units measured{failed}{left}; {len(status.workers)} workers{time_left}, {status.lost} lost; "
-        f"{status.seconds:.1f} s of measuring."
+        f"{done} of {status.units} units measured{failed}{left}; {_workers(status)}{time_left}, {status.lost} lost; "
+        f"{status.seconds:.1f} s of measuring{share}."
     )
 
 
@@ -202,7 +207,7 @@ def _progress(board: Board) -> Iterator[Callable[[Status, Result | None], None]]
 
         def draw(status: Status, result: Result | None) -> None:
             failed = f", {len(status.failed)} failed" if status.failed else ""
-            described = f"{len(status.workers)} workers{failed}"
+            described = f"{_workers(status)}{failed}"
             bars.update(task, description=described, completed=status.done, total=status.units)
 
         yield draw

@@ -428,10 +428,11 @@ class MultiKernel:
         rejected = self._tree.excluded(self.keys.unpack(key), sizes)
         able = [c for c in self.candidates if c.name not in rejected and self.can_run(c, sizes, ints)]
         facts = spec.keys.facts_for_code(ints, pointers)
+        forms = [candidate.specialise(facts) for candidate in able]
         return Request(
             spec=spec,
             problem=spec.problem(ints, pointers),
-            candidates=tuple(candidate.specialise(facts) for candidate in able),
+            candidates=tuple(form for form in forms if form.valid(sizes)),
             sizes=sizes,
             ints=ints,
             key_fields=spec.keys.unpack(key),

@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
+from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
 CAPABILITY = 90
 """Of the devices that the kernels run on: sm_90a is no part of what comes after."""
+
+GROUP_THREADS = 128
+"""Of a warp group."""
 
 WARPS = 12
 """Of a thread block: one group of four loads, two multiply."""
@@ -38,6 +44,11 @@ class Block:
     pingpong: bool
     cluster: int = 1
 
+    @property
+    def sums(self) -> int:
+        """Elements of C that a thread adds up."""
+        return self.m * self.n // (GROUP_THREADS * (1 if self.pingpong else 2))
+
 
 TABLE = (
     Block(128, 256, False, 2), Block(256, 128, False, 2), Block(128, 256, False), Block(256, 128, False),
@@ -45,18 +56,18 @@ TABLE = (
     Block(64, 192, True), Block(128, 128, True, 2), Block(128, 128, True), Block(64, 128, True, 2), Block(64, 128, True),
     Block(128, 64, True), Block(64, 64, True), Block(64, 32, True),
 )  # fmt: skip
-"""In canonical order. A thread has at most 128 sums."""
+"""In canonical order."""
 
 
-def configs(itemsize: int, b_along_k: bool, device: DeviceFacts) -> tuple[Config, ...]:
-    """The blocks that fit a device, for operands of so many bytes an element. A cluster's blocks each fetch a part of B's
-    columns, whole runs of them where B lies along n."""
-    k = STEP_BYTES // itemsize
+def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts) -> tuple[Config, ...]:
+    """The blocks that fit a device and the registers of its threads, for operands of such elements. A cluster's blocks each fetch
+    a part of B's columns, whole runs of them where B lies along n."""
+    k = STEP_BYTES // dtype.itemsize
     tried = []
     for block in TABLE:
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
-        width = 8 if b_along_k else STEP_BYTES // itemsize
-        if stages >= 3 and block.n % (width * block.cluster) == 0:
+        width = 8 if b_along_k else k
+        if stages >= 3 and block.n % (width * block.cluster) == 0 and block.sums <= NUMBERS[dtype].most_sums:
             tried.append(Config.of(
                 variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
                 cluster=block.cluster,

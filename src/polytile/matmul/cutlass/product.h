@@ -1,7 +1,8 @@
-/* A product of CUTLASS's collectives for sm_90a: C = A x B, rows and columns of any number, sums in float32.
+/* A product of CUTLASS's collectives for sm_90a: C = Epilogue(A x B), rows and columns of any number.
 
-   The lines above this file's text say what it computes: Element and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG; A_ALONG_K,
-   B_ALONG_K; C_VECTORS (rows of C are a multiple of 16 bytes apart and begin at one); GROUP; SHARED.
+   The lines above this file's text say what it computes: Element, Sum and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG;
+   A_ALONG_K, B_ALONG_K; PROMOTED (sums of each step along k are added to sums in float32); C_VECTORS (rows of C are a multiple of
+   16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
 
    Persistent blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by descriptors
    that the launch passes. The other two multiply by CollectiveMma: together the halves of one block of C (cooperative), or in
@@ -16,6 +17,7 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/collective/collective_mma_decl.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
+#include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp>
 #include <cutlass/numeric_conversion.h>
 #include <cutlass/pipeline/sm90_pipeline.hpp>
 
@@ -35,11 +37,13 @@ template <bool AlongK>
 using Atom = conditional_t<AlongK, GMMA::Layout_K_SW128_Atom<Number>, GMMA::Layout_MN_SW128_Atom<Number>>;
 constexpr auto A_MAJOR = A_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
 constexpr auto B_MAJOR = B_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
-using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<Number, Number, float, Tile, A_MAJOR, B_MAJOR>(),
+using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<Number, Number, Sum, Tile, A_MAJOR, B_MAJOR>(),
                                     Layout<Shape<Int<CONSUMERS>, _1, _1>>{}));
 using Multicast = conditional_t<(CLUSTER > 1), SM90_TMA_LOAD_MULTICAST, SM90_TMA_LOAD>;
+using Policy = conditional_t<PROMOTED, cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<STAGES, Cluster, Schedule>,
+                             cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<STAGES, Cluster, Schedule>>;
 using Mainloop = cutlass::gemm::collective::CollectiveMma<
-    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<STAGES, Cluster, Schedule>, Tile, Element, Strides<A_ALONG_K>, Element,
+    Policy, Tile, Element, Strides<A_ALONG_K>, Element,
     Strides<B_ALONG_K>, Mma, SM90_TMA_LOAD, Atom<A_ALONG_K>, void, identity, Multicast, Atom<B_ALONG_K>, void, identity>;
 using Pipeline = typename Mainloop::MainloopPipeline;
 using State = typename Mainloop::PipelineState;
@@ -92,9 +96,9 @@ CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Numbe
     }
 }
 
-CUTLASS_DEVICE uint32_t packed(float low, float high)
+template <class Value> CUTLASS_DEVICE uint32_t packed(Value low, Value high)
 {
-    auto both = cutlass::NumericArrayConverter<Output, float, 2>{}({low, high});
+    auto both = cutlass::NumericArrayConverter<Output, Value, 2>{}({low, high});
     return reinterpret_cast<const uint32_t &>(both);
 }
 
@@ -115,26 +119,31 @@ CUTLASS_DEVICE void transpose(uint32_t (&word)[4], int lane)
     }
 }
 
-/* Stores a warp group's sums: `row` and `column` are where its thread's first one is. */
+/* Stores what becomes of a warp group's sums: `row` and `column` are where its thread's first one is. */
 template <class Sums>
-CUTLASS_DEVICE void store(const Sums &sums, Output *c, int64_t stride, int m, int n, int row, int column)
+CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int n, int row, int column)
 {
-    constexpr bool NARROW = sizeof(Output) == 2;
+    constexpr bool NARROW = C_VECTORS && sizeof(Output) == 2, PAIRS = C_VECTORS && sizeof(Output) == 4;
     int quad = threadIdx.x % 4;
     CUTLASS_PRAGMA_UNROLL
     for (int part = 0; part < size<1>(sums); part++) {
         CUTLASS_PRAGMA_UNROLL
         for (int below = 0; below < 2; below++) {
             int y = row + part * 64 * CONSUMERS + below * 8;
-            Output *line = c + y * stride;
+            Output *line = epilogue.row(y);
+            auto value = [&](int eighth, int right) {
+                int x = column + eighth * 8 + quad * 2 + right;
+                Sum sum = sums(make_coord(right, below, eighth), part, 0);
+                using Value = decltype(epilogue.at(sum, y, x));
+                return !Epilogue::READS || (y < m && x < n) ? epilogue.at(sum, y, x) : Value(0);
+            };
             CUTLASS_PRAGMA_UNROLL
-            for (int eighth = 0; eighth < BN / 8; eighth += NARROW && C_VECTORS ? 4 : 1) {
-                if constexpr (NARROW && C_VECTORS) {
+            for (int eighth = 0; eighth < BN / 8; eighth += NARROW ? 4 : 1) {
+                if constexpr (NARROW) {
                     uint32_t word[4];
                     CUTLASS_PRAGMA_UNROLL
                     for (int i = 0; i < 4; i++)
-                        word[i] = packed(sums(make_coord(0, below, eighth + i), part, 0),
-                                         sums(make_coord(1, below, eighth + i), part, 0));
+                        word[i] = packed(value(eighth + i, 0), value(eighth + i, 1));
                     transpose(word, quad);
                     int x = column + (eighth + quad) * 8;
                     if (y < m && x + 8 <= n)
@@ -149,17 +158,15 @@ CUTLASS_DEVICE void store(const Sums &sums, Output *c, int64_t stride, int m, in
                     }
                 } else {
                     int x = column + eighth * 8 + quad * 2;
-                    float low = sums(make_coord(0, below, eighth), part, 0), high = sums(make_coord(1, below, eighth), part, 0);
-                    if constexpr (!NARROW && C_VECTORS) {
-                        if (y < m && x + 2 <= n) {
-                            *reinterpret_cast<float2 *>(line + x) = make_float2(low, high);
-                            continue;
-                        }
+                    alignas(2 * sizeof(Output)) Output pair[2] = {Output(value(eighth, 0)), Output(value(eighth, 1))};
+                    if (PAIRS && y < m && x + 2 <= n)
+                        *reinterpret_cast<uint2 *>(line + x) = reinterpret_cast<const uint2 &>(pair);
+                    else {
+                        if (y < m && x < n)
+                            line[x] = pair[0];
+                        if (y < m && x + 1 < n)
+                            line[x + 1] = pair[1];
                     }
-                    if (y < m && x < n)
-                        line[x] = Output(low);
-                    if (y < m && x + 1 < n)
-                        line[x + 1] = Output(high);
                 }
             }
         }
@@ -185,12 +192,21 @@ CUTLASS_DEVICE void produce(Shared &shared, Pipeline &pipeline, const Map &a, co
     pipeline.producer_tail(state);
 }
 
-CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Map &a, Output *c, int64_t stride, int m, int n,
-                            const Blocks &blocks, int steps)
+/* Of the parameters, mma reads one at most: after how many instructions sums are promoted. */
+template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &parameters)
+{
+    if constexpr (PROMOTED)
+        parameters.mma_promotion_interval = BK / size<2>(typename Mma::AtomShape_MNK{});
+}
+
+CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Epilogue &epilogue, int m, int n, const Blocks &blocks,
+                            int steps)
 {
     int group = threadIdx.x / GROUP_THREADS - 1, thread = threadIdx.x % GROUP_THREADS;
     Order order(shared.order, {uint32_t(group), GROUP_THREADS});
-    const auto &unread = reinterpret_cast<const typename Mainloop::Params &>(a); /* mma asks for parameters and uses none */
+    alignas(typename Mainloop::Params) char memory[sizeof(typename Mainloop::Params)];
+    auto &parameters = reinterpret_cast<typename Mainloop::Params &>(memory);
+    promote_each_step(parameters);
     Mainloop mainloop;
     State state;
     int turns = gridDim.x / CLUSTER * (PINGPONG ? 2 : 1), number = blockIdx.x / CLUSTER;
@@ -205,7 +221,7 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Map &a, Ou
         auto sums = partition_fragment_C(mma, take<0, 2>(Tile{}));
         if (PINGPONG)
             order.wait();
-        mainloop.mma(pipeline, state, sums, steps, PINGPONG ? thread : threadIdx.x - GROUP_THREADS, shared.tensors, unread);
+        mainloop.mma(pipeline, state, sums, steps, PINGPONG ? thread : threadIdx.x - GROUP_THREADS, shared.tensors, parameters);
         if (PINGPONG)
             order.arrive();
         mainloop.mma_tail(pipeline, state, steps);
@@ -213,7 +229,7 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Map &a, Ou
         if (PINGPONG)
             order.wait();
         int own = row + (PINGPONG ? 0 : group * 64) + thread / 32 * 16 + thread % 32 / 4;
-        store(sums, c, stride, m, n, own, column);
+        store(sums, epilogue, m, n, own, column);
         if (PINGPONG)
             order.arrive();
     }
@@ -222,7 +238,7 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Map &a, Ou
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
-polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, Output *c, int m, int n, int k, long long stride)
+polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, int m, int n, int k, EPILOGUE_PARAMETERS)
 {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -251,6 +267,6 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, Ou
             produce(shared, pipeline, a, b, blocks, steps);
     } else {
         cutlass::arch::warpgroup_reg_alloc<232>();
-        consume(shared, pipeline, a, c, stride, m, n, blocks, steps);
+        consume(shared, pipeline, Epilogue{EPILOGUE_ARGUMENTS}, m, n, blocks, steps);
     }
 }

@@ -14,6 +14,8 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.errors import LoweringError
 from polytile.matmul.cutlass.configs import WARPS, shared_bytes
+from polytile.matmul.cutlass.epilogue import epilogue
+from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.triton.operands import symbol
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -21,12 +23,7 @@ from polytile.schedule.facts import Facts
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-BODY = Path(__file__).with_name("product.h")
-
-ELEMENTS = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t", torch.float32: "float"}
-
-DRIVER_TYPES = {torch.bfloat16: 9, torch.float16: 6, torch.float32: 11}
-"""Of an element, as cuTensorMapEncodeTiled numbers them; float32 is rounded to TF32 on its way."""
+BODY, ARITHMETIC = (Path(__file__).with_name(name) for name in ("product.h", "arithmetic.h"))
 
 SWIZZLE_128_BYTES = 3
 
@@ -62,35 +59,46 @@ def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
 
 
 def able(kernel: GemmKernel) -> bool:
-    """Whether CUTLASS has a product of these types and layouts: one item, operands in memory as the tensor cores take them. TF32
-    is read along k alone."""
+    """Whether CUTLASS has a product of these types and layouts, and its epilogue has a text: one item, operands in memory as the
+    tensor cores take them. Of other types than 16-bit floats they read both along k alone."""
     spec, dtype = kernel.spec, kernel.in_dtype
-    plain = not any(kernel.prologues) and kernel.second is None and kernel.scales is None and kernel.epilogue is None
-    plain = plain and not kernel.spec.grouped
-    types = dtype in ELEMENTS and kernel.operand_dtypes == (dtype, dtype) and (dtype != torch.float32 or kernel.tf32)
-    stored = kernel.product_dtype in (dtype, torch.float32) and spec.c_layout == "n"
-    layouts = "any" not in kernel.layouts and (dtype != torch.float32 or kernel.layouts == ("k", "k"))
-    return plain and types and stored and layouts and not spec.batched and not kernel.packed
+    plain = not any(kernel.prologues) and kernel.second is None and kernel.scales is None and not kernel.packed
+    types = dtype in NUMBERS and kernel.operand_dtypes == (dtype, dtype) and (dtype != torch.float32 or kernel.tf32)
+    if not plain or spec.grouped or spec.batched or not types or "any" in kernel.layouts:
+        return False
+    if NUMBERS[dtype].along_k and kernel.layouts != ("k", "k"):
+        return False
+    try:
+        epilogue(kernel)
+    except LoweringError:
+        return False
+    return True
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
     """The launch. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
-    multiples of 16 bytes, and so do their rows."""
+    multiples of 16 bytes, and so do their rows. Of a regime's rows it is only known whether they are a multiple of 16 elements
+    apart."""
     a, b = operands(kernel)
     for operand in (a, b):
         if operand.tensor not in facts.aligned or not facts.divides(operand.stride):
-            raise LoweringError(f"{operand.tensor} or its rows do not begin at multiples of 16 bytes")
+            raise LoweringError(
+                f"{operand.tensor} does not begin at a multiple of 16 bytes, or its rows are not a multiple of 16 elements apart"
+            )
+    last = epilogue(kernel)
     cluster, m, n = (int(config[name]) for name in ("cluster", "m", "n"))
     arguments = (
-        Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1), Argument(Kind.TENSOR, "C", "*"),
-        *(Argument(Kind.SYMBOL, name, "i32") for name in "MNK"), Argument(Kind.SYMBOL, "c_stride_m", "i64"),
+        Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1),
+        *(Argument(Kind.SYMBOL, name, "i32") for name in "MNK"),
+        *(Argument(Kind.TENSOR, name, "*") for name in (last.stored, *last.read)),
+        *(Argument(Kind.SYMBOL, name, "i64") for name in last.symbols),
     )  # fmt: skip
     clusters = FloorDiv(symbol("M") + m * cluster - 1, m * cluster) * FloorDiv(symbol("N") + n - 1, n)
     grid = Min(clusters, sympy.Integer(sms // cluster)) * cluster
     one = sympy.Integer(1)
     return TritonKernel((
         Launch(
-            source(kernel, config, "C" in facts.aligned and facts.divides("c_stride_m")), arguments, (), (), WARPS, 0,
+            source(kernel, config, last.vectors(facts)), arguments, (), (), WARPS, 0,
             (grid, one, one), descriptors=(a.descriptor(m, config), b.descriptor(n // cluster, config)), cluster=cluster,
             own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
         ),
@@ -100,22 +108,26 @@ def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Trit
 def copied(kernel: GemmKernel, descriptor: Descriptor) -> tuple[int, ...]:
     """How elements are copied by a descriptor, in the form of codegen/triton/compile.py's reports."""
     dtype = kernel.in_dtype
-    return SWIZZLE_128_BYTES, dtype.itemsize, DRIVER_TYPES[dtype], *descriptor.block
+    return SWIZZLE_128_BYTES, dtype.itemsize, NUMBERS[dtype].driver, *descriptor.block
 
 
 def source(kernel: GemmKernel, config: Config, vectors: bool) -> str:
     """CUDA C++. `vectors`: rows of C begin at multiples of 16 bytes."""
-    a, b = operands(kernel)
+    (a, b), number, last = operands(kernel), NUMBERS[kernel.in_dtype], epilogue(kernel)
     numbers = {
         "BM": config["m"], "BN": config["n"], "BK": config["k"], "STAGES": config["stages"], "CLUSTER": config["cluster"],
         "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize),
     }  # fmt: skip
-    flags = {"PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "C_VECTORS": vectors}
+    flags = {
+        "PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "PROMOTED": number.promoted,
+        "C_VECTORS": vectors,
+    }  # fmt: skip
     lines = [
         "#include <cutlass/numeric_types.h>",
-        f"using Element = {ELEMENTS[kernel.in_dtype]};",
-        f"using Output = {ELEMENTS[kernel.product_dtype]};",
+        f"using Element = {number.name};",
+        f"using Sum = {number.sums};",
+        f"using Output = {last.output};",
         *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
         *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
     ]
-    return "\n".join(lines) + "\n\n" + BODY.read_text()
+    return "\n".join([*lines, "", ARITHMETIC.read_text(), last.text(number.sums), "", BODY.read_text()])
