@@ -297,7 +297,8 @@ def autotune(
     OptionError
         As in `compile`.
     """
-    from polytile.autotuner.tuner import Autotuner, Extras
+    from polytile.autotuner.declaration import Extras
+    from polytile.autotuner.tuner import Autotuner
 
     given = {
         "configs": configs, "key": key, "prune_configs_by": prune_configs_by, "reset_to_zero": reset_to_zero,

@@ -1,4 +1,4 @@
-"""The family of attentions, softmax(q·kᵀ·scale + mask)·v: what one is, which arguments it takes, and its text for each target.
+"""The attention family, softmax(q·kᵀ·scale + mask)·v: the problem, its arguments, and its source text for each target.
 
 Enters: an IR Attention. Leaves: an AttentionProblem, its flat arguments, a reference, and text (cpp/, triton/). Called by cost,
 candidates and dispatch; knows codegen, schedule, ir.

@@ -1,4 +1,4 @@
-"""The flat arguments of an attention kernel: as named tensors, how far kernels index into them, random ones, the reference."""
+"""The flat arguments of an attention kernel: named tensors, upper bounds of their indices, random examples, and the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polytile.schedule.facts import reaches
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a call as strided views of the problem's dimensions. Those from `saved` on are of the derivative."""
+    """The tensors of a call as strided views. Those from `saved` on belong to the backward pass."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -39,29 +39,29 @@ class Operands:
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What makes scores of the scaled products, where the problem has an expression for that."""
+    """Computes scores from the scaled products, if the problem has an expression for them."""
     indices: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What says where sequences lie (attention/layout.py)."""
+    """The integer tensors that describe the sequences (attention/layout.py)."""
     count: int = 0
     rows: int = 0
     keys: int = 0
-    """Sequences, and the rows and keys that one has at most."""
+    """`count` is the number of sequences; `rows` and `keys` are the most that one sequence has."""
 
     @property
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where those of q, k and v go."""
+        """Where the gradients of q, k and v are written."""
         assert self.dq is not None and self.dk is not None and self.dv is not None
         return self.dq, self.dk, self.dv
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a derivative reads besides q, k, v and bias: out, its lse and its gradient."""
+        """The backward pass's further inputs: out, its lse and its gradient."""
         assert self.saved is not None and self.grad is not None
         return self.out, self.saved, self.grad
 
 
 def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
-    """Flat arguments as tensors in their own sizes and strides."""
+    """Flat arguments as tensors with their own sizes and strides."""
     named: dict[str, Any] = {}
     for tensor, place in zip(args, _places(problem), strict=False):
         if place is None:
@@ -84,7 +84,7 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
 
 
 def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Tensor) -> torch.Tensor:
-    """The scores of these products by torch's operators; in float64 where the products are."""
+    """The scores of these products, computed by torch operators, in float64 if the products are."""
     assert problem.scores is not None
     tensors = {tensor.name: value for tensor, value in zip(problem.tensors, args, strict=False)}
     values = dict(zip(problem.symbols, args[len(problem.tensors) :], strict=True))
@@ -94,7 +94,8 @@ def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Ten
 
 @functools.lru_cache(1024)
 def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] | None] | None]:
-    """For each tensor its name and where among the flat arguments its sizes and its strides are; None for what scores load."""
+    """For each tensor, its name and the positions of its sizes and strides among the flat arguments; None for tensors of the
+    scores."""
     at = {name: k for k, name in enumerate(problem.size_names, len(problem.tensors))}
     places: list[tuple[str, list[int], list[int] | None] | None] = []
     for tensor in problem.tensors:
@@ -110,7 +111,7 @@ def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] |
 
 
 def settings(problem: AttentionProblem) -> dict[str, Any]:
-    """The keyword arguments of `ir.attention.attend` that do what the problem says."""
+    """The keyword arguments of `ir.attention.attend` for this problem."""
     fill = {"fill": problem.bias.fill} if problem.bias is not None else {}
     return {
         "scale": problem.scale,
@@ -122,7 +123,7 @@ def settings(problem: AttentionProblem) -> dict[str, Any]:
 
 
 def run_attention(problem: AttentionProblem, given: Operands, precision: torch.dtype | None = None) -> None:
-    """The attention, or its derivative, by torch's operators, into the operands that are written."""
+    """Run the attention or its backward pass by torch operators, and write the results to the output operands."""
     how = {**settings(problem), "precision": precision, "bias": given.bias}
     if problem.layout is not None and problem.backward:
         attend_sequences_backward(
@@ -144,7 +145,7 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
 
 
 def reference(problem: AttentionProblem) -> Callable[..., None]:
-    """Attention on flat arguments, in float64 where these were widened, else in the type of the sums."""
+    """Attention on flat arguments, in float64 if these were widened, else in the accumulator's dtype."""
 
     def run(*args: Any) -> None:
         run_attention(problem, operands(problem, args), precision_of(problem.tensors, args))
@@ -153,7 +154,7 @@ def reference(problem: AttentionProblem) -> Callable[..., None]:
 
 
 def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
-    """Upper bounds of all positions in tensors that a kernel indexes, as expressions in its integers."""
+    """Upper bounds of all tensor offsets that a kernel computes, as expressions in its integers."""
     ends = list(reaches(problem.scores)) if problem.scores is not None else []
     for tensor in problem.tensors:
         sizes = [symbol(name) for name in problem.extents(tensor.name)]
@@ -165,8 +166,10 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
 
 
 def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
-    """Random flat arguments for the given sizes, on `target` or the CPU; of a derivative `out` and `saved` are what the attention
-    gives. Strides that `size` lacks are row-major ones."""
+    """Random flat arguments for the given sizes, on `target` or the CPU.
+
+    In a backward problem, `out` and `saved` are the results of the forward pass. Strides that `size` lacks are row-major.
+    """
     size = problem.layout.completed(size) if problem.layout is not None else size
     full = {**dict.fromkeys(problem.size_names, 1), **problem.dense_strides(size), **size}
     tensors = []
@@ -194,7 +197,7 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
 def _indices(
     problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None
 ) -> dict[str, torch.Tensor]:
-    """Where sequences lie, of which the first has the most rows and keys and the others share what is left."""
+    """Integer tensors for the sequences. The first sequence has the most rows and keys; the others share the rest."""
     if problem.layout is None:
         return {}
     count, indices = size["B"], {}
@@ -215,7 +218,7 @@ def _indices(
 
 
 def _lengths(count: int, most: int, total: int) -> list[int]:
-    """So many lengths up to `most` with the sum `total`, if there are any."""
+    """`count` lengths up to `most` with the sum `total`."""
     first = min(most, total)
     rest, left = max(0, count - 1), total - first
     others = [min(most, left * (k + 1) // rest - left * k // rest) for k in range(rest)]
@@ -229,7 +232,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 def _loaded(
     problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None
 ) -> Mapping[str, torch.Tensor]:
-    """Random tensors for what the scores load."""
+    """Random tensors for those that the scores load."""
     if problem.scores is None:
         return {}
     tensors, loop = problem.scores.tensors, problem.scores.loop
@@ -248,7 +251,7 @@ def _loaded(
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
-    """Numbers; of booleans three in four hold."""
+    """Random numbers; three in four booleans are true."""
     if dtype == torch.bool:
         return noise.integers(0, 4, count, torch.int64, target) > 0
     return noise.normal(count, target).to(dtype)

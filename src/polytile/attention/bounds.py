@@ -1,4 +1,4 @@
-"""Which keys a block of queries sees, from the expression of its mask, by interval arithmetic.
+"""Bounds the keys that a block of queries attends to, by interval arithmetic on the mask expression.
 
     mask                          some query of [i0, i1] sees keys of      all of them see
     j <= i                        [0, i1 + 1)                              [0, i0 + 1)
@@ -7,9 +7,9 @@
     j // c == i // c              [c·(i0 // c), c·(i1 // c) + c)           [c·(i1 // c), c·(i0 // c) + c)
     anything else                 [0, N)                                   nothing
 
-Comparisons of sums of j, or of one quotient of j, with what does not depend on j give one bound each. What is not an expression
-of positions and integers (a loaded length) stands for itself where it does not depend on j: between its least and its largest
-value over the block's rows.
+A bound follows from each comparison of a sum that contains j, or one quotient of j, with a value that does not depend on j. A
+value that is not an expression of positions and integers, such as a loaded length, is opaque: if it does not depend on j, its
+minimum and maximum over the block's rows bound it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
 
 FIRST, LAST = sizes.axis("first"), sizes.axis("last")
-"""The first and the last query of a block."""
+"""Symbols of the first and the last query of a block."""
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _AND, _OR = ("logical_and", "bitwise_and", "mul", "minimum"), ("logical_or", "bitwise_or", "add", "maximum")
@@ -35,7 +35,7 @@ _NOT = ("logical_not", "bitwise_not")
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` on, below `high`; None: no bound is known on that side."""
+    """`low` ≤ j < `high`; None means unbounded on that side."""
 
     low: sympy.Expr | None = None
     high: sympy.Expr | None = None
@@ -43,7 +43,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Keys of `some` are all that any query of the block sees; every query sees those of `all`, or `all` is None."""
+    """No query of the block attends to keys outside `some`; every query attends to all keys in `all`, unless `all` is None."""
 
     some: Interval
     all: Interval | None
@@ -57,15 +57,15 @@ WHOLE = Bounds(EVERYTHING, EVERYTHING)
 
 @dataclass(frozen=True)
 class Range:
-    """The least and the largest value of an integer over the rows of a block."""
+    """The minimum and maximum of an integer over the rows of a block."""
 
     least: sympy.Expr
     most: sympy.Expr
 
 
 class Analysis:
-    """Bounds of masks. `opaque` names what cannot be looked into and does not depend on the key: it returns the symbols that its
-    least and largest value will have, or None."""
+    """Computes the bounds of masks. `opaque` is called for a value that does not depend on the key but cannot be analysed; it
+    returns the symbols of its minimum and maximum, or None."""
 
     def __init__(self, opaque: Callable[[Node], Range | None] = lambda node: None) -> None:
         self._opaque = opaque
@@ -73,7 +73,7 @@ class Analysis:
         self._symbols: dict[int, sympy.Symbol] = {}
 
     def bounds(self, mask: Node, negated: bool = False) -> Bounds:
-        """Of the keys for which `mask` is true, or false where `negated`."""
+        """Bounds of the keys for which `mask` is true, or false if `negated`."""
         match mask:
             case Const(value=value):
                 return WHOLE if bool(value) != negated else NOTHING
@@ -94,7 +94,7 @@ class Analysis:
         left, right = self._integer(a), self._integer(b)
         if left is None or right is None:
             return UNKNOWN
-        if not self._depends(left - right) and name != "ne":  # the same for all keys: a length, a switch
+        if not self._depends(left - right) and name != "ne":  # uniform over all keys: a length or a switch
             return UNKNOWN
         return self._solved(name, sizes.expand(left - right))
 
@@ -102,7 +102,7 @@ class Analysis:
         return KEY in e.free_symbols
 
     def _solved(self, name: str, e: sympy.Expr) -> Bounds:
-        """Of `e` compared with 0: sign · f(j) compared with a rest that does not depend on j."""
+        """Bounds from comparing `e` with 0: separate ±f(j) from the terms that do not depend on j."""
         terms = sympy.Add.make_args(e)
         own = [term for term in terms if self._depends(term)]
         rest = self._range(-sympy.Add(*[term for term in terms if not self._depends(term)]))
@@ -118,7 +118,7 @@ class Analysis:
     # integers ----------------------------------------------------------------------------------------------------------
 
     def _integer(self, node: Node) -> sympy.Expr | None:
-        """An integer value as an index expression."""
+        """An integer node as an index expression, if it is one."""
         match node:
             case Const(value=value):
                 return sympy.Integer(int(value))
@@ -147,7 +147,7 @@ class Analysis:
         return self._symbols[id(node)]
 
     def _range(self, e: sympy.Expr) -> Range | None:
-        """The least and the largest value of `e`, which does not depend on the key, over the rows of a block."""
+        """The minimum and maximum over the rows of a block of `e`, which does not depend on the key; None if unknown."""
         if e in self._ranges:
             return self._ranges[e]
         if not e.free_symbols & self._ranges.keys():
@@ -174,7 +174,7 @@ _ARITHMETIC: Mapping[str, Callable[..., sympy.Expr]] = {
 
 
 def _sides(name: str, of_key: sympy.Expr, rest: Range) -> Bounds:
-    """Of f(j) compared with a value in `rest`."""
+    """Bounds from comparing f(j) with a value in `rest`."""
     below, above = _below(of_key), _from(of_key)
     if below is None or above is None:
         return UNKNOWN
@@ -191,7 +191,7 @@ def _sides(name: str, of_key: sympy.Expr, rest: Range) -> Bounds:
 
 
 def _below(of_key: sympy.Expr) -> Callable[[sympy.Expr], sympy.Expr] | None:
-    """From a bound x of f to that of j: f(j) < x where j is below it."""
+    """Maps a bound x of f to one of j: f(j) < x if and only if j is below it. None if f is not invertible this way."""
     if of_key == KEY:
         return lambda x: x
     inner = _quotient(of_key)
@@ -199,11 +199,11 @@ def _below(of_key: sympy.Expr) -> Callable[[sympy.Expr], sympy.Expr] | None:
 
 
 _from = _below
-"""f(j) >= x where j is at least at the same point: f does not decrease."""
+"""f(j) ≥ x if and only if j is at or above the same bound, as f is monotonic."""
 
 
 def _quotient(of_key: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """(c, d) of (j + c) // d."""
+    """(c, d) if the expression is (j + c) // d, else None."""
     if not isinstance(of_key, FloorDiv) or KEY in of_key.args[1].free_symbols:
         return None
     offset = sizes.expand(of_key.args[0] - KEY)
@@ -235,7 +235,7 @@ def _either(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _union(a: Interval | None, b: Interval | None) -> Interval | None:
-    """An interval inside the union of two: all of it where both are open on the same side."""
+    """An interval inside the union of two. It is the whole union if both are open on the same side."""
     if a is None or b is None:
         return a or b
     if a.low is None and b.low is None:

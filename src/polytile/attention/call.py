@@ -1,4 +1,4 @@
-"""From an attention of a program to its problem and the way it is called there."""
+"""Maps an attention of a program to its problem and the arguments of the call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polytile.schedule.canonical import LoopKernel
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """What a call passes: buffers or views whose data starts at their first element, and size expressions, in argument order."""
+    """What a call passes: buffers (or views that start at a later element) and size expressions, in argument order."""
 
     buffers: tuple[str | View, ...]
     sizes: tuple[sympy.Expr, ...]
 
 
 def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[AttentionProblem, AttentionSite]:
-    """The problem that `attention` is, and how to call its kernel here."""
+    """The problem of an attention, and how to call its kernel."""
     q, k, v, backward = attention.q, attention.k, attention.v, attention.gradients is not None
     strided = [view for view in attention.views if backward or view is not attention.lse]
     scores, captured, integers = _scores(attention, buffers)
@@ -55,7 +55,7 @@ def _layout(sequences: Sequences | None) -> Layout | None:
 
 
 def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
-    """The problem's sizes at this attention."""
+    """The values of the problem's sizes."""
     if problem.layout is None:
         return attention.extents
     known = {"Ends": attention.extents[0] + 1}
@@ -72,7 +72,7 @@ def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr,
 def _scores(
     attention: Attention, buffers: Mapping[str, Buffer]
 ) -> tuple[LoopKernel | None, tuple[str, ...], tuple[sympy.Expr, ...]]:
-    """The scores in the names of a problem, the buffers that they load, and the integers that they need besides the sizes."""
+    """The scores under the problem's names, the buffers that they load, and the integers that they need besides the sizes."""
     if attention.scores is None:
         return None, (), ()
     kernel, site = canonical.canonicalize(attention.scores, {**buffers, SCORES: _like_scores(attention, buffers)})
@@ -92,14 +92,15 @@ def _scores(
 
 
 def _like_scores(attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
-    """The buffer that scores would be in."""
+    """A buffer of the shape of the scores."""
     batch, heads, _, rows, keys, _, _ = attention.extents
     shape = (batch, heads, rows, keys)
     return Buffer(SCORES, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
 
 
 def _bias(view: View, fill: float) -> Bias:
-    """Which axes a bias varies along, as far as its strides and sizes say before a call."""
+    """The problem's description of a bias: the axes along which it varies, as far as strides and sizes are known before a
+    call."""
     extents = zip("bhmn", view.sizes, view.strides, strict=True)
     varies = "".join(axis for axis, size, stride in extents if stride != 0 and size != 1)
     along_rows = "n" in varies and view.strides[3] == 1
@@ -107,5 +108,5 @@ def _bias(view: View, fill: float) -> Bias:
 
 
 def _passed(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
+    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view

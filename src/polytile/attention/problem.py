@@ -3,8 +3,8 @@
     out[b, h, m, :] = Σ_n softmax_n(score(b, h, m, n))·v[b, h // group, n, :]
     score(b, h, m, n) = mask(scale·Σ_d q[b, h, m, d]·k[b, h // group, n, d])
 
-or, where the problem has `scores`, that expression of the scaled product, of b, h, m and n and of what it loads. group is
-Hq // Hkv. Scores and sums are float32 for 16-bit types, whatever the operands' type.
+With `scores`, the score is instead that expression of the scaled product, of b, h, m and n, and of the tensors that it loads.
+group is Hq // Hkv. Scores and accumulators are float32 for 16-bit operands.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from polytile.runtime import regime
 from polytile.schedule.canonical import LoopKernel, TensorArg
 
 SIZES = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
-"""Batch, heads of q, heads of k and v (a divisor of Hq), rows of q, rows of k and v, length of a row of q and k, of v and out."""
+"""Batch, query heads, heads of k and v (a divisor of Hq), query rows, key rows, head size of q and k, and head size of v and
+out."""
 
 DECIDING = {
     **dict.fromkeys(("B", "Mq", "Mkv", "Tq", "Tk"), regime.BUCKET),
     **dict.fromkeys(("Hq", "Hkv", "D", "Dv", "Page"), regime.EXACT),
 }  # fmt: skip
-"""Integers on which the choice depends, and what matters of them. Of strides it matters whether 16 divides them."""
+"""The integers that a choice depends on, and whether by bucket or exactly. For strides, only divisibility by 16 matters."""
 
 AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd", "dq": "bhmd",
         "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
-"""The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so that no strides are passed for it."""
+"""The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so no strides are passed for it."""
 EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
            "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
            "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "dq": ("B", "Hq", "Mq", "D"),
@@ -43,7 +44,7 @@ EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B"
 
 
 class Causal(enum.Enum):
-    """Which keys a row of q may see. With as many rows as keys both are the same."""
+    """Which keys a query row may attend to. The two masks are the same if there are as many rows as keys."""
 
     NO = ""
     TOP_LEFT = "top left"
@@ -54,10 +55,12 @@ class Causal(enum.Enum):
 
 @dataclass(frozen=True)
 class Bias:
-    """A tensor (B, Hq, Mq, Mkv) that changes the scores; its strides are 0 along the axes that are not in `varies`, a subset of
-    "bhmn". A tensor of a floating type is added. Where one of booleans is false, `fill` replaces the score, whatever that is; in
-    scaled_dot_product_attention (`empty_is_0`) a fill of -inf is added, as eager does, so that a score of NaN stays.
-    `along_rows`: it is known to have stride 1 along n."""
+    """A tensor (B, Hq, Mq, Mkv) that modifies the scores. Its strides are 0 along the axes of "bhmn" that are not in `varies`.
+
+    A floating-point tensor is added. Where a boolean one is false, `fill` replaces the score. In scaled_dot_product_attention
+    (`empty_is_0`) a fill of -inf is added instead, as in eager, so that a NaN score stays NaN. `along_rows`: the stride along n
+    is known to be 1.
+    """
 
     dtype: torch.dtype
     varies: str
@@ -67,23 +70,34 @@ class Bias:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """What is the same for all attentions that share kernels.
+    """What is common to all attentions that share kernels.
 
-    Its tensors are q, k, v, `bias` where there is one or what `scores` load ("a0", "a1", ...), then out, then `lse` where it
-    is wanted: log Σ_n exp(score), natural, float32. Of the `backward` problem they are q, k, v, bias, out, `saved` (lse as the
-    attention left it), grad (the gradient of out), then the gradients dq, dk and dv, which it writes. Its integers are SIZES,
-    then the strides of each tensor but lse, "q_stride_b" and so on as in AXES, then those of `scores` ("n0", ...). Any size
-    may be 0, and any stride of what is read.
+    The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
+    wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias, out, `saved` (the forward pass's
+    lse), grad (the gradient of out), and the outputs dq, dk and dv. The integers are SIZES, then the strides of each tensor but
+    lse ("q_stride_b" and so on, as in AXES), then those of `scores` ("n0", …). Any size may be 0, and so may any stride of an
+    input.
 
-    dtype       of q, k, v and out
-    scale       factor of the products; None: D ** -0.5
-    empty_is_0  a row of q all of whose scores are -inf gives 0, as in scaled_dot_product_attention; else NaN, as a softmax does
-    dense       for q, k and v whether they are known to have stride 1 along d
-    tf32        float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled
-    scores      the scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal: see ir.program.Attention
-    window      how many keys before and after the diagonal from the bottom right a row sees, itself besides; -1 for all of them
-    layout      where sequences lie that have lengths of their own (attention/layout.py); its tensors follow the bias. Then lse is
-                a dense (Hq, Tq)
+    Attributes
+    ----------
+    dtype
+        Dtype of q, k, v and out.
+    scale
+        Factor of the products; None means D ** -0.5.
+    empty_is_0
+        Whether a row whose scores are all -inf gives 0, as in scaled_dot_product_attention, instead of NaN, as in a softmax.
+    dense
+        For each of q, k and v, whether its stride along d is known to be 1.
+    tf32
+        Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled.
+    scores
+        The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal (see ir.program.Attention).
+    window
+        How many keys before and after the bottom-right diagonal a row attends to, besides the diagonal; -1 means unlimited.
+    layout
+        The memory layout of sequences of varying length (attention/layout.py). Its index tensors follow the bias, and lse is then
+        a
+        dense (Hq, Tq).
     """
 
     dtype: torch.dtype
@@ -130,15 +144,15 @@ class AttentionProblem:
 
     @property
     def computes_scores(self) -> bool:
-        """Whether scores or masks are expressions beyond a bias and a causal mask."""
+        """Whether scores or masks need more than a bias and a causal mask."""
         return self.scores is not None or self.window is not None
 
     def axes(self, name: str) -> str:
-        """The letters of the dimensions along which strides of a tensor are passed."""
+        """The dimensions (letters) along which a tensor's strides are passed."""
         return self._dimensions(name)[0] if name != "lse" else ""
 
     def extents(self, name: str) -> tuple[str, ...]:
-        """The names of a tensor's sizes; none for what only scores load."""
+        """The names of a tensor's sizes; empty for tensors that only the scores load."""
         return self._dimensions(name)[1]
 
     def _dimensions(self, name: str) -> Extents:
@@ -147,7 +161,7 @@ class AttentionProblem:
 
     @property
     def _own_symbols(self) -> tuple[sympy.Symbol, ...]:
-        """The integers that the scores have besides the sizes."""
+        """The integers of the scores that are not sizes."""
         return () if self.scores is None else tuple(each for each in self.scores.symbols if each.name not in SIZES)
 
     @property
@@ -158,7 +172,7 @@ class AttentionProblem:
 
     @cached_property
     def text(self) -> str:
-        """Everything that decides what is computed."""
+        """Everything that determines what is computed."""
         bias = f"{type_name(self.bias.dtype)} {self.bias}" if self.bias is not None else ""
         marks = f"{self.causal.value} | {bias} | {self.empty_is_0} | {self.lse} | {self.dense} | {self.tf32}"
         scores = f"\n{self.scores.text}" if self.scores is not None else ""
@@ -171,7 +185,7 @@ class AttentionProblem:
         return digest(self.text)
 
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
-        """The strides of row-major tensors, 0 along the axes along which a bias does not vary."""
+        """Row-major strides, 0 along axes on which a bias is broadcast."""
         strides: dict[str, int] = {}
         size = self.layout.completed(size) if self.layout is not None else size
         for tensor in self.tensors:

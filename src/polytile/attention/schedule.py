@@ -1,5 +1,4 @@
-"""How an attention goes through its keys, as data: who shares the keys of a block of rows (schedule/answers.py), and whether the
-derivative is computed.
+"""Attention schedules as data: who shares the keys of a tile of rows (schedule/answers.py), and whether it is the backward pass.
 
 | share            | combine          | derivative | name     | CPU            | GPU                |
 | ---------------- | ---------------- | ---------- | -------- | -------------- | ------------------ |
@@ -7,8 +6,8 @@ derivative is computed.
 | grid (cluster)   | launch (cluster) |            | split    | cpp/split.py   | triton/split.py    |
 | program          | program          | yes        | backward |                | triton/backward.py |
 
-On a CPU the threads of a call share keys and may wait for each other; on a GPU a second launch combines what programs leave. The
-name stands in candidates' names and in stored configs (`variant`).
+On a CPU, the threads of a call share keys and may wait for each other. On a GPU, a second launch combines the programs' partial
+results. The name appears in candidates' names and in stored configs (`variant`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from polytile.problem import Config
 
 @dataclass(frozen=True)
 class AttentionSchedule:
-    """`shares_keys`: several programs, or all threads, have a share each of the keys of a block of rows."""
+    """`shares_keys`: several programs, or all threads, each process part of the keys of a tile of rows."""
 
     shares_keys: bool = False
     derivative: bool = False
@@ -34,5 +33,5 @@ BY_NAME: dict[str, AttentionSchedule] = {
 
 
 def schedule_of(config: Config) -> AttentionSchedule:
-    """The schedule that a config names. Raises KeyError for a name that names none."""
+    """The schedule that a config names. Raises KeyError for an unknown name."""
     return BY_NAME[str(config["variant"])]

@@ -1,4 +1,4 @@
-"""Scores and masks of attention as expressions over batch, head, query and key, which kernels emit and whose bounds they use.
+"""Scores and masks of attention as expressions over batch, head, query and key. Kernels emit them and use their bounds.
 
     causal              mask   n <= m,  n <= m + Mkv - Mq
     window              mask   n >= m + Mkv - Mq - before  and  n <= m + Mkv - Mq + after
@@ -25,12 +25,13 @@ from polytile.schedule.canonical import LoopKernel
 BATCH, HEAD, QUERY, KEY = PLACE = tuple(sizes.axis(f"p{k}") for k in range(4))
 """The axes of scores; the head is one of queries."""
 SCORE = expr.make(Accumulator, dtype=torch.float32)
-"""The product of a query and a key, scaled."""
+"""The scaled product of a query and a key."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """`score`: what becomes of SCORE, or None where it stays; `mask`: bool, false where a query does not see a key, or None."""
+    """`score` is an expression of SCORE, or None if it is unchanged. `mask` is false where a query does not attend to a key, or
+    None."""
 
     problem: AttentionProblem
     score: Node | None
@@ -38,7 +39,7 @@ class Scores:
 
     @cached_property
     def kernel(self) -> LoopKernel:
-        """Both as a loop, for what emits loops; its stores stand for the values."""
+        """Both as a loop, for emitters that take loops; its stores stand for the values."""
         problem, lengths = self.problem, map(symbol, ("B", "Hq", "Mq", "Mkv"))
         axes = tuple(Axis(axis, size) for axis, size in zip(PLACE, lengths, strict=True))
         values = [self.score if self.score is not None else SCORE, *([self.mask] if self.mask is not None else [])]
@@ -47,7 +48,7 @@ class Scores:
 
 
 def scores_of(problem: AttentionProblem) -> Scores:
-    """The scores and the mask of a problem."""
+    """The score and mask of a problem."""
     if problem.scores is not None:
         return Scores(problem, *_parted(problem.scores.loop.stores[0].value))
     score, mask = None, _causal(problem.causal) if problem.window is None else _window(*problem.window)
@@ -55,7 +56,7 @@ def scores_of(problem: AttentionProblem) -> Scores:
         score = expr.op("add", torch.float32, SCORE, _added(problem.bias))
     elif problem.bias is not None:
         seen, fill = expr.load(torch.bool, "bias", _place("bias")), expr.const(problem.bias.fill, torch.float32)
-        if problem.bias.fill == -math.inf and problem.empty_is_0:  # scaled_dot_product_attention adds it: NaN stays
+        if problem.bias.fill == -math.inf and problem.empty_is_0:  # scaled_dot_product_attention adds -inf: NaN stays NaN
             added = expr.op("where", torch.float32, seen, expr.const(0.0, torch.float32), fill)
             score = expr.op("add", torch.float32, SCORE, added)
         else:
@@ -64,7 +65,7 @@ def scores_of(problem: AttentionProblem) -> Scores:
 
 
 def narrowed(scores: Scores) -> Scores:
-    """The same with comparisons of positions in 32 bits, which hold them: sums of positions and lengths with factors of 1."""
+    """Compare positions in 32 bits where these suffice: for sums of positions and lengths with coefficients of ±1."""
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
@@ -94,7 +95,7 @@ def _is_short(node: Node) -> bool:
 
 
 def _parted(value: Node) -> tuple[Node | None, Node | None]:
-    """A score, None where it is the product, and the mask that hides keys, None for none: where(mask, score, -inf)."""
+    """Split where(mask, score, -inf) into the score, or None if it is the product itself, and the mask, or None."""
     mask: Node | None = None
     while (peeled := _peeled(value)) is not None:
         condition, value = peeled
@@ -103,8 +104,10 @@ def _parted(value: Node) -> tuple[Node | None, Node | None]:
 
 
 def _peeled(value: Node) -> tuple[Node, Node] | None:
-    """A mask and the value where it is true, of a value that is -inf elsewhere. A score plus -inf is that too, as of the causal
-    masks of kernels: a key that is not seen counts for nothing, whatever its score is."""
+    """The condition and the value of a node that is -inf where the condition is false.
+
+    This includes a score plus a -inf mask, as in causal masks: a masked key is ignored, whatever its score is.
+    """
     match value:
         case Op(name="where", args=(condition, kept, Const(value=fill))) if fill == -math.inf:
             return condition, kept
@@ -137,7 +140,7 @@ def _causal(causal: Causal) -> Node | None:
 
 
 def _window(before: int, after: int) -> Node | None:
-    """Keys from `before` up to `after` of the diagonal from the bottom right; -1: no end."""
+    """The mask of keys from `before` to `after` the bottom-right diagonal; -1 means unbounded."""
     mask: Node | None = None
     middle = QUERY + symbol("Mkv") - symbol("Mq")
     for name, distance, end in (("ge", before, middle - before), ("le", after, middle + after)):

@@ -1,11 +1,11 @@
-"""Attention with its scores in memory: a product, a softmax by rows, a product.
+"""Attention with its scores in memory: a product, a row softmax, and a product.
 
     scores[i, m, n] = Σ_d q[i, m, d]·k[i, n, d]
     shares[b, h, m, n] = softmax_n(mask(scale·scores[b, h, m, n]))
     out[i, m, d] = Σ_n shares[i, m, n]·v[i, n, d]
 
-i counts heads of k of all batches. The heads of q that share one of k are rows of it: row h·Mq + m of i is row m of head h.
-Scores and shares have the type of the operands, as in eager.
+i runs over the key heads of all batches. The query heads that share a key head are rows of it: row h·Mq + m of i is row m of head
+h. Scores and shares have the operands' dtype, as in eager.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Buffer, Loop, Store, Template, View, compute_dtype, whole
 
 ITEMS, ROWS = symbol("I"), symbol("R")
-"""Heads of k of all batches, and rows of q of one of them."""
+"""Number of key heads over all batches, and of query rows per key head."""
 ORIGIN = ("attention_scores",)
 
 
 @dataclass(frozen=True)
 class Unfused:
-    """The three operations, in order, and the buffers that they use: q, k, v, scores, bias, shares and out."""
+    """The three operations in order, and their buffers: q, k, v, scores, bias, shares and out."""
 
     first: Template
     softmax: Loop
@@ -37,8 +37,8 @@ class Unfused:
 
 
 def unfused_attention(problem: AttentionProblem, device: torch.device) -> Unfused:
-    """The operations, over the problem's sizes, ITEMS, ROWS and the strides "q_stride_i", "q_stride_r" and so on of operands
-    whose stride along d is 1."""
+    """The operations, over the problem's sizes, ITEMS and ROWS, for operands with stride 1 along d. The other strides are symbols
+    such as "q_stride_i" and "q_stride_r"."""
     keys, size, length = symbol("Mkv"), symbol("D"), symbol("Dv")
     shapes = {"q": (ITEMS, ROWS, size), "k": (ITEMS, keys, size), "v": (ITEMS, keys, length)}
     buffers = {}
@@ -98,7 +98,7 @@ def _masked(
     if problem.bias is not None:
         boolean = problem.bias.dtype == torch.bool
         bias: Node = expr.load(torch.bool if boolean else compute_dtype(problem.bias.dtype), "bias", buffers["bias"].index(point))
-        if boolean and problem.empty_is_0 and problem.bias.fill == EMPTY:  # a score that is NaN stays so
+        if boolean and problem.empty_is_0 and problem.bias.fill == EMPTY:  # a NaN score stays NaN
             zero, low = expr.const(0.0, dtype), expr.const(EMPTY, dtype)
             score = expr.op("add", dtype, score, expr.op("where", dtype, bias, zero, low))
         elif boolean:

@@ -1,6 +1,6 @@
-"""`polytile.autotune`: Triton kernels with many configs, chosen as polytile's own kernels are.
+"""`polytile.autotune`: Triton kernels with many configs, chosen in the same way as polytile's own kernels.
 
-Enters: a Triton kernel, its configs, calls of it. Leaves: the launch of the config that is best at each call's sizes; what of a
-kernel's source a tuner may trip over. Callers: `polytile.autotune` and the command line. Calls: the MultiKernel (dispatch) for
-every choice, and Triton for every launch.
+Enters: a Triton kernel, its configs, and calls of it. Leaves: the launch of the best config at each call's sizes, and warnings
+about hazards in a kernel's source. Called by `polytile.autotune` and the command line. Uses the MultiKernel (dispatch) for every
+choice, and Triton for every launch.
 """

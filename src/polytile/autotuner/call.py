@@ -1,4 +1,4 @@
-"""One launch of an autotuned kernel, as the user wrote it, and what of it a choice depends on."""
+"""One launch of an autotuned kernel as the user wrote it, and the parts of it on which a choice depends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from polytile.autotuner.compiling import Work
 
 
 class _Current(threading.local):
-    """The launch that this thread is in: candidates find there what is neither a tensor nor a size."""
+    """This thread's launch. Candidates find the arguments there that are neither tensors nor sizes."""
 
     made: Call | None = None
     quick: Any = None
-    """A launch that was known at once, whose Call is made when somebody asks for it: (tuner, args, kwargs, grid, arguments in the
-    order of the parameters, route)."""
+    """A launch on the fast path, whose Call is created on demand: (tuner, args, kwargs, grid, arguments in the order of the
+    parameters, route)."""
     returned: Any = None
-    """What it returns."""
+    """The result of that launch."""
 
     @property
     def call(self) -> Call | None:
@@ -39,7 +39,7 @@ current = _Current()
 
 
 def tensor_in(value: Any) -> torch.Tensor | None:
-    """The tensor of an argument: itself, or the one below a host's tensor descriptor."""
+    """The tensor of an argument: itself, or that of a host-side tensor descriptor."""
     if isinstance(value, torch.Tensor):
         return value
     base = getattr(value, "base", None)
@@ -47,20 +47,30 @@ def tensor_in(value: Any) -> torch.Tensor | None:
 
 
 def plain(value: Any) -> Any:
-    """A value without triton.language.constexpr around it."""
+    """A value without its triton.language.constexpr wrapper."""
     return getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
 
 
 def text_of(value: Any) -> str:
-    """A value of an argument in words that are the same in every process."""
+    """The value of an argument as text that is the same in every process."""
     said = str(value)
     return said if " at 0x" not in said else str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 class Call:
-    """`args`, `kwargs`: those of `kernel[grid](...)`, the grid among the latter. `tensors`: names of the arguments that are
-    tensors on the launch's device. `flat`: these tensors, then the sizes named in `sizes`, as a MultiKernel is called. `kind`:
-    whatever else tells MultiKernels apart, among it `constants`, which Triton compiles a kernel of its own for."""
+    """A launch.
+
+    Attributes
+    ----------
+    args, kwargs
+        The arguments of `kernel[grid](...)`; `kwargs` includes the grid.
+    tensors
+        Names of the arguments that are tensors on the launch's device.
+    flat
+        These tensors, then the sizes named in `sizes`: the arguments of a MultiKernel.
+    kind
+        Everything else that distinguishes MultiKernels, including `constants`, for which Triton compiles separate kernels.
+    """
 
     __slots__ = ("args", "begun", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
 
@@ -73,7 +83,7 @@ class Call:
         self.tried = False
         """Whether candidates were tried on its arguments."""
         self.begun: dict[int, Any] = {}
-        """What threads compile for it, by the id of the config."""
+        """Compilations in other threads for this launch, by the id of the config."""
         given = self.given()
         found = [(name, tensor) for name, value in given.items() if (tensor := tensor_in(value)) is not None]
         device = next((t.device for _, t in found if t.device.type != "cpu"), torch.device("cpu"))
@@ -109,14 +119,14 @@ class Call:
         return args, {name: other(name, value) for name, value in self.kwargs.items()}
 
     def withdraw(self) -> None:
-        """Has no thread begin with what a budget has left out; a later launch may still ask for it."""
+        """Cancel compilations that have not started because of a budget. A later launch may still need them."""
         for kernel in self.begun.values():
             if isinstance(kernel, FutureKernel) and isinstance(kernel.future, Work):
                 kernel.future.withdraw()
         self.begun.clear()
 
     def copied(self) -> Call:
-        """The same call of copies of its tensors, which the program does not change."""
+        """The same call on copies of its tensors, which the program does not change."""
         copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in self.flat]
         args, kwargs = self.with_flat(copies)
         other = object.__new__(Call)

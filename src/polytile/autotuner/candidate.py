@@ -1,4 +1,4 @@
-"""A config of a Triton kernel as a Candidate, and the launches that it makes."""
+"""A config of a Triton kernel as a Candidate, and its launches."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from polytile.autotuner.tuner import Autotuner
 
 EXPECTED, SLOWER = 1e-3, 2.0
-"""Seconds that each config is taken to need, alike for all, so that all are measured; and how many times as long one that was
-clearly slower close by, so that it is not (dispatch/links/prior.py)."""
+"""Predicted time of every config in seconds: equal, so that all are measured. A config that was clearly slower at nearby sizes is
+predicted to take SLOWER times as long, so that it is not measured (dispatch/links/prior.py)."""
 
 SHORT = {"num_warps": "w", "num_stages": "s", "num_ctas": "c", "maxnreg": "r"}
 USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """What tells one triton.Config from another, hooks aside."""
+    """The settings that distinguish one triton.Config from another, except hooks."""
     launch = {name: getattr(config, name, None) for name in (*SHORT, "ir_override")}
     return {**config.kwargs, **{name: value for name, value in launch.items() if value != USUAL.get(name, "")}}
 
 
 def name_of(config: Any) -> str:
-    """A config in short: "BLOCK=128 w4 s3"."""
+    """A short name: "BLOCK=128 w4 s3"."""
     return " ".join(f"{SHORT[k]}{v}" if k in SHORT else f"{k}={v}" for k, v in settings_of(config).items())
 
 
 def numbers_of(config: Any) -> Config:
-    """A config as stores have it; what is neither number nor text stands there as text."""
+    """A config as stored. Values that are neither numbers nor strings are converted to strings."""
     values = settings_of(config).items()
     plain: dict[str, Scalar] = {name: v if isinstance(v, int | float | str) else str(v) for name, v in values}
     return Config(tuple(sorted(plain.items())))
 
 
 def named(configs: Sequence[Any]) -> dict[str, Any]:
-    """Configs by name, each once; equal but for their hooks, they are numbered."""
+    """Distinct configs by name. Configs that differ only in their hooks are numbered."""
     by_name: dict[str, Any] = {}
     for config in configs:
         name, number = name_of(config), 2
@@ -58,7 +58,7 @@ def named(configs: Sequence[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class TritonConfig(Candidate):
-    """One config of one autotuned kernel."""
+    """One config of an autotuned kernel."""
 
     tuner: Autotuner
     name: str
@@ -71,8 +71,8 @@ class TritonConfig(Candidate):
 
     @property
     def source_hash(self) -> str:
-        """Of the config and its hook, and the kernel's source with that of the functions it calls: configs of one kernel fail
-        one by one."""
+        """Digest of the config with its hook, and of the kernel's source with the functions that it calls: configs of one kernel
+        fail independently."""
         hook = self.given.pre_hook
         return digest(f"{self.tuner.source} {self.name} {inspect.getsource(hook) if inspect.isfunction(hook) else hook}")
 
@@ -84,7 +84,8 @@ class TritonConfig(Candidate):
 
     @property
     def in_main_script(self) -> bool:
-        """Machine code needs no module. Under an interpreter another process has to import the kernel."""
+        """Whether another process cannot import the kernel, which is necessary under the interpreter. Machine code needs no
+        module."""
         return self.tuner.interpreted and isolated.place_of(self.tuner) is None
 
     def handle_for(self, args: Sequence[Any]) -> Handle:
@@ -92,13 +93,13 @@ class TritonConfig(Candidate):
         return isolated.handle(self.tuner, self.given, call, *call.with_flat(args))
 
     def prepare(self) -> None:
-        """Has a thread compile the kernel for the launch that this thread is in."""
+        """Compile the kernel for this thread's launch in another thread."""
         call = current.call
         if call is not None and not self.interpreted:
             self.tuner.begin_compiling(self.given, call)
 
     def entry(self) -> PythonEntry:
-        """Compiles the kernel for the launch that this thread is in."""
+        """Compile the kernel for this thread's launch."""
         call = current.call
         if call is not None and not self.interpreted and self.given.pre_hook is None:
             self.tuner.compiled(self.given, call.args, call.kwargs)
@@ -107,7 +108,7 @@ class TritonConfig(Candidate):
 
 
 class Launch:
-    """Launches a kernel with one config, on the tensors and sizes given; the rest is as in the launch that this thread is in."""
+    """Launches a kernel with one config, on the given tensors and sizes; everything else is as in this thread's launch."""
 
     def __init__(self, tuner: Autotuner, config: Any) -> None:
         self.tuner, self.config = tuner, config

@@ -1,7 +1,7 @@
-"""Configs of a Triton kernel are compiled side by side, by threads, as Triton's passes and ptxas leave the GIL to others.
+"""Compiles the configs of a Triton kernel in parallel threads; Triton's passes and ptxas release the GIL.
 
-Triton gives what is to be compiled to the mode that is active in the thread that launches (triton/runtime/_async_compile.py). Its
-own mode waits at its end for all that was begun. This one does not: each config is waited for when it is measured.
+Triton passes compilations to the mode that is active in the launching thread (triton/runtime/_async_compile.py). Its own mode
+waits at the end for all of them. This one does not: each config is waited for when it is measured.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from triton.runtime import _async_compile
 from polytile.runtime.pool import Pool
 
 BYTES_EACH = 1 << 29
-"""What a thread may need that compiles: ptxas takes the most of it."""
+"""Estimated memory of a compiling thread, mostly for ptxas."""
 
 
 class Work(Future[Any]):
-    """A kernel that a thread compiles, or whoever asks for it before a thread has begun. Triton's cache keeps it, so it may be
-    asked for at any later launch."""
+    """A kernel that is compiled by a thread, or by whoever needs it before a thread has started. Triton's cache keeps it, so any
+    later launch may ask for it."""
 
     def __init__(self, compile: Callable[[], Any]) -> None:
         super().__init__()
         self._compile, self._unbegun, self._withdrawn = compile, threading.Lock(), False
 
     def withdraw(self) -> None:
-        """Has no thread begin with it any more."""
+        """Keep threads from starting it."""
         self._withdrawn = True
 
     def run(self) -> None:
@@ -37,7 +37,7 @@ class Work(Future[Any]):
             self._make()
 
     def result(self, timeout: float | None = None) -> Any:
-        """The kernel. Raises what compiling it raised, and TimeoutError where a thread takes longer than `timeout` seconds."""
+        """The kernel. Raises what its compilation raised, and TimeoutError if a thread takes longer than `timeout` seconds."""
         self._make()
         return super().result(timeout)
 
@@ -56,14 +56,14 @@ class _Threads(Pool[Work]):
 
 
 class _SideBySide:
-    """Takes the place of Triton's AsyncCompileMode."""
+    """A replacement for Triton's AsyncCompileMode."""
 
     def __init__(self) -> None:
         self.threads = _Threads("polytile autotune", BYTES_EACH)
 
     def submit(self, key: Any, compile: Callable[[], Any], *after: Callable[[Any], None]) -> _async_compile.FutureKernel:
-        """Has a thread compile it. The kernel is Triton's own once `result` of what is returned was called, which calls `after`:
-        one function in Triton 3.6, one for each outcome in 3.9."""
+        """Compile in a thread. Calling `result` of the returned object registers the kernel with Triton through `after`: one
+        function in Triton 3.6, one per outcome in 3.9."""
         work = Work(compile)
         self.threads.submit(work)
         return _async_compile.FutureKernel(*after, work)
@@ -74,7 +74,7 @@ _mode: Any = _SideBySide()
 
 @contextlib.contextmanager
 def side_by_side() -> Iterator[None]:
-    """Within the block, Triton's launches with `warmup=True` return at once, with a FutureKernel of what is not compiled yet."""
+    """Within the block, launches with `warmup=True` return immediately, with a FutureKernel if compilation is needed."""
     token = _async_compile.active_mode.set(_mode)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is right where nobody says: what most configs of a kernel compute."""
+"""The reference result in the absence of one: what most configs of a kernel compute."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger("polytile.dispatch")
 
 
 class Consensus(OfCandidates):
-    """As a reference (dispatch/spec.py): runs configs on copies of the arguments until one result has more followers than any
-    other can get, and writes that. `launches`: (name, launch) of each config that may run."""
+    """A reference (dispatch/spec.py) by majority: runs configs on copies of the arguments until no other result can have more
+    votes, and writes that result. `launches` returns (name, launch) of each config that may run."""
 
     def __init__(
         self, kernel: str, launches: Callable[[], Sequence[tuple[str, Callable[..., None]]]], roles: Sequence[str], terms: int,
@@ -31,7 +31,7 @@ class Consensus(OfCandidates):
         return Consensus(self.kernel, self.launches, self.roles, self.terms, {*self.left_out, *names})
 
     def __call__(self, *args: Any) -> None:
-        """Raises what the first config raises where none comes to its end."""
+        """Write the majority result. If no config succeeds, raises the error of the first one."""
         groups: list[tuple[list[torch.Tensor], list[str]]] = []
         launches = [(name, launch) for name, launch in self.launches() if name not in self.left_out]
         failed: Exception | None = None
@@ -82,8 +82,8 @@ class Consensus(OfCandidates):
 
 
 class Given:
-    """As a reference: a function of the user's, which is called with those of the kernel's arguments that its parameters name. Of
-    outputs that the kernel does not read, what the function leaves as it was does not count."""
+    """A reference by a user's function, called with those of the kernel's arguments that its parameters name. Outputs that the
+    kernel does not read and the function leaves unchanged are not compared."""
 
     def __init__(
         self, function: Callable[..., None], parameters: Sequence[str] | None, roles: Sequence[str],
@@ -101,7 +101,7 @@ class Given:
 
 
 def unwritten(dtype: torch.dtype) -> float | int | bool:
-    """The number that an output is filled with before a candidate runs (tuning/clones.py)."""
+    """The value with which an output is filled before a candidate runs (tuning/clones.py)."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     if dtype == torch.bool:

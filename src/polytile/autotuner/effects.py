@@ -1,9 +1,9 @@
-"""What a Triton kernel does with its parameters, read from its source: which pointers it loads from and which it stores to, and
-which integers bound its loops and masks.
+"""What a Triton kernel does with its parameters, read from its source: which pointers it loads from and stores to, and which
+integers bound its loops and masks.
 
-The source, and not TTIR: that takes argument types and a compiler, and there is neither under Triton's interpreter or before a
-first call. A parameter flows through assignments, in any order; what is loaded from memory is no pointer. Calls of other Triton
-functions are followed. A pointer that reaches a function which cannot be read counts as loaded from and stored to.
+TTIR would need argument types and a compiler, which are missing under Triton's interpreter and before the first call. Parameters
+flow through assignments in any order; values loaded from memory are not pointers. Calls of other Triton functions are followed. A
+pointer passed to a function whose source cannot be read counts as loaded from and stored to.
 """
 
 from __future__ import annotations
@@ -18,17 +18,25 @@ from typing import Any
 READS = frozenset({"load", "gather", "descriptor_load", "descriptor_gather"})
 WRITES = frozenset({"store", "scatter", "descriptor_store", "descriptor_scatter"})
 ATOMICS = ("atomic_",)
-"""Of functions of `triton.language`, and of the methods of a tensor descriptor: what they do with their first argument, or with
-the descriptor."""
+"""READS, WRITES and ATOMICS name functions of `triton.language`, and methods of a tensor descriptor, by what they do with their
+first argument, or with the descriptor."""
 
 LOOPS = frozenset({"range", "static_range"})
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Names of a kernel's parameters. `loops`, `masks`: those that loop bounds and comparisons are computed from. `numbers`:
-    these, and those that are multiplied or divided, which no pointer is. `stores`: the line of the first store to each, in the
-    source's file. None of it is known where `known` is not."""
+    """Names of a kernel's parameters, by how they are used. If `known` is false, the other fields are empty.
+
+    Attributes
+    ----------
+    loops, masks
+        Parameters from which loop bounds and comparisons are computed.
+    numbers
+        These, and parameters that are multiplied or divided, which pointers are not.
+    stores
+        The line in the source file of the first store to each pointer.
+    """
 
     known: bool
     params: tuple[str, ...] = ()
@@ -43,7 +51,7 @@ class Effects:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The parameters that are constants to the compiler, in order."""
+        """The parameters that are compile-time constants, in order."""
         return tuple(name for name in self.params if name in self.constexprs)
 
     @property
@@ -51,7 +59,7 @@ class Effects:
         return (self.read | self.written) - self.constexprs - self.numbers
 
     def role(self, name: str) -> str:
-        """The role of a tensor argument (dispatch/spec.py): "inout" where nothing is known."""
+        """The role of a tensor argument (dispatch/spec.py); "inout" if unknown."""
         if not self.known or name in self.read & self.written:
             return "inout"
         return "out" if name in self.written else "in"
@@ -61,7 +69,7 @@ UNKNOWN = Effects(False)
 
 
 def effects_of(function: Callable[..., Any]) -> Effects:
-    """Of the Python function below `triton.jit`; UNKNOWN where its source cannot be read."""
+    """The effects of the Python function below `triton.jit`; UNKNOWN if its source cannot be read."""
     return _effects_of(function, ())
 
 
@@ -77,7 +85,7 @@ def _effects_of(function: Callable[..., Any], within: tuple[Callable[..., Any], 
 
 
 class Reader:
-    """Reads one function. `flows` has for each local name the parameters that its value is computed from, but for what came from
+    """Reads one function. `flows` maps each local name to the parameters from which its value is computed, except through
     memory."""
 
     def __init__(
@@ -111,7 +119,7 @@ class Reader:
         )  # fmt: skip
 
     def _assign(self) -> bool:
-        """Follows every assignment once; whether any name has gained a parameter."""
+        """Follow every assignment once; return whether any name has gained a parameter."""
         before = dict(self.flows)
         for node in ast.walk(self.definition):
             if isinstance(node, ast.Assign):
@@ -134,7 +142,7 @@ class Reader:
                 self.flows[node.id] = self.flows.get(node.id, frozenset()) | flow
 
     def _flow(self, node: ast.AST) -> frozenset[str]:
-        """The parameters that the value of an expression is computed from."""
+        """The parameters from which the value of an expression is computed."""
         if isinstance(node, ast.Name):
             return self.flows.get(node.id, frozenset())
         if isinstance(node, ast.Call) and (self._name_in_triton(node) or _method(node)) in READS:
@@ -173,7 +181,7 @@ class Reader:
             self.written |= self._given(call)
 
     def _follow(self, call: ast.Call) -> None:
-        """A call of a function of the user's."""
+        """Follow a call of a user's function."""
         helper = self._callee(call.func)
         if helper in (print, float, int, bool, min, max, len, abs, isinstance, tuple, list):
             return
@@ -203,7 +211,7 @@ class Reader:
         return frozenset[str]().union(*map(self._flow, nodes))
 
     def _callee(self, node: ast.expr) -> Any:
-        """What an expression in the place of a function stands for in the function's module; None where it is not there."""
+        """The object that an expression in function position refers to in the function's module; None if unknown."""
         if isinstance(node, ast.Name):
             built_in = self.names.get("__builtins__", {})
             return self.names.get(node.id, (built_in if isinstance(built_in, dict) else vars(built_in)).get(node.id))
@@ -212,7 +220,7 @@ class Reader:
         return None
 
     def _name_in_triton(self, call: ast.Call) -> str:
-        """The name of a function of Triton's own; "" of any other."""
+        """The name of one of Triton's own functions; "" for any other."""
         if isinstance(call.func, ast.Attribute) and inspect.ismodule(module := self._callee(call.func.value)):
             return call.func.attr if module.__name__.split(".")[0] in ("triton", "tl") else ""
         found = self._callee(call.func)
@@ -221,12 +229,19 @@ class Reader:
 
 
 def _method(call: ast.Call) -> str:
-    """The name of a method of a value; "" where the call is of something else."""
+    """The name of a called method; "" if the call is not a method call."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
 def python_function(kernel: Any) -> Callable[..., Any] | None:
-    """The Python function below `triton.jit`, `triton.heuristics` and `autotune`; None where there is none."""
+    """The Python function below `triton.jit`, `triton.heuristics` and `autotune`; None if there is none."""
     while kernel is not None and not inspect.isfunction(kernel):
         kernel = getattr(kernel, "fn", None)
+    return kernel
+
+
+def innermost(kernel: Any) -> Any:
+    """The JITFunction below heuristics and autotuners."""
+    while python_function(getattr(kernel, "fn", None)) is not None and not inspect.isfunction(kernel.fn):
+        kernel = kernel.fn
     return kernel

@@ -1,4 +1,4 @@
-"""What of an autotuned kernel a tuner may trip over, told from its source: `polytile autotune --scan`."""
+"""Hazards for tuning in an autotuned kernel's source: `polytile autotune --scan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polytile.autotuner.effects import Effects, effects_of, python_function
 
 @dataclass(frozen=True)
 class Hazard:
-    """`what` may go wrong with a kernel and `then`, for people; `line` of its file."""
+    """A hazard of a kernel: `what` is the problem and `then` its consequence, in words; `line` is in the kernel's file."""
 
     kernel: str
     line: int
@@ -21,7 +21,7 @@ class Hazard:
 
 
 def hazards_of(tuner: Any) -> list[Hazard]:
-    """Those of an autotuner, Triton's or polytile's; none where its source cannot be read."""
+    """The hazards of an autotuner, Triton's or polytile's; none if its source cannot be read."""
     function = python_function(tuner)
     effects = effects_of(function) if function is not None else None
     if function is None or effects is None or not effects.known:
@@ -32,7 +32,7 @@ def hazards_of(tuner: Any) -> list[Hazard]:
 
 
 Found = Iterator[tuple[str, str, str]]
-"""(parameter, what, what follows from it)."""
+"""(parameter, problem, consequence)."""
 
 
 def _in_place(tuner: Any, effects: Effects) -> Found:
@@ -60,7 +60,7 @@ def _missing_reset(tuner: Any, effects: Effects) -> Found:
 
 
 def _missing_size(tuner: Any, effects: Effects) -> Found:
-    """A parameter that bounds a loop decides how long a program runs."""
+    """A parameter that bounds a loop determines how long a program runs."""
     numbers = [name for name in effects.params if name not in effects.constexprs and name not in effects.pointers]
     for name in numbers:
         if name in effects.loops and name not in tuner.keys:

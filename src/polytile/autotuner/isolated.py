@@ -1,5 +1,5 @@
-"""One config of an autotuned kernel as another process runs it (tuning/isolation): as machine code with its arguments, or, where
-Triton interprets, as the kernel of a module that can be imported there."""
+"""One config of an autotuned kernel for another process (tuning/isolation): machine code with its arguments, or, under Triton's
+interpreter, a kernel in an importable module."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ FORMATS = {
     "i1": "?", "u1": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
     "fp16": "e", "fp32": "f", "fp64": "d",
 }  # fmt: skip
-"""How a number of each of Triton's types lies in memory, as `struct` spells it."""
+"""The memory format of numbers of each Triton type, as `struct` codes."""
 
 
 def handle(tuner: Autotuner, config: Any, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handle:
-    """How another process makes the launch `call` with this config, on `args` and `kwargs`. Raises Unavailable where it cannot,
-    and what Triton raises where it does not compile."""
+    """How another process makes the launch `call` with this config on `args` and `kwargs`.
+
+    Raises
+    ------
+    Unavailable
+        If another process cannot. Compile errors are raised as Triton raises them.
+    """
     if tuner.has_hooks(config):
         raise Unavailable("a hook runs with it, which another process lacks")
     given = {**dict(zip(tuner.arg_names, args, strict=False)), **{n: v for n, v in kwargs.items() if n in tuner.arg_names}}
@@ -44,7 +49,7 @@ def handle(tuner: Autotuner, config: Any, call: Call, args: Sequence[Any], kwarg
 
 
 def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Three numbers of programs."""
+    """The grid as three numbers of programs."""
     try:
         made = grid(dict(values)) if callable(grid) else grid
     except KeyError as error:
@@ -53,7 +58,7 @@ def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-# As machine code.
+# Machine code.
 
 
 def _machine_code(compiled: Any, call: Call, values: Mapping[str, Any], grid: tuple[int, int, int]) -> DeviceHandle:
@@ -80,7 +85,7 @@ def _constant(value: int) -> Formula:
 
 
 def _parameter(name: str, kind: Any, value: Any, call: Call) -> tuple[int, int]:
-    """(kind, index) of a parameter of Triton's type `kind`."""
+    """(kind, index) of a parameter of Triton type `kind`."""
     if isinstance(kind, str) and kind.startswith("*") and name in call.tensors and tensor_in(value) is value:
         return TENSOR, call.tensors.index(name)
     if isinstance(value, int | float) and kind in FORMATS:
@@ -90,11 +95,11 @@ def _parameter(name: str, kind: Any, value: Any, call: Call) -> tuple[int, int]:
     raise Unavailable(f"its argument {name!r} is neither a tensor of its device nor a number")
 
 
-# As a kernel that is imported.
+# An importable kernel.
 
 
 def place_of(tuner: Autotuner) -> tuple[str, str] | None:
-    """(module, name) under which another process finds an autotuner, or what lies above it; None where it does not."""
+    """(module, name) under which another process finds the autotuner, or a wrapper of it; None if it does not."""
     module, name = tuner.base_fn.__module__, tuner.base_fn.__qualname__
     held: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -123,8 +128,8 @@ def _to_import(tuner: Autotuner, config: Any, call: Call, given: Mapping[str, An
 
 
 def launcher(module: str, name: str, flat: Sequence[str], values: Mapping[str, Any], grid: Sequence[int]) -> Callable[..., None]:
-    """In the other process: a function that launches the kernel below the autotuner `name` with the arguments named in `flat`,
-    and `values`."""
+    """Runs in the other process: a function that launches the kernel below the autotuner `name`, with the arguments named in
+    `flat` and with `values`."""
     from triton.runtime.autotuner import Autotuner
 
     held: Any = importlib.import_module(module)

@@ -1,7 +1,7 @@
-"""Which configs are not worth timing at new sizes: those that were clearly slower at sizes close by.
+"""Configs that are not worth timing at new sizes: those that were clearly slower at nearby sizes.
 
-Nobody predicts what a user's kernel takes, but configs keep their ranks roughly from one size to the next. It is wrong for a
-config whose time falls by more than STEP an octave against the best's; the option tune="all" times every config.
+The time of a user's kernel cannot be predicted, but configs roughly keep their ranks from one size to the next. Known wrong: a
+config whose time falls by more than STEP per octave relative to the best. Option tune="all" times every config.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from collections.abc import Iterable, Mapping
 from polytile.dispatch.decision import Decision
 
 RADIUS = 2.0
-"""Octaves, in the size that differs most."""
+"""Maximum distance in octaves, along the size that differs most."""
 
 CLEAR, STEP = 1.1, 1.15
-"""A config that took more than CLEAR times as long as the best is a clear loser there, and STEP times that an octave away. On a
-model of a product whose best config changes with every wave of blocks (benchmarks/autotune_replay.py), where timing all configs
-takes 512 timings, 1.2 and 1.25 take 179 and lose 0.2 % at 64 unseen sizes, 1.1 and 1.2 take 136 and lose 1.2 %, 1.1 and
-1.15 take 124 and lose 1.5 %, 1.05 and 1.15 take 98 and lose 1.7 %. On an H200 a product's choices lost 3.2 % at 64 such sizes."""
+"""A config is a clear loser if it took more than CLEAR times as long as the best; one octave away, STEP times that.
+
+On a model of a product whose best config changes with every wave of tiles (benchmarks/autotune_replay.py), timing all configs
+takes 512 timings. 1.2 and 1.25 take 179 and lose 0.2 % at 64 unseen sizes; 1.1 and 1.2 take 136 and lose 1.2 %; 1.1 and 1.15
+take 124 and lose 1.5 %; 1.05 and 1.15 take 98 and lose 1.7 %. On an H200 a product's choices lost 3.2 % at 64 such sizes.
+"""
 
 
 class Timed:
-    """What was timed for one MultiKernel. `read` takes in its decisions."""
+    """The timings for one MultiKernel. `read` adds those of its decisions."""
 
     def __init__(self) -> None:
         self._at: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}

@@ -1,8 +1,8 @@
-"""Launches of an autotuned kernel like earlier ones, without the work of finding out what they are like.
+"""The fast path for launches of an autotuned kernel that resemble earlier ones.
 
-What Triton compiles a kernel for is read from the arguments by C (runtime/kinds.c). Calls that agree in it share a Route: the
-MultiKernel that chooses for them, and the compiled kernel of each config. Whatever is not usual goes by Triton's own launch:
-arguments of other sorts than tensors on one device, numbers, constants and None; launch options; hooks; other threads' tracing.
+C code reads from the arguments what Triton specialises a kernel on (runtime/kinds.c). Calls that agree in it share a Route: the
+MultiKernel that chooses for them, and the compiled kernel of each config. Everything unusual takes Triton's own launch: arguments
+other than tensors on one device, numbers, constants and None; launch options; hooks; tracing by other threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polytile.runtime import native
 from polytile.runtime.arguments import CPU, CUDA
 
 MOST_ROUTES = 4096
-"""Routes that are kept, and sizes of each; then all are forgotten."""
+"""Maximum number of routes, and of sizes per route; beyond it, all are dropped."""
 
 ABSENT = object()
 RUNTIME = knobs.runtime
@@ -32,12 +32,12 @@ Binding = tuple[Any, tuple[Any, ...]]
 """The grid, and the arguments in the order of the parameters."""
 
 tracing: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
-"""None unless Dynamo looks at the frames that this thread enters, or may."""
+"""Returns None unless Dynamo may inspect the frames that this thread enters."""
 
 
 class Prepared:
-    """A compiled kernel with the parameters that its config sets: (position, value). `tail`: the values alone where these are the
-    last parameters, as most kernels have it."""
+    """A compiled kernel with the parameters that its config sets, as (position, value). `tail` holds only the values if these are
+    the last parameters, as in most kernels."""
 
     __slots__ = ("kernel", "names", "settings", "stream", "tail")
 
@@ -49,7 +49,7 @@ class Prepared:
         self.tail = tuple(value for _, value in last) if trailing else None
 
     def launch(self, grid: Any, values: tuple[Any, ...]) -> Any:
-        """Launches it, as JITFunction.run does. Returns the compiled kernel."""
+        """Launch the kernel as JITFunction.run does, and return the compiled kernel."""
         if self.tail is not None:
             given: Any = values[: len(values) - len(self.tail)] + self.tail
         else:
@@ -57,7 +57,7 @@ class Prepared:
             for position, value in self.settings:
                 given[position] = value
         if callable(grid):
-            grid = grid(dict(zip(self.names, given)))  # noqa: B905  # as many, and it takes longer to see that
+            grid = grid(dict(zip(self.names, given)))  # noqa: B905  # lengths are equal, and checking costs time
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         kernel, stream = self.kernel, self.stream()
         enter, leave, metadata = RUNTIME.launch_enter_hook, RUNTIME.launch_exit_hook, None
@@ -70,9 +70,19 @@ class Prepared:
 
 
 class Route:
-    """What calls of one kind have in common. `made` chooses among configs, and is called with what `pick` picks from a call's
-    arguments, so many tensors first. `kernels`: those compiled so far, by what launches them; `kept`: constants that the kind
-    names by their address."""
+    """What calls of one kind share.
+
+    Attributes
+    ----------
+    made
+        The MultiKernel that chooses a config.
+    pick
+        Selects from a call's arguments those of the MultiKernel: `tensors` tensors, then sizes.
+    kernels
+        Compiled kernels, by what launches them.
+    kept
+        Constants that the kind refers to by address.
+    """
 
     __slots__ = ("kept", "kernels", "made", "pick", "sizes", "tensors")
 
@@ -83,7 +93,7 @@ class Route:
         """Sizes that are known to be decided."""
 
     def is_decided(self, sizes: tuple[int, ...]) -> bool:
-        """Whether something is chosen at these sizes, which is kept."""
+        """Whether a choice has been made at these sizes; remembers the answer if so."""
         assert self.made is not None
         if self.made.dispatcher.get(self.made.dispatcher.key_of(*sizes)) is None:
             return False
@@ -94,7 +104,7 @@ class Route:
 
 
 class Quick:
-    """The routes of one autotuner, whose kernel is `jit`."""
+    """The routes of one autotuner for the kernel `jit`."""
 
     def __init__(self, jit: JITFunction[Any], keys: tuple[str, ...], kinds_of: Callable[..., bytes | None]) -> None:
         self.jit, self.names, self.kinds_of = jit, tuple(jit.arg_names), kinds_of
@@ -107,31 +117,32 @@ class Quick:
 
     @staticmethod
     def of(fn: Any, keys: list[str]) -> Quick | None:
-        """None where every launch goes by Triton: heuristics compute arguments, an interpreter runs the kernel, there is no C."""
+        """None if every launch must go through Triton: heuristics compute arguments, an interpreter runs the kernel, or there is
+        no C module."""
         module = native.module(quietly=True) if type(fn) is JITFunction else None
         return None if module is None else Quick(fn, tuple(keys), module.kinds_of)
 
     def key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What launches with these arguments share; None where they are of other sorts."""
+        """What launches with these arguments share; None for unusual arguments."""
         kinds = self.kinds_of(values, self.codes, self.device_type)
         return None if kinds is None else (kinds, self.current_device(), changing())
 
     @functools.cached_property
     def device_type(self) -> int:
-        """torch's number for the type of device that kernels run on; one that no tensor has where Triton's backend compiles for
-        more than kinds.c tells apart, as AMD's does for the sizes of tensors."""
+        """torch's number for the device type of kernels. A number that no tensor has if Triton's backend specialises on more than
+        kinds.c distinguishes, as AMD's does on tensor sizes."""
         if driver.active.get_current_target().backend != "cuda":
             return -1
         return CPU if driver.active.get_active_torch_device().type == "cpu" else CUDA
 
     @functools.cached_property
     def current_device(self) -> Callable[[], int]:
-        """Triton's function for the number of the current device."""
+        """Triton's function for the index of the current device."""
         current: Callable[[], int] = driver.active.get_current_device
         return current
 
     def prepare(self, route: Route, by: Any, config: Any, kernel: Any) -> None:
-        """Keeps the compiled kernel of a config for later launches."""
+        """Keep the compiled kernel of a config for later launches."""
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         if getattr(kernel, "_run", None) is None or not self.usual():
             return
@@ -139,7 +150,7 @@ class Quick:
         route.kernels[by] = Prepared(kernel, self.names, settings, self.current_device())
 
     def usual(self) -> bool:
-        """Whether nobody wants to know of launches, and the global values that the kernel was compiled with are as they were."""
+        """Whether no launch hooks are installed, and the global values with which the kernel was compiled are unchanged."""
         jit = self.jit
         if not jit.pre_run_hooks and not jit.used_global_vals:
             return True
@@ -149,8 +160,8 @@ class Quick:
     def remember(
         self, key: tuple[Any, ...], made: MultiKernel | None, names: tuple[str, ...], tensors: int, values: tuple[Any, ...]
     ) -> Route:
-        """The route of the calls like one with these arguments; `names` are those of the arguments that `made` is called with,
-        so many `tensors` first."""
+        """The route of calls like the one with these arguments. `names` are the arguments with which `made` is called, `tensors`
+        of them tensors."""
         if len(self.routes) >= MOST_ROUTES:
             self.routes.clear()
         positions = [self.names.index(name) for name in names]
@@ -160,8 +171,8 @@ class Quick:
 
 
 def _binder(jit: JITFunction[Any]) -> Callable[..., Binding | None]:
-    """A function that is called as a launch is, and returns the grid and the arguments in order; None where a launch option is
-    given, or the launch is to compile only. Parameters that configs set may be missing."""
+    """A function with the signature of a launch that returns the grid and the arguments in order. It returns None for launch
+    options or compile-only launches. Parameters that configs set may be missing."""
     names = list(jit.arg_names)
     given = [f"{name}=default_of.get({name!r})" for name in names]
     returned = "".join(f"{name}, " for name in names)

@@ -1,4 +1,4 @@
-"""A space of configs too large to list: a sample of it, and then what lies beside the best found so far."""
+"""Search in a space of configs too large to list: a sample first, then the neighbours of the best config so far."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from polytile.errors import SignatureError
 
 LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 SAMPLE, ROUNDS = 16, 4
-"""Configs of the space that are measured at first at each regime, and how often what is beside the best is measured then."""
+"""Number of configs measured first at each regime, and the maximum number of rounds of measuring the best config's neighbours."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """`values`: what each name of a config may be, in an order in which neighbours are alike. The sample is the same in every
+    """`values` lists the values of each name of a config, ordered so that neighbours are similar. The sample is the same in every
     process. Raises SignatureError for a name without values."""
 
     values: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -35,7 +35,8 @@ class Space:
         return math.prod(len(values) for _, values in self.values)
 
     def sample(self, count: int = SAMPLE) -> list[dict[str, Any]]:
-        """`count` points, or all of them: the middle, then such that each value of each name comes about equally often."""
+        """`count` points, or all of them: the middle one, then points in which each value of each name appears about equally
+        often."""
         if self.size <= count:
             return [dict(zip(self._names, point, strict=True)) for point in itertools.product(*(v for _, v in self.values))]
         points = [{name: values[len(values) // 2] for name, values in self.values}]
@@ -46,7 +47,7 @@ class Space:
         return points
 
     def beside(self, point: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Points that differ from `point` in one name, by one step."""
+        """Points that differ from `point` in one name by one step."""
         for name, values in self.values:
             at = values.index(point[name]) if point.get(name) in values else None
             for other in () if at is None else (at - 1, at + 1):
@@ -59,14 +60,14 @@ class Space:
 
 
 def _shuffled(values: Sequence[Any], count: int, salt: str) -> list[Any]:
-    """`count` values, each as often as the others, in an order that depends on `salt` alone."""
+    """`count` values, each equally often, in an order that depends only on `salt`."""
     many = [values[number % len(values)] for number in range(count)]
     keys = [hashlib.sha256(f"{salt} {number}".encode()).digest() for number in range(count)]
     return [value for _, value in sorted(zip(keys, many, strict=True), key=lambda pair: pair[0])]
 
 
 def config_of(point: Mapping[str, Any]) -> Any:
-    """A triton.Config of a point."""
+    """The triton.Config of a point."""
     from triton import Config
 
     launch = {name: point[name] for name in LAUNCH if name in point}

@@ -1,5 +1,5 @@
-"""Choices that others have made, or that others are to read: the files of Triton's `cache_results`, of triton-dejavu, and of
-vLLM's fused mixture of experts.
+"""Choices imported from or exported to other tuners: the files of Triton's `cache_results`, triton-dejavu, and vLLM's fused
+mixture of experts.
 
     Triton         {"key": [4096, "torch.float16"], "configs_timings": [[{"kwargs": {"BLOCK": 64}, ...}, [ms, ...]]]}
     triton-dejavu  {"cache": {"(4096, 'torch.float16')": "BLOCK: 64, num_warps: 4, ..."}, "timings": {...}, ...}
@@ -25,7 +25,7 @@ from polytile.errors import StoreError
 from polytile.runtime import regime
 
 Key = tuple[Any, ...]
-"""As in the `cache` of a Triton autotuner: the values that `key` names, then element types."""
+"""As in the `cache` of a Triton autotuner: the values that `key` names, then dtypes."""
 
 Timings = Mapping[Any, Sequence[float]]
 """Milliseconds by config: the median, and the quantiles 0.2 and 0.8."""
@@ -35,8 +35,8 @@ FORMATS = ("triton", "dejavu", "vllm")
 
 @dataclass(frozen=True)
 class Tuning:
-    """`config` was chosen for calls with these values, and tensors of these element types; None: of any. `nearest`: also for
-    all sizes that no other is nearer to."""
+    """`config` was chosen for calls with these values and dtypes; None means any dtypes. With `nearest`, it also applies to all
+    sizes to which no other tuning is nearer."""
 
     values: tuple[tuple[str, Any], ...]
     dtypes: tuple[str, ...] | None
@@ -44,7 +44,7 @@ class Tuning:
     nearest: bool = False
 
     def distance(self, values: Mapping[str, Any], dtypes: Sequence[str], exact: Iterable[str]) -> float:
-        """How far the sizes of a call are from its own, as the largest logarithm of a ratio; infinite where it says nothing of
+        """The distance from the sizes of a call, as the largest logarithm of a ratio; infinite if the tuning does not apply to
         such calls."""
         if self.dtypes is not None and self.dtypes != tuple(dtypes):
             return math.inf
@@ -62,8 +62,20 @@ def _distance(own: Any, other: Any, nearest: bool, exact: bool) -> float:
 
 
 def read(place: Path, name: str, keys: Sequence[str], size: str) -> list[Tuning]:
-    """The tunings of kernel `name` in a file, or in all files of a folder that are of it. `keys`: what its `key` names; `size`:
-    what a batch size in vLLM's files stands for. Raises StoreError for what cannot be read."""
+    """The tunings of kernel `name` in a file, or in all its files in a folder.
+
+    Parameters
+    ----------
+    keys
+        The names in the kernel's `key`.
+    size
+        The parameter that corresponds to the batch size in vLLM's files.
+
+    Raises
+    ------
+    StoreError
+        If a file cannot be read.
+    """
     if place.is_dir():
         found = [path for path in sorted(place.rglob("*.json")) if _is_of(path, name)]
         if not found:
@@ -128,15 +140,22 @@ def _literal(text: str) -> Any:
         return text
 
 
-# To others.
+# Export.
 
 
 def write(
     place: Path, form: str, name: str, cache: Mapping[Key, Any], timings: Mapping[Key, Timings], batch: int,
     folder: Callable[[Key], str],
 ) -> list[Path]:  # fmt: skip
-    """Writes choices in a form of FORMATS; vLLM's has them by the value number `batch` of the key. `folder` says where Triton
-    looks for a key. Returns the files."""
+    """Write choices in one of FORMATS, and return the files.
+
+    Parameters
+    ----------
+    batch
+        Position in the key of the batch size, for vLLM's format.
+    folder
+        Returns the folder in which Triton looks for a key.
+    """
     if form == "vllm":
         by_size = {str(key[batch]): point_of(config) for key, config in sorted(cache.items(), key=lambda item: item[0][batch])}
         return [_written(place, by_size)]
@@ -145,14 +164,14 @@ def write(
     paths = []
     for key, config in cache.items():
         timed = dict(timings.get(key, {})) or {config: [0.0] * 3}
-        timed[config] = [min(min(each) for each in timed.values())] * 3  # by the rule of ties it need not be the least
+        timed[config] = [min(min(each) for each in timed.values())] * 3  # a near tie may go to another
         said = {"key": key, "configs_timings": [[fields_of(one), list(times)] for one, times in timed.items()]}
         paths.append(_written(place / folder(key) / f"{name[:150]}.autotune.json", said))
     return paths
 
 
 def _for_dejavu(name: str, cache: Mapping[Key, Any], timings: Mapping[Key, Timings]) -> dict[str, Any]:
-    labels = {"lables": ["ms", "min_ms", "max_ms"], "rep_t_ms": 0, "warmup_t_ms": 0}  # as that program spells it
+    labels = {"lables": ["ms", "min_ms", "max_ms"], "rep_t_ms": 0, "warmup_t_ms": 0}  # the format's own spelling
     times = {str(key): {"values": list(timings.get(key, {}).get(config, [0.0] * 3)), **labels} for key, config in cache.items()}
     return {
         "signature": name, "total_bench_time_s": 0.0, "evaluated_configs": max(map(len, timings.values()), default=1),
@@ -161,18 +180,18 @@ def _for_dejavu(name: str, cache: Mapping[Key, Any], timings: Mapping[Key, Timin
 
 
 def point_of(config: Any) -> dict[str, Any]:
-    """A config as vLLM's files have it."""
+    """A config in the format of vLLM's files."""
     launch = {name: getattr(config, name) for name in ("num_warps", "num_stages")}
     return {**{name: plain(value) for name, value in config.kwargs.items()}, **launch}
 
 
 def fields_of(config: Any) -> dict[str, Any]:
-    """A config as Triton's files have it."""
+    """A config in the format of Triton's files."""
     return {**{name: value for name, value in vars(config).items() if name != "pre_hook"}, "pre_hook": None}
 
 
 def triton_folder(jit: Any, key: Key, configs: Sequence[Any]) -> str:
-    """The folder of Triton's cache in which its autotuner looks for what was chosen among these configs for a key."""
+    """The folder of Triton's cache in which its autotuner looks for the choice among these configs for a key."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
@@ -182,7 +201,7 @@ def triton_folder(jit: Any, key: Key, configs: Sequence[Any]) -> str:
     environment = str(sorted(get_cache_invalidating_env_vars().items()))
     words = [triton_key(), target, jit.cache_key, environment, str(key), *map(str, configs)]
     digest = hashlib.sha256("-".join(words).encode()).hexdigest()
-    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")  # as triton.runtime.cache spells a key
+    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")  # the key format of triton.runtime.cache
 
 
 def _written(path: Path, said: Mapping[str, Any]) -> Path:

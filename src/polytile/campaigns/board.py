@@ -1,17 +1,17 @@
-"""A campaign's folder: what is to be measured, who is measuring what, and what was found. Files alone, so that any process of any
-host that sees the folder can take part, be killed, and be replaced.
+"""A campaign's folder: what to measure, who is measuring what, and the results. It consists of files only, so that any process on
+any host that sees the folder can take part, be killed, and be replaced.
 
     units/ID.json       a unit of work
-    taken/ID.json       a lease: who works on it. It is touched every few seconds; one that is not lapses
+    taken/ID.json       a lease: who works on it. It is touched every few seconds, and lapses otherwise
     lost/ID.N.json      leases that lapsed, or whose worker is known to have ended
     done/ID.json        what was found, the measurements as lines of JSON; it appears whole, and once
     ahead/ID.json       who compiles the kernels of a unit before it is taken; a note, not a lease
     workers/NAME.json   who took part, touched as long as the worker lives
     driver              touched as long as somebody may add units
-    stop                no unit is to be taken any more
+    stop                exists if no further unit is to be taken
 
-A lease is taken by creating its file, and lost by renaming it, both of which one process alone can do. Times are those of the
-file system, so that hosts need not agree on the clock.
+A lease is taken by creating its file and lost by renaming it; only one process can succeed in either. Times are those of the file
+system, so that the hosts' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from polytile.problem import digest
 FORMAT = "polytile campaign"
 
 LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
-"""After how long without a sign of life a lease lapses, and how often there is one."""
+"""Seconds without a sign of life after which a lease lapses, and the interval between signs of life."""
 
 MOST_LOSSES = 3
-"""Workers that may end or hang over a unit; it is given up then."""
+"""Number of workers that may end or hang on a unit before it is given up."""
 
 
 TRYING = ("checking", "measuring")
@@ -47,15 +47,16 @@ class Unit:
     """A unit of work, measured by one worker on one device.
 
     about     the kernel and its sizes, for people
-    work      what the kernel is made from, as JSON (dispatch/define.py), or, for a call, {"target", "shapes", "dtype", "index"}
+    work      how to create the kernel, as JSON (dispatch/define.py), or, for a call, {"target", "shapes", "dtype", "index"}
     sizes     the kernel's; empty for a call
     options   under which it is measured
     kind, device, environment   "cpu" or "cuda"; where times count, which must be the same for all workers
     threads   of torch; seconds: after which its worker counts as hanging
-    weight    how many calls had these sizes; what comes often is measured first
-    candidates   how many there are to choose from, 0 if that is not known. Of equal weights, the unit with the most comes first:
-              the campaign would have to wait for a long unit that began last
-    process   the number of the process that measures it, where several do, apart from each other
+    weight    how many calls had these sizes; frequent ones are measured first
+    candidates   the number of candidates, 0 if unknown. Among equal weights, the unit with the most comes first, so that the
+    campaign
+              does not end with a long unit
+    process   the number of the measuring process, if several measure it independently
     """
 
     about: str
@@ -73,13 +74,13 @@ class Unit:
 
     @property
     def id(self) -> str:
-        """The same for the same work and process, so that a campaign that is begun again finds what it has done."""
+        """The same for the same work and process, so that a restarted campaign finds its results."""
         about = [self.work, self.sizes, self.options, self.device, self.environment, self.threads]
         return f"{digest(json.dumps(about, sort_keys=True), 24)}-{self.process}"
 
 
 def work_of(name: str) -> str:
-    """What units that differ only in the process have in common, by the id of one of them."""
+    """The part of a unit's id that is common to all processes that measure it."""
     return name.partition("-")[0]
 
 
@@ -147,7 +148,7 @@ class Board:
     # what is to be done
 
     def add(self, unit: Unit) -> None:
-        """Adds a unit, if it is not there."""
+        """Add a unit, if it is not there."""
         path = self._unit(unit.id)
         if not path.exists():
             self._write(path, asdict(unit))
@@ -157,24 +158,24 @@ class Board:
         return Unit(**{**values, "environment": tuple((key, value) for key, value in values["environment"])})
 
     def order(self, units: Iterable[Unit]) -> None:
-        """Has these units taken, and no others, those of first processes and with the largest weights first."""
+        """Make these the only units to be taken: those of first processes and with the largest weights first."""
         ordered = sorted((unit.process, -unit.weight, -unit.candidates, unit.id) for unit in units)
         self._write(self.root / "order.json", [name for *_, name in ordered])
 
     def extend(self, units: Sequence[Unit]) -> None:
-        """Adds units that are taken after all others."""
+        """Append units to the order."""
         for unit in units:
             self.add(unit)
         self._write(self.root / "order.json", list(dict.fromkeys([*self.wanted(), *(unit.id for unit in units)])))
 
     def wanted(self) -> list[str]:
-        """The units of the campaign as it stands, in the order in which they are to be taken."""
+        """The units of the campaign, in the order in which they are to be taken."""
         with contextlib.suppress(FileNotFoundError):
             return list(json.loads((self.root / "order.json").read_text()))
         return []
 
     def stop(self, stopped: bool = True) -> None:
-        """Has no unit taken any more, or again."""
+        """Stop, or resume, taking units."""
         if stopped:
             (self.root / "stop").touch()
         else:
@@ -219,11 +220,11 @@ class Board:
         return None
 
     def is_over(self) -> bool:
-        """Whether there is no unit to take, now or later: all are done and nobody adds any, or the campaign is stopped."""
+        """Whether there will be no unit to take: all are done and nobody adds any, or the campaign is stopped."""
         return self.stopped or (all(map(self._is_done, self._units_left())) and not self._is_driven())
 
     def drive(self, driven: bool = True) -> None:
-        """A sign of life of who may add units, or the end of that."""
+        """Show that somebody may add units, or that this has ended."""
         if driven:
             (self.root / "driver").touch()
         else:
@@ -235,7 +236,7 @@ class Board:
         return False
 
     def _units_left(self) -> list[str]:
-        """The units in order, without those that were done when `take` last looked, unless the order is another since."""
+        """The units in order, without those that were done at the last `take`, unless the order has changed since."""
         with contextlib.suppress(FileNotFoundError):
             stamp = (self.root / "order.json").stat().st_mtime_ns
             if stamp != self._stamp:
@@ -256,7 +257,7 @@ class Board:
         return True
 
     def beat(self, worker: str, name: str | None = None) -> None:
-        """A sign of life, of the worker and of the lease that it holds."""
+        """Keep the worker and its lease alive."""
         for path in (
             self.root / "workers" / f"{worker}.json",
             *([self.root / "taken" / f"{name}.json"] if name else []),
@@ -271,7 +272,7 @@ class Board:
         (self.root / "workers" / f"{worker}.json").unlink(missing_ok=True)
 
     def finish(self, name: str, result: Result) -> bool:
-        """Files what was found; whether it is the first result of the unit, as another worker may have had it as well."""
+        """File a result. Returns whether it is the unit's first, as another worker may have had the unit as well."""
         first = self._create(self.root / "done" / f"{name}.json", json.dumps(asdict(result)))
         self.give_back(name)
         (self.root / "ahead" / f"{name}.json").unlink(missing_ok=True)
@@ -281,7 +282,7 @@ class Board:
         (self.root / "taken" / f"{name}.json").unlink(missing_ok=True)
 
     def lose(self, name: str) -> None:
-        """Ends a lease whose worker is gone. A unit that has lost MOST_LOSSES workers is given up, with an error as result."""
+        """End the lease of a worker that is gone. A unit that has lost MOST_LOSSES workers gets an error as its result."""
         losses = len([path for path in self._lost() if path.name.startswith(f"{name}.")])
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.root / "taken" / f"{name}.json", self.root / "lost" / f"{name}.{uuid.uuid4().hex[:8]}.json")
@@ -289,7 +290,7 @@ class Board:
                 self.finish(name, Result("", 0.0, error=f"{losses + 1} workers ended or hung over it"))
 
     def lose_lapsed(self) -> None:
-        """Ends the leases without a sign of life for LEASE_SECONDS."""
+        """End the leases without a sign of life for LEASE_SECONDS."""
         now = self._now()
         for path in (self.root / "taken").glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -297,7 +298,7 @@ class Board:
                     self.lose(path.stem)
 
     def leases_of(self, worker: str) -> list[str]:
-        """The units that a worker has."""
+        """The units that a worker holds."""
         return [name for name, holder in self._holders().items() if holder == worker]
 
     # what was found
@@ -308,7 +309,7 @@ class Board:
             yield name, self.result(name)
 
     def results_of(self, work: str) -> dict[str, Result]:
-        """The results of all units with that `work_of`, by their names."""
+        """The results of all units with that `work_of`, by name."""
         names = sorted(path.stem for path in (self.root / "done").glob(f"{work}-*.json"))
         return {name: self.result(name) for name in names}
 
@@ -316,7 +317,7 @@ class Board:
         return Result(**json.loads((self.root / "done" / f"{name}.json").read_text()))
 
     def forget_failures(self) -> None:
-        """Has units without a result taken again."""
+        """Make units without a result available again."""
         self._results.clear()
         for name, result in self.results(set()):
             if result.error:
@@ -361,7 +362,7 @@ class Board:
         return holders
 
     def _now(self) -> float:
-        """The time by the clock of the folder's file system."""
+        """The current time by the file system's clock."""
         probe = self.root / f"clock-{uuid.uuid4().hex}.tmp"
         probe.touch()
         try:
@@ -375,7 +376,7 @@ class Board:
         os.replace(temporary, path)
 
     def _create(self, path: Path, text: str) -> bool:
-        """Makes the file, whole; whether nobody had."""
+        """Create the file atomically. Returns False if it existed."""
         temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
         temporary.write_text(text)
         try:

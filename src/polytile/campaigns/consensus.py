@@ -1,8 +1,8 @@
-"""When have enough processes measured a unit of work?
+"""Decides when enough processes have measured a unit of work.
 
-Processes differ: a kernel's time in one of them is off by a few tenths of a per cent on a GPU, whatever is measured within it,
-and now and then by 3 to 10 % (docs/tuning-experiments.md). So a campaign of `processes` = n has n of them measure each unit. It
-asks for one more where that may well choose differently, up to MOST times n. Programs choose by the medians.
+Processes differ. On a GPU a kernel's time in one process is off by a few tenths of a per cent, whatever is measured within it,
+and now and then by 3 to 10 % (docs/tuning-experiments.md). So a campaign with `processes` = n has n of them measure each unit. It
+asks for one more if that may change the choice, up to MOST times n. Programs choose by the medians.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from polytile.store.records import Identity, Reading, reading_of
 from polytile.tuning.decide import Entrant, combine, doubtful, noise_band, place_of, threads_of
 
 MOST = 5
-"""How many times as many processes as each unit is measured by may measure one whose choice stays in doubt."""
+"""Maximum number of processes for a unit whose choice stays in doubt, as a multiple of `processes`."""
 
 SURE = 1.3
 """`doubtful` looks within twice the standard error; 2.6 times is exceeded in 1 % of cases."""
 
 OF_DIFFERENCES = 0.6745 * math.sqrt(2)
-"""The median of the absolute difference of two normal numbers, in their standard deviations."""
+"""The median absolute difference of two normal variables, in units of their standard deviation."""
 
 OF_MEDIANS = math.sqrt(math.pi / 2)
-"""The standard error of a median of n numbers, in that of their mean."""
+"""The standard error of a median of n numbers relative to that of their mean."""
 
 
 def units_in_doubt(board: Board, found: Collection[str], processes: int) -> list[Unit]:
-    """A unit for one more process for each work of the units `found` that needs one."""
+    """A unit for one more process for each work among the units `found` that needs one."""
     if processes < 2:
         return []
     wanted: dict[str, int] = {}
@@ -53,7 +53,7 @@ def units_in_doubt(board: Board, found: Collection[str], processes: int) -> list
 
 
 def in_doubt(records: Iterable[Record]) -> bool:
-    """Whether another process may well have another candidate chosen, for one of the problems that these have measured."""
+    """Whether another process may change the choice for one of the measured problems."""
     problems: dict[Problem, list[Record]] = {}
     for record in records:
         problems.setdefault(record.measurement.problem, []).append(record)
@@ -77,8 +77,8 @@ def _in_doubt(problem: Problem, measured: Sequence[Record]) -> bool:
 
 
 def spread_of(candidates: Iterable[Sequence[Reading]]) -> float:
-    """The relative standard deviation of what processes measure of the same candidate, from the median of how far any two are
-    apart; 0 where none was measured twice."""
+    """The relative standard deviation between processes, from the median pairwise difference for the same candidate; 0 if none
+    was measured twice."""
     apart = [
         abs(one.seconds / other.seconds - 1)
         for readings in candidates

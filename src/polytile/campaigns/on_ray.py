@@ -1,6 +1,6 @@
-"""Workers as actors of a Ray cluster. Ray places them and tells when one is gone; what each does next polytile says.
+"""Workers as actors of a Ray cluster. Ray places them and reports when one is gone; polytile assigns their work.
 
-An actor needs no folder: units go to it and measurements come back by Ray. The driver holds the leases for all of them.
+An actor needs no folder: Ray transports units to it and measurements back. The driver holds the leases for all of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from polytile.errors import CampaignError
 
 
 class Actor:
-    """What runs in the cluster."""
+    """The actor in the cluster."""
 
     def __init__(self, resolve: Resolve) -> None:
         self.bench = Bench(resolve)
 
     def measure(self, unit: Unit) -> Result:
-        """What became of a unit. Raises OtherDevice."""
+        """Measure a unit and return the result. Raises OtherDevice."""
         begun = time.monotonic()
         try:
             lines = self.bench.measure(unit)
@@ -34,7 +34,7 @@ class Actor:
 
 
 class OnRay(Place):
-    """`count` actors, or, where that is 0, one for each GPU of the cluster, or one for each of its hosts."""
+    """`count` actors; for 0, one for each GPU of the cluster, or one for each of its hosts."""
 
     def __init__(self, board: Board, kind: str, count: int, resolve: Resolve) -> None:
         try:
@@ -47,9 +47,9 @@ class OnRay(Place):
             ray.init(address=None, log_to_driver=False, include_dashboard=False, configure_logging=False)
         total = ray.cluster_resources().get("GPU", 0) if kind == "cuda" else len(ray.nodes())
         self.running: dict[Any, tuple[str, Any, str, float]] = {}
-        """What is asked of actors: the answer to come, the worker's name, the actor, the unit, and when it counts as hanging."""
+        """Pending requests: the future result, the worker's name, the actor, the unit, and when it counts as hanging."""
         self.measured: dict[str, set[str]] = {}
-        """The work that each actor has measured, which another process is to measure again."""
+        """The work that each actor has measured: further processes of it go to other actors."""
         self.free = {f"ray{n}-{uuid.uuid4().hex[:8]}": self._actor() for n in range(count or int(total))}
         if not self.free:
             raise CampaignError("the campaign is for GPUs, and the Ray cluster has none.")
@@ -108,7 +108,7 @@ class OnRay(Place):
                 self._replace(name, unit)
 
     def _replace(self, name: str, unit: str) -> None:
-        """The actor of a unit is gone: another one takes its place."""
+        """Replace the lost actor of a unit."""
         self.board.lose(unit)
         self.deaths += 1
         if self.deaths > MOST_DEATHS:

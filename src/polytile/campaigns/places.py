@@ -1,7 +1,7 @@
 """Where workers run: as processes of this machine, as actors of a Ray cluster, or wherever somebody starts them.
 
-A Place is asked now and then to see to its workers: to replace those that ended, and to end those that hang. The folder has what
-workers do (board.py), so that nothing is lost with any of them.
+A Place is called periodically to replace workers that ended and to end those that hang. The folder records their work (board.py),
+so that nothing is lost with a worker.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from polytile.errors import CampaignError
 from polytile.runtime.child_process import import_path
 
 MOST_DEATHS = 5
-"""Workers in a row that may end before they have finished a unit."""
+"""Number of workers in a row that may end before finishing a unit."""
 
 
 class Place:
-    """Workers somewhere. This one has none: they are started elsewhere."""
+    """A place for workers. This base class has none: they are started elsewhere."""
 
     def tend(self) -> None:
-        """Replaces workers that ended, ends those that hang. Raises CampaignError where none can work."""
+        """Replace workers that ended, and end those that hang. Raises CampaignError if none can work."""
 
     def close(self) -> None:
-        """Ends all workers; what they were measuring is free for others."""
+        """End all workers, and release the units that they were measuring."""
 
 
 class Local(Place):
-    """Processes of this machine: `count`, or, where that is 0, one for each GPU, or one, as a CPU's times want it alone."""
+    """Processes of this machine: `count` of them; for 0, one per GPU, or a single one, as CPU times need the machine to
+    themselves."""
 
     def __init__(self, board: Board, kind: str, count: int = 0) -> None:
         self.board, self.kind = board, kind

@@ -1,8 +1,8 @@
-"""What a campaign ends in: a table of choices, a plan that pins them, and learned models.
+"""The results of a campaign: a table of choices, a plan that pins them, and learned models.
 
-The table is JSON: one line for each kernel and its sizes, where times were taken, the times, and what the choice rests on. Its
-digest is that of the lines. It is signed by `ssh-keygen -Y sign`, with a key of the user's, so that others can check by
-`ssh-keygen -Y verify`, in the namespace NAMESPACE, who made it and that nobody has changed it.
+The table is JSON with one line per kernel and sizes: where times were taken, the times, and the grounds of the choice. Its digest
+is that of the lines. It is signed by `ssh-keygen -Y sign` with a key of the user's, so that others can check with `ssh-keygen -Y
+verify`, in the namespace NAMESPACE, who made it and that it is unchanged.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ FORMAT, VERSION = "polytile table", 1
 NAMESPACE = "polytile"
 
 MEASURED = ("exact",)
-"""Links of choices that rest on measurements at these very sizes."""
+"""Links whose choices rest on measurements at exactly these sizes."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A line of the table: what runs a kernel at some sizes, and why. `seconds`: None where it was not measured; `library`:
-    those of the library's fastest candidate; `calls`: how often these sizes came."""
+    """A line of the table: what runs a kernel at some sizes, and why.
+
+    `seconds` is None if it was not measured; `library` is the time of the library's fastest candidate; `calls` is how often these
+    sizes occurred.
+    """
 
     kernel: str
     digest: str
@@ -61,7 +64,7 @@ class Choice:
 
 
 def choices(traced: Traced) -> list[Choice]:
-    """What `settle` has decided, at all sizes of the campaign."""
+    """The decisions of `settle` at all sizes of the campaign."""
     found = []
     for kernel, wanted in traced.kernels.items():
         libraries = _libraries(kernel)
@@ -93,7 +96,7 @@ def _choice(kernel: MultiKernel, decision: Decision, libraries: set[str], calls:
 
 
 def settle(traced: Traced) -> list[Pinned]:
-    """Has every kernel decide at the campaign's sizes, by the store in force, without measuring; what a plan pins."""
+    """Make every kernel decide at the campaign's sizes from the current store, without measuring; a plan pins these decisions."""
     store.current().refresh()
     for kernel in (*traced.kernels, *traced.inner):
         kernel.forget()
@@ -108,14 +111,17 @@ def settle(traced: Traced) -> list[Pinned]:
 
 
 def _called(traced: Traced) -> list[MultiKernel]:
-    """The kernels that the calls of a campaign have run, which models do not need."""
+    """Kernels that ran in the campaign's calls but that no model needs."""
     known = {*traced.kernels, *traced.inner}
     return [kernel for kernel in alive() if kernel not in known and kernel.decisions] if traced.calls else []
 
 
 def _settle(kernel: MultiKernel, sizes: Mapping[str, int], traced: Traced) -> None:
-    """Decides at these sizes, also in the kernels that the chosen candidate runs. A regime takes a record that covers all that
-    would be measured. Where a busy machine had no time for that, these sizes have a decision of their own, by what there is."""
+    """Decide at these sizes, also in the kernels that the chosen candidate runs.
+
+    A regime accepts a record that covers everything that would be measured. If a busy machine had no time for that, these sizes
+    get a decision of their own from the measurements that exist.
+    """
     own = tuple(sizes[name] for name in kernel.spec.size_names)
     with contextlib.suppress(NoCandidate):
         kernel.warm([sizes])
@@ -134,14 +140,14 @@ def _decision(kernel: MultiKernel, sizes: Mapping[str, int]) -> Decision | None:
 
 
 def write_plan(pinned: Iterable[Pinned], path: Path) -> int:
-    """Writes the plan; how many decisions it has. Raises PlanError."""
+    """Write the plan; returns its number of decisions. Raises PlanError."""
     plan = Plan(tuple(pinned), here())
     plan.write(path)
     return len(plan.decisions)
 
 
 def table_text(found: Iterable[Choice], campaign: str) -> str:
-    """The table as a file: one choice a line, the digest of all of them ahead."""
+    """The table as text: one choice per line, preceded by the digest of all of them."""
     lines = ",\n".join(json.dumps(choice.as_json(), sort_keys=True) for choice in found)
     head = {
         "format": FORMAT,
@@ -154,11 +160,12 @@ def table_text(found: Iterable[Choice], campaign: str) -> str:
 
 
 def write_table(text: str, path: Path, key: Path | None) -> Path | None:
-    """Writes the table, and a signature by an SSH key beside it; the signature's file, if there is one. Raises CampaignError."""
+    """Write the table, and a signature by an SSH key beside it; returns the signature's path, if there is one. Raises
+    CampaignError."""
     signature = path.with_name(f"{path.name}.sig")
     try:
         files.write_text(path, text)
-        signature.unlink(missing_ok=True)  # that of an earlier table
+        signature.unlink(missing_ok=True)  # the signature of an earlier table
         if key is None:
             return None
         words = ["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(path)]
@@ -171,7 +178,7 @@ def write_table(text: str, path: Path, key: Path | None) -> Path | None:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The table in a file. Raises CampaignError where its lines are not those that the digest is of."""
+    """The table in a file. Raises CampaignError if its lines do not match the digest."""
     try:
         text = path.read_text()
         content: dict[str, Any] = json.loads(text)
@@ -186,7 +193,8 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def learn(measured: Place, folder: Path, tell: Callable[[str], None]) -> tuple[list[models.Trained], list[str]]:
-    """Trains a model for each family with enough measurements, and keeps those in the folder; and why there are no others."""
+    """Train a model for each family with enough measurements, and keep it in the folder. Returns them, and why there are no
+    others."""
     made, lacking = list[models.Trained](), list[str]()
     found = examples(records(measured))
     if not found.found:

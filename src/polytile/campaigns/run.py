@@ -1,6 +1,6 @@
-"""A campaign from its spec to its results: `polytile campaign run`.
+"""Runs a campaign from its spec to its results: `polytile campaign run`.
 
-It may be killed at any moment. Begun again, it goes on with what the folder has.
+It may be killed at any moment. When restarted, it continues with what is in the folder.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Ended:
-    """How the measuring ended: whether all units are done, and if not, why."""
+    """How measuring ended: whether all units are done, and why not."""
 
     status: Status
     why: str = ""
 
 
 def store_of(spec: Spec, folder: Path) -> places.Place:
-    """Where the campaign's measurements are."""
+    """The store of the campaign's measurements."""
     return places.place_of(spec.store) if spec.store else (folder / STORE).absolute()
 
 
 def fill(board: Board, traced: Traced, processes: int = 1) -> None:
-    """Puts the units on the board, each for so many processes, and says in which order they are to be taken."""
+    """Put the units on the board, once per process, and set their order."""
     units = [replace(unit, process=number) for unit in traced.units.values() for number in range(processes)]
     for unit in units:
         board.add(unit)
@@ -49,7 +49,8 @@ def fill(board: Board, traced: Traced, processes: int = 1) -> None:
 def measure(
     spec: Spec, board: Board, where: str, count: int, resolve: Resolve, watch: Callable[[Status, Result | None], None]
 ) -> Ended:
-    """Has workers measure until all is done or the time of the spec is over. Measurements go to the store as they come."""
+    """Let workers measure until everything is done or the spec's time is up. Measurements are added to the store as they
+    arrive."""
     store, known = store_of(spec, board.root), set[str]()
     status = _collect(spec, board, store, known, watch)
     place = _place_of(where, board, spec.device, count, resolve) if status.left else Place()
@@ -85,8 +86,10 @@ def _place_of(where: str, board: Board, kind: str, count: int, resolve: Resolve)
 def _collect(
     spec: Spec, board: Board, store: places.Place, known: set[str], watch: Callable[[Status, Result | None], None]
 ) -> Status:
-    """Adds to the store, at once, what was found since the last look, and asks for more where that leaves a choice in doubt. The
-    store has all results that the status counts: those that come meanwhile are for the next look."""
+    """Add the results since the last look to the store, and request more processes where a choice is in doubt.
+
+    The store has all results that the status counts: results that arrive meanwhile are left for the next look.
+    """
     board.drive()
     status = board.status()
     new = dict(board.results(known))

@@ -5,18 +5,18 @@
     search = "thorough"             # "all": every candidate; "exhaustive": also all configs of a GPU's products
     seconds = 3600                  # of measuring, all workers together; 0: no limit
     unit_seconds = 600              # after which a worker counts as hanging
-    processes = 3                   # that measure each unit apart from each other, and more if in doubt; default: 1
+    processes = 3                   # that measure each unit independently, and more if in doubt; default: 1
     store = "postgresql://…"        # default: a file in the campaign's folder
 
     [[model]]
     target = "model.py:encoder"     # a function, or one that returns a callable and a list of argument tuples
-    shapes = "8x64"                 # of one call's tensors, where target is to be called with tensors
+    shapes = "8x64"                 # of one call's tensors, if target is called with tensors
     sizes = "sizes.json"            # what `polytile sizes record` wrote; or
     sizes = {s0 = [8, 100], s1 = {low = 2, high = 4096, count = 12}}
     training = true                 # the backward graph too
 
     [[kernel]]
-    target = "kernels.py:rms_norm"  # called as it is, with tensors of each of these shapes
+    target = "kernels.py:rms_norm"  # called directly, with tensors of each of these shapes
     shapes = ["64x512,64x512"]
 
 Paths are relative to the file.
@@ -45,17 +45,17 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "all": {"tune": "all", "learned": False},
     "exhaustive": {"tune": "all", "configs": "exhaustive", "learned": False},
 }
-"""The options that each kind of search stands for."""
+"""The options of each kind of search."""
 
 MOST = 64
-"""Combinations of sizes of one model, if the spec does not say how many; more are drawn from at random."""
+"""Maximum number of combinations of sizes per model by default; beyond it, a random sample is taken."""
 
 SEED = 25
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and the sizes it is tuned for: `hints` as `polytile.compile` takes them."""
+    """A model, and the sizes for which it is tuned: `hints` as in `polytile.compile`."""
 
     target: str
     hints: Any
@@ -66,7 +66,7 @@ class Model:
 
 @dataclass(frozen=True)
 class KernelCalls:
-    """A function that is called as it is, with tensors of each of these shapes; without any it says itself with what."""
+    """A function that is called directly, with tensors of each of these shapes. Without shapes it supplies its own arguments."""
 
     target: str
     shapes: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class KernelCalls:
 
 @dataclass(frozen=True)
 class Spec:
-    """A campaign. `seconds`, `unit_seconds` and `processes` as above; `store`: "" for the folder's own."""
+    """A campaign. `seconds`, `unit_seconds` and `processes` are as above; a `store` of "" means the folder's own."""
 
     device: str = "cpu"
     search: str = "thorough"
@@ -88,7 +88,7 @@ class Spec:
 
 
 def read(path: Path) -> Spec:
-    """The campaign that a file describes. Raises CampaignError, which names the entry, for what it does not."""
+    """The campaign that a file describes. Raises CampaignError, which names the invalid entry."""
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -168,7 +168,7 @@ def _kernel(entry: Mapping[str, Any], path: Path) -> KernelCalls:
 
 
 def _values(value: Any, place: str) -> list[int]:
-    """The values of one size: as listed, or so many from low to high, each about the same factor above the one before."""
+    """The values of one size: as listed, or a number of them from low to high in geometric progression."""
     if isinstance(value, list) and value and all(type(size) is int and size >= 2 for size in value):
         return sorted(set(value))
     names = ("low", "high", "count")
@@ -184,7 +184,7 @@ def _values(value: Any, place: str) -> list[int]:
 
 
 def combinations(values: Mapping[str, Sequence[int]], most: int) -> list[dict[str, int]]:
-    """All combinations of the sizes, or `most` of them, the same in each run."""
+    """All combinations of the sizes, or a reproducible sample of `most`."""
     every = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
     if len(every) <= most:
         return every

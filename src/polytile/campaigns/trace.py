@@ -1,4 +1,5 @@
-"""A spec's models and kernels as units of work: models are compiled once, and what their hints ask for is noted."""
+"""Turns a spec's models and kernels into units of work: models are compiled once, and the kernels and sizes of their hints are
+recorded."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Traced:
-    """What a campaign is about: the units; of each kernel that a model needs the sizes that are wanted; the calls of functions
-    that are called as they are. `inner` are kernels that the chosen candidates of these kernels run, an epilogue behind the
-    library's product for one: they are no units, and their choices are part of the result."""
+    """What a campaign measures: its units, the wanted sizes of each kernel that a model needs, and the calls of functions that
+    are called directly.
+
+    `inner` are kernels that chosen candidates run, such as an epilogue after the library's product. They are not units, but their
+    choices are part of the result.
+    """
 
     units: dict[str, Unit] = field(default_factory=dict)
     kernels: dict[MultiKernel, dict[str, dict[str, int]]] = field(default_factory=dict)
@@ -42,13 +46,13 @@ class Traced:
 
 
 def settings(store: str, search: str) -> dict[str, Any]:
-    """The options under which models are traced and choices are made: nothing is measured, and candidates are the workers'."""
+    """Options for tracing models and making choices: nothing is measured, and candidates are those of the workers."""
     own = {"store": store, "persist": True, "stall": "compile", "tune": "off", "race_eager": False}
     return {**SEARCHES[search], **own}
 
 
 def trace(spec: Spec, resolve: Resolve, tell: Tell) -> Traced:
-    """The units of a spec. Raises what its functions raise, and CampaignError where there is nothing to measure."""
+    """The units of a spec. Raises what its functions raise, and CampaignError if there is nothing to measure."""
     traced = Traced()
     for model in spec.models:
         tell(f"tracing {Path(model.target).name}")
@@ -62,7 +66,7 @@ def trace(spec: Spec, resolve: Resolve, tell: Tell) -> Traced:
 
 def _trace_model(model: Model, spec: Spec, resolve: Resolve, traced: Traced) -> None:
     function, calls = resolve({"target": model.target, "shapes": model.shapes[:1], "dtype": model.dtype}, spec.device)
-    torch._dynamo.reset()  # the same function with other hints is another model
+    torch._dynamo.reset()  # with other hints the same function is another model
     with noting_hints() as wanted:
         compiled = backend.compile(function, hints=model.hints)
         with torch.set_grad_enabled(model.training):
@@ -89,14 +93,14 @@ def _differentiable(results: Any, model: Model) -> torch.Tensor:
 
 
 def _weights(model: Model) -> dict[tuple[int, ...], float]:
-    """How many calls each combination had, where that is known."""
+    """How many calls each combination of sizes had, if known."""
     if not isinstance(model.hints, Path):
         return {}
     return {sizes: calls for seen in sizes_file.read(model.hints).values() for sizes, calls in seen.frequent()}
 
 
 def _unit(wanted: Wanted, spec: Spec, weight: float) -> Unit | None:
-    """The unit of a kernel at some sizes; None where there is nothing to choose from."""
+    """The unit of a kernel at some sizes; None if there is nothing to choose."""
     kernel, work = wanted.kernel, recorded.work_of(wanted.kernel)
     if work is None or len(kernel.candidates) < 2:
         return None
@@ -130,5 +134,5 @@ def _shapes(args: Sequence[Any]) -> str:
 
 
 def tracing(store: str, search: str) -> Any:
-    """Within the block, kernels are defined for `trace`, and decide as `results` wants them to."""
+    """Within the block, kernels are defined for `trace`, and decide as `results` needs."""
     return options.override(**settings(store, search))

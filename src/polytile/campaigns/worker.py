@@ -1,4 +1,4 @@
-"""A worker: takes units of work from a campaign's folder, measures them, and files what it finds.
+"""A worker: takes units of work from a campaign's folder, measures them, and files the results.
 
 On a GPU it compiles the kernels of the next units while it measures one, so that the device does not wait for compilers. On a CPU
 compilers would disturb what is timed.
@@ -41,17 +41,17 @@ HUNG = 75
 """Exit status of a worker whose unit took too long."""
 
 PATIENCE_SECONDS = 1.0
-"""How long a worker waits before it looks again, where others have all units that are left."""
+"""Seconds that a worker waits before it looks again if others hold all remaining units."""
 
 MOST_UNITS = 256
-"""Units that are measured into one store: each looks through all of it for what is new."""
+"""Maximum number of units per store: each unit scans all of it for new measurements."""
 
 AHEAD, AHEAD_AT_ONCE = 64, 4
 """Units whose kernels a GPU's worker compiles while it measures others, and how many it adds before each. A device measures
 a unit in a fraction of a second, and a kernel takes seconds to compile."""
 
 Resolve = Callable[[Mapping[str, Any], str], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
-"""A function of a call's description and a device that gives the function to call, and the arguments of each call."""
+"""Takes a call's description and a device; returns the function to call, and the arguments of each call."""
 
 
 class OtherDevice(CampaignError):
@@ -138,10 +138,10 @@ def _define(unit: Unit) -> MultiKernel:
 
 
 def fingerprint(kind: str) -> str:
-    """What problems on a device of this kind, "cpu" or "cuda", say of it."""
+    """The device of problems on a device of this kind, "cpu" or "cuda"."""
     if kind != "cuda":
         return device.fingerprint()
-    from polytile.runtime.cuda.device import fingerprint as of_gpu  # what a GPU needs is imported where there is one
+    from polytile.runtime.cuda.device import fingerprint as of_gpu  # import what a GPU needs only if there is one
 
     return of_gpu(torch.cuda.current_device())
 
@@ -213,7 +213,7 @@ def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
 
 
 def failed(unit: Unit, error: BaseException) -> str:
-    """Why there is no result, in a line."""
+    """Why a unit has no result, in one line."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     at = f" at {sizes_text(unit.sizes.items())}" if unit.sizes else ""
     return f"{unit.about}{at}: {type(error).__name__}: {first}"

@@ -38,7 +38,7 @@ def _of_functions(kernel: Kernel, dtype: torch.dtype, device: torch.device) -> L
 
 def _of_triton(value: Any, tuner: Any) -> Launch:
     def launch(sizes: Mapping[str, int]) -> None:
-        arguments = tuner.arguments_at(sizes)
+        arguments = tuner.samples.arguments_at(sizes)
         value[arguments.pop("grid")](**arguments)
         polytile.wait()
 

@@ -1,17 +1,17 @@
-"""Predictions of how long a candidate takes: roofline terms over the bytes, operations and launches of its code.
+"""Predicts the time of a candidate: roofline terms over the bytes, operations and launches of its code.
 
-Enters: a kernel, a Config, sizes, the facts of a device. Leaves: seconds, to rank candidates before any of them is compiled; the
-constants name the measurements that they were fitted to. Called by candidates; knows codegen, matmul, schedule, ir, runtime.
+Enters: a kernel, a Config, sizes, the facts of a device. Leaves: seconds, to rank candidates before any is compiled; the
+constants name the measurements to which they were fitted. Called by candidates; knows codegen, matmul, schedule, ir, runtime.
 
-Each module begins with its one formula; terms that several have are in roofline.py.
+Each module begins with its formula. Terms that several of them share are in roofline.py.
 
 | what runs        | CPU                  | GPU                                                       |
 | ---------------- | -------------------- | --------------------------------------------------------- |
 | loops            | cpp_loops.py         | triton_loops.py: points, rows; triton_columns.py: columns |
-| sums by an index | cpp_loops.py         | triton_segments.py                                        |
+| segment sums     | cpp_loops.py         | triton_segments.py                                        |
 | products         | cpp_matmul.py        | triton_matmul.py; the library's: library_matmul.py        |
 | attention        | cpp_attention.py     | triton_attention.py                                       |
-| the library's    | library_attention.py | library_attention.py                                      |
+| library calls    | library_attention.py | library_attention.py                                      |
 
-triton_work.py and triton_estimate.py have what triton_loops.py and triton_columns.py ask of a loop and of a device.
+triton_work.py and triton_estimate.py derive what triton_loops.py and triton_columns.py need of a loop and a device.
 """

@@ -1,11 +1,11 @@
-"""What generated attention kernels are expected to take on a CPU.
+"""Predicted time of generated attention kernels on a CPU.
 
     t(flash) = fork + rounds of units · (multiply-adds / rate + weights + copies) + bytes of keys and values / bandwidth
     t(split) = fork + |multiply-adds / rate + weights, bytes of keys and values / bandwidth|
 
-A round is one unit of work for each thread. Times are in cycles of Machine, as those of products are, with which these kernels
-are compared. They were measured on Zen 4, which starts half as many FMAs of 64 bytes as Machine says, with a faster clock. Where
-they are wrong: keys and values are taken to be where they were last.
+A round is one unit of work per thread. Times are in cycles of Machine, like those of products, with which these kernels are
+compared. They were measured on Zen 4, which starts half as many 64-byte FMAs per cycle as Machine assumes, at a higher clock.
+Known wrong: keys and values are assumed to be in the cache level in which they were last.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from polytile.matmul.cpp.machine import Machine
 from polytile.problem import Config
 
 FLASH_SHARE, SPLIT_SHARE = 0.95, 0.55
-"""Of the peak rate of multiply-adds."""
+"""Share of the peak rate of multiply-adds."""
 WEIGHT_CYCLES = 6.0
-"""To make a vector of scores weights."""
+"""Cycles to turn a vector of scores into softmax weights."""
 COPY_CYCLES = 4.0
-"""To copy a vector of keys or values."""
+"""Cycles to copy a vector of keys or values."""
 UNIT_BYTES = 256 << 10
-"""Of the queries and sums of a unit of `flash`."""
+"""Bytes of the queries and accumulators of a unit of `flash`."""
 
 
 def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], machine: Machine) -> float:
-    """Seconds of one call."""
+    """Predicted seconds of one call."""
     parts = terms(problem, config, size, machine)
     computing = parts["products_s"] + parts["weights_s"] + parts["copies_s"]
-    if not schedule_of(config).shares_keys:  # what is copied is waited for
+    if not schedule_of(config).shares_keys:  # copies do not overlap with computation
         return parts["fork_s"] + computing + parts["memory_s"]
     return parts["fork_s"] + max(computing, parts["memory_s"])
 
 
 def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], machine: Machine) -> dict[str, float]:
-    """Seconds: `fork`, computing (`products`, `weights`, `copies`), and `memory`."""
+    """The terms of `cost` in seconds: `fork`, computation (`products`, `weights`, `copies`), and `memory`."""
     size = problem.layout.mean(size) if problem.layout is not None else size
     products, moved = work(problem, size)
     heads, threads = size["D"] + size["Dv"], int(config["threads"])

@@ -1,15 +1,15 @@
-"""The analytical prior for loops: predicted seconds of a config at given sizes.
+"""The analytical cost model of loops on a CPU: predicted seconds of a config at given sizes.
 
     t = CALL + fork + barriers + (max(compute, bytes / bandwidth) + cuts · CUT) / speedup
     compute = work / rate + sweeps · SWEEP + rows · (reductions · ACROSS + scalars / rate)
 
-`work` is the multiply-adds of all vectors in all passes by the table of operations, loads and stores by how they reach memory;
-`rate` is two vector multiply-adds a cycle. `bytes` is what each tensor argument moves, each pass again unless the row stays in
-cache, at the bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis,
-in pieces where comparisons such as p1 < n0 cut it; where lanes are put together after it, each reduction costs ACROSS, and
-`scalars` are the values of a row outside its passes.
-`speedup`: threads that find work. The constants and where they come from, what they get right and where they are wrong:
-docs/cpu-loops.md. They rank candidates and nothing more.
+`work` is the number of multiply-adds of all vectors in all passes, from the table of operations, plus loads and stores by their
+access pattern. `rate` is two vector multiply-adds per cycle. `bytes` is the traffic of each tensor, repeated in each pass unless
+the row stays in cache, at the bandwidth of the memory level that holds the footprint. A sweep is one run along the vector axis;
+comparisons such as p1 < n0 cut it into pieces. Each reduction across lanes at its end costs ACROSS. `scalars` are the values of a
+row outside its passes. `speedup` is the number of threads with work.
+
+docs/cpu-loops.md has the origin of the constants, and where predictions are right and wrong. They only rank candidates.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from polytile.schedule.extent import Extent, extent
 from polytile.schedule.nest import Form, Nest
 
 CLOCK = 4.0e9  # Hz; two vector multiply-adds a cycle
-CALL = 0.05e-6  # s of a kernel that does nothing
+CALL = 0.05e-6  # s of an empty kernel
 FORK = 3.0e-6  # s to start and join threads
 BARRIER = 0.7e-6  # s
-SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
-CUT = 4.0e-9  # s of a further piece of a run, where a comparison with the axis cuts it
-ACROSS = 2.5e-9  # s to put the lanes of one reduction together
-LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
+SWEEP = 1.5e-9  # s per run along the vector axis, besides its vectors
+CUT = 4.0e-9  # s per further piece of a run that a comparison with the axis cuts
+ACROSS = 2.5e-9  # s to combine the lanes of one reduction
+LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (footprint in bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
-STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
+STREAMED = 0.8  # factor on memory time if written lines are not read first
 BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0, "atomic": 128.0}
-# multiply-adds of a vector for each lane
+# multiply-adds per lane of a vector
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one pass goes through a loop: runs along the vector axis, vectors in all of them, pieces that threads divide."""
+    """How one pass traverses a loop: runs along the vector axis, vectors in all of them, and work items that are divided among
+    threads."""
 
     sweeps: float
     vectors: float
@@ -60,8 +61,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a prediction: seconds of one thread's arithmetic and memory, seconds that no thread takes off, threads that find
-    work."""
+    """The parts of a prediction: one thread's arithmetic and memory time in seconds, overhead in seconds that threads do not
+    divide, and the number of threads with work."""
 
     layout: Layout
     compute: float
@@ -72,8 +73,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class LoopPrior:
-    """The prediction for one schedule of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
-    worked out once: walking a loop takes as long as a small kernel's thousand calls."""
+    """The prediction for one schedule of a loop with vectors of `lanes` elements.
+
+    Everything that does not depend on the sizes is cached: walking a loop takes as long as a thousand calls of a small kernel.
+    """
 
     kernel: LoopKernel
     row_nest: Nest
@@ -81,13 +84,13 @@ class LoopPrior:
     lanes: int
 
     def seconds(self, threads: int, size: Mapping[str, int]) -> float:
-        """Seconds of one call on `threads` threads; see the module's formula."""
+        """Predicted seconds of one call on `threads` threads, by the module's formula."""
         parts = self._parts(threads, size)
         return parts.overhead + (max(parts.compute, parts.memory) + parts.layout.sweeps * self._cuts * CUT) / parts.speedup
 
     def terms(self, threads: int, size: Mapping[str, int]) -> dict[str, float]:
-        """What `seconds` is made of, by name (Candidate.terms): seconds of all threads' arithmetic and of memory, and of
-        calls and barriers; threads that find work; sweeps along the vector axis and vectors; facts of the work itself."""
+        """The terms of `seconds` by name (Candidate.terms): time of all threads' arithmetic, of memory, and of calls and
+        barriers; threads with work; sweeps along the vector axis and vectors; facts of the work itself."""
         parts, e = self._parts(threads, size), extent(self.kernel, size)
         if not e.points:
             return {}
@@ -131,17 +134,17 @@ class LoopPrior:
 
     @cached_property
     def _transposed(self) -> Transposed | None:
-        """What is transposed on its way in or out; None where nothing is."""
+        """The layout for accesses that are transposed on load or store; None if there are none."""
         return transposed_layout(self.row_nest, self.schedule.lanes)
 
     @property
     def _rows(self) -> Transposed | None:
-        """How rows are gone through by lanes; None where they are not."""
+        """The layout if lanes process one row each; None otherwise."""
         return self._transposed if self.row_nest.form is Form.ROW else None
 
     @property
     def _tile(self) -> Transposed | None:
-        """How points are gone through by tiles; None where they are not."""
+        """The layout if points are processed in transposing tiles; None otherwise."""
         return self._transposed if self.row_nest.form is Form.POINTWISE else None
 
     @cached_property
@@ -151,7 +154,7 @@ class LoopPrior:
 
     @cached_property
     def _cuts(self) -> int:
-        """Places at which a run along the vector axis is cut."""
+        """Number of places at which a run along the vector axis is cut."""
         return len({(cut.offset, id(cut.operand), cut.step) for cut in self.nest.cuts.values()})
 
     @cached_property
@@ -161,12 +164,12 @@ class LoopPrior:
 
     @cached_property
     def _scalars(self) -> float:
-        """Multiply-adds of what is computed once for each row."""
+        """Multiply-adds of values that are computed once per row."""
         return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
 
     @cached_property
     def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
-        """For each tensor the axes that the index of each of its accesses varies with."""
+        """For each tensor, the axes on which the index of each access depends."""
         own = {a.symbol for a in self.kernel.loop.axes + self.kernel.loop.reduced}
         axes_by_buffer: dict[str, list[frozenset[sympy.Symbol]]] = {}
         for access in self.kernel.loop.accesses():
@@ -175,12 +178,12 @@ class LoopPrior:
 
     @cached_property
     def _items(self) -> dict[str, int]:
-        """Bytes of an element of each tensor."""
+        """Element size of each tensor in bytes."""
         return {buffer: self.kernel.storage(buffer).itemsize for buffer in self._touched}
 
     @cached_property
     def _strided(self) -> tuple[str, ...]:
-        """Tensors of which each lane takes an element from a line of its own."""
+        """Tensors of which each lane loads an element from a different cache line."""
         plain = self.schedule.lanes is Lanes.ALONG and self.schedule.stores is Stores.CACHED
         tile = transposed_layout(self.nest, Lanes.TILED) if plain else None
         return tuple(load.buffer for load in tile.loads) if tile is not None else ()
@@ -200,7 +203,7 @@ class LoopPrior:
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
 
     def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
-        """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
+        """Vectors in all transposed squares. A square that an axis only partly fills is transposed as a whole."""
         if self._transposed is None:
             return 0.0
         across, along = axes[self._transposed.axis.symbol], axes.get(self._transposed.nest.vec.symbol, 1)
@@ -208,13 +211,13 @@ class LoopPrior:
         return len(self._transposed.accesses) * squares * self.lanes
 
     def _moved(self, axes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
-        """Bytes of each tensor that are touched."""
+        """Bytes touched in each tensor."""
         touched = self._touched.items()
         return {b: self._items[b] * max(math.prod(axes[a] for a in s) for s in accesses) for b, accesses in touched}
 
     def _memory_seconds(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
-        """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
-        line to itself brings the whole line."""
+        """Time of memory traffic. Every pass rereads what does not fit in the private cache, and a strided lane loads a whole
+        cache line."""
         items, moved = self._items, self._moved(axes)
         footprint = sum(moved.values())
         if self.nest.form is not Form.POINTWISE:
@@ -226,13 +229,13 @@ class LoopPrior:
 
 
 def bandwidth(footprint: float) -> float:
-    """Bytes a second of one thread over data of this many bytes."""
+    """Bandwidth of one thread in bytes/s for a footprint of this many bytes."""
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
 def pass_work(nest: Nest, caches: bool, lanes: int, tile: Transposed | None = None) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless one `caches` them. What is
-    transposed is read from and written to tiles."""
+    """Multiply-adds per vector over all passes. Each pass recomputes values unless the schedule `caches` them. Transposed
+    accesses use tiles."""
     cached = set(cached_values(nest)) if caches else set()
     tiles = {*tile.loads, *tile.stores} if tile else set[Node | Store]()
     total, before = 0.0, set[Node]()
@@ -256,7 +259,7 @@ def _operation(nest: Nest, node: Node, lanes: int) -> float:
 
 
 def _access(nest: Nest, access: Load | Store, lanes: int) -> float:
-    """Multiply-adds that a load or store of one vector costs."""
+    """The cost of a load or store of one vector, in multiply-adds."""
     stride = sizes.coefficient(access.index, nest.vec.symbol)
     if isinstance(access, Load) and stride is None and repeats(nest, access) is not None:
         return 2 * CONTIGUOUS

@@ -1,16 +1,16 @@
-"""The analytical prior for products on a CPU: predicted seconds of a config at given sizes.
+"""The analytical cost model of products on a CPU: predicted seconds of a config at given sizes.
 
-It adds: the fork of the threads; the multiplication, the slower of register-tile cycles and of reading the
-operands; what is copied first; and what is written at the end. A register tile of m rows by v vectors needs, per step,
+It sums the fork of the threads, the slower of register-tile cycles and of reading the operands, the initial copies, and the final
+stores. A register tile of m rows by v vectors needs, per step,
 
     max(m * v / 2 (two FMAs a cycle), (m + v) / 2 (two loads a cycle), 4 (latency of an FMA)) cycles,
 
-a streamed update of depth u max(m * u / 2, (u + m) / 2, 1.6 m (stores)) per vector of columns and u steps.
-Reading costs the bytes over the bandwidth of the level that holds the operand; a block of `mc` rows reads B once more.
+and a streamed update of depth u needs max(m * u / 2, (u + m) / 2, 1.6 m (stores)) per vector of columns and u steps. Reading
+costs the bytes over the bandwidth of the memory level that holds the operand; each block of `mc` rows reads B once more.
 
-Where it is wrong: it takes the operands to be in cache if they fit. A model that runs through more weights than the
-last cache holds finds each of them in memory: at M = 1..8 and 1024 x 1024 the time is 3-4 times what is predicted, and
-`stream` and `dot`, which read B in long runs, beat `tile_direct` by more than predicted.
+Known wrong: operands are assumed to be in cache if they fit. A model with more weights than the last-level cache holds finds each
+of them in memory. At M = 1..8 and 1024 x 1024 the time is then 3-4 times the prediction, and `stream` and `dot`, which read B in
+long runs, beat `tile_direct` by more than predicted.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
 
-# Cycles to copy one vector of B into a panel, and one of A into a tile: measured on Zen 5 at 768 x 768 with the
-# source in L2/L3.
+# Cycles to copy one vector of B to a panel, and of A to a tile: measured on Zen 5 at 768 x 768 with the source in L2/L3.
 COPY_B_CYCLES = {"n": 5.0, "k": 8.0, "any": 40.0}
 COPY_A_CYCLES = {"k": 10.0, "m": 14.0, "any": 40.0}
-FINISH_CYCLES = 2.0  # for one vector of sums: out of the registers, to the epilogue, to memory
-STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by the stream form (measured at M = 8)
-TILE_CYCLES = 30.0  # to set one register tile up
+FINISH_CYCLES = 2.0  # for one vector of accumulators: from registers through the epilogue to memory
+STORE_CYCLES = 1.6  # to load, update and store one vector of accumulators in the stream form (measured at M = 8)
+TILE_CYCLES = 30.0  # to set up one register tile
 SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
-"""To bring rows of a B that is read in place side by side, by k in a lane: for one vector and step, in each tile of rows anew."""
-WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 or int8 one of float32
-# How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
+"""Cycles to interleave rows of a B that is read in place, by the number of k per lane: for one vector and step, repeated in each
+row tile."""
+WIDEN_CYCLES = 1.0  # the same to convert one vector of bfloat16 or int8 to float32
+# Slowdown of reading B by panels from distant rows, and from rows that map to the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The problem in the units the formulas need: vectors of `lanes` columns, `together` k in a lane, balanced rows of a tile.
-    `in_place`: cycles to make one vector of a B that is not copied what is multiplied."""
+    """The problem in the units of the formulas: vectors of `lanes` columns, `together` k per lane, balanced rows per tile.
+    `in_place` is the cycles to convert one vector of an unpacked B for multiplication."""
 
     batch: int
     m: int
@@ -67,7 +67,7 @@ def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine
 
 
 def tile_cycles(rows: float, vectors: int) -> float:
-    """Cycles of one step of K in a register tile of `rows` x `vectors`."""
+    """Cycles of one step along K in a register tile of `rows` x `vectors`."""
     return max(rows * vectors / 2, (rows + vectors) / 2, 4.0)
 
 
@@ -100,7 +100,7 @@ COMPUTE = {"dot": _dot_compute, "stream": _stream_compute}
 
 
 def _units(s: _Shape, c: GemmConfig) -> int:
-    """Into how many pieces the form can be divided: the bound on useful threads."""
+    """Number of work units of a form, which bounds the number of useful threads."""
     across = {"stream": s.vectors, "dot": s.row_tiles * s.vectors, "small": ceil(s.vectors / c.nv)}
     if c.form == "splitk":
         return max(s.k // 8, 1)
@@ -108,12 +108,12 @@ def _units(s: _Shape, c: GemmConfig) -> int:
 
 
 def _imbalance(units: int, threads: int) -> float:
-    """How much longer the busiest thread works than the average."""
+    """Time of the busiest thread relative to the average."""
     return ceil(units / threads) * threads / units
 
 
 def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
-    """Cycles of copying operands into panels and tiles, all threads together."""
+    """Cycles to copy operands into panels and tiles, over all threads."""
     panelled = c.form in ("tile_packed", "splitk") or (c.form == "small" and spec.b_layout != "n")
     cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if s.together > 1 else 1) if panelled else 0.0
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
@@ -124,7 +124,7 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
 
 
 def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
-    """Seconds of reading A and B from where they lie."""
+    """Seconds to read A and B."""
     element = ELEMENT_BYTES[spec.stored_b]
     b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * ELEMENT_BYTES[spec.dtype]
     items_b = s.batch if sizes.get("b_stride_b", 1) else 1
@@ -133,18 +133,18 @@ def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int],
     scattered, apart = 1.0, sizes.get("b_stride_k", s.n) * element
     if c.form in ("tile_direct", "small") and spec.b_layout == "n" and s.n > 4 * c.nv * s.lanes:
         scattered = SCATTERED_SAME_SETS if apart % 4096 == 0 else SCATTERED if s.together == 1 else 1.0
-    again = (passes - 1) * 0.25  # later passes find part of B nearer
+    again = (passes - 1) * 0.25  # later passes find part of B in a nearer cache
     if (
         c.form == "tile_direct" and s.together > 1
-    ):  # each tile of rows reads B, where its rows fall into the same sets from afar
+    ):  # each row tile reads B again, from farther away if its rows map to the same cache sets
         again = (s.row_tiles - 1) * (1.0 if scattered == SCATTERED_SAME_SETS else 0.25)
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Seconds: of multiplying, of reading, of copying operands first, of threads that start, meet and put sums together. `apart`:
-    nothing is multiplied while B is read."""
+    """Seconds of multiplication, of reading, of initial copies, and of starting, synchronising and combining threads. `apart`:
+    reading B does not overlap with multiplication."""
 
     work: float
     reading: float
@@ -155,19 +155,19 @@ class _Parts:
 
 
 def cost(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine) -> float:
-    """Predicted seconds of one call at `sizes` ("batch", "M", "N", "K", strides where known) with `threads` threads."""
+    """Predicted seconds of one call at `sizes` ("batch", "M", "N", "K", strides if known) with `threads` threads."""
     s = _shape(spec, config, sizes, machine)
     if not (s.batch and s.m and s.n):
         return 0.0
     parts = _parts(spec, config, s, sizes, threads, machine)
-    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long as kept.
+    # An unpacked B is widened or interleaved before it is multiplied: up to four rows take 1.7-4 times as long as when packed.
     seconds = parts.work + parts.reading if parts.apart else max(parts.work, parts.reading)
     return seconds + parts.copying + parts.meeting
 
 
 def terms(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine) -> dict[str, float]:
-    """What `cost` is made of, by name (Candidate.terms): seconds of its parts; threads that find work; tiles of rows and
-    vectors of columns; the share of multiply-adds that is none of the tiles' overhang."""
+    """The terms of `cost` by name (Candidate.terms): seconds of its parts, threads with work, row tiles and vectors of columns,
+    and the share of multiply-adds that is not tile padding."""
     s = _shape(spec, config, sizes, machine)
     if not (s.batch and s.m and s.n and s.k):
         return {}

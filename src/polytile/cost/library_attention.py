@@ -1,10 +1,10 @@
-"""What the library's kernels for attention are expected to take: a roofline with a share of the peak for each.
+"""Predicted time of the library's attention kernels: a roofline with a share of the peak for each.
 
     t = launches + |multiply-adds / (rate · share · used), bytes / bandwidth|
 
-`used` is the part of the multiprocessors that blocks of ROWS rows of q keep busy. The shares are of measurements on an H200 at
-1024 to 16384 rows in bfloat16. Where they are wrong: few rows take up to three times as long, and heads of 64 are 1.3 times as
-slow as heads of 128.
+`used` is the part of the multiprocessors that tiles of ROWS query rows keep busy. The shares come from measurements on an H200 at
+1024 to 16384 rows in bfloat16. Known wrong: few rows take up to three times as long, and heads of 64 are 1.3 times as slow as
+heads of 128.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from polytile.runtime.cuda.device import DeviceFacts
 
 SHARES = {"flash": 0.28, "cudnn": 0.54, "efficient": 0.14, "math": 0.3}
 ROWS = 128
-"""Rows of q of a block."""
+"""Query rows of a tile."""
 PLAN_SECONDS = 0.08
-"""Seconds that cuDNN takes to build the plan for sizes that it has not met: 48 to 110 ms on an H200."""
+"""Seconds that cuDNN takes to build the plan for new sizes: 48 to 110 ms on an H200."""
 PASSES = 8
 """How often scores in memory are written and read: products, mask, maximum, exponentials, sums, quotients."""
 BACKWARD = 2.5
-"""How many times as long the derivative takes: five products of blocks where the attention has two."""
+"""Time of the backward pass relative to the forward pass: five tile products instead of two."""
 CPU_RATE, CPU_BYTES, CPU_CALL = 30e9, 12e9, 10e-6
-"""Multiply-adds of a core in a second, bytes in a second, seconds of a call."""
+"""Multiply-adds per second and core, bytes per second, seconds per call."""
 
 
 def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, flo
 
 
 def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
-    """Bytes of the bias as it lies in memory."""
+    """Bytes of the bias in memory."""
     if problem.bias is None:
         return 0
     count = problem.bias.dtype.itemsize
@@ -49,8 +49,8 @@ def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
 
 
 def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's the first call, which builds the plan, so that only
-    measurements choose it."""
+    """Predicted seconds of one call of a kernel in SHARES on a GPU. For cuDNN it is the first call, which builds the plan, so
+    that only measurements choose it."""
     products, moved = work(problem, size)
     itemsize = problem.dtype.itemsize
     tensor = tensor_flops(device, itemsize, unknown=80) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
@@ -66,7 +66,7 @@ def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], devi
 
 
 def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], threads: int) -> float:
-    """Seconds of one call of "flash" or "math" on a CPU."""
+    """Predicted seconds of one call of "flash" or "math" on a CPU."""
     products, moved = work(problem, size)
     seconds = max(products / (CPU_RATE * threads), moved / (CPU_BYTES * min(threads, 4)))
     if kind == "math":

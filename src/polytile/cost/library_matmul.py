@@ -1,9 +1,11 @@
-"""What the library is expected to take for a product on a GPU: its kernels have blocks and parts of K like generated ones, and
-choose among them well. So it is the best prediction (prior.py) for the blocks below, times a factor for each kind of product.
+"""Predicted time of the library's products on a GPU.
 
-The factors are geometric means over 74 products on an H100 (parts `square` and `thin` of `benchmarks.gpu.gemm`): the logarithm
-of measured over predicted deviates by 0.16 for square products of 16-bit types, 0.08 for float32, 0.18 for TF32 and 0.09 for few
-rows. Where it is wrong: at 1536 x 1536 x 1536 in bfloat16 the library takes 0.7 times as long as expected.
+Its kernels have tiles and split-K like generated ones, and it chooses among them well. So the prediction is the best one
+(prior.py) for the tiles below, times a factor for each kind of product.
+
+The factors are geometric means over 74 products on an H100 (parts `square` and `thin` of `benchmarks.gpu.gemm`). The logarithm of
+measured over predicted time deviates by 0.16 for square products of 16-bit dtypes, 0.08 for float32, 0.18 for TF32 and 0.09 for
+few rows. Known wrong: at 1536 x 1536 x 1536 in bfloat16 the library takes 0.7 times the predicted time.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ BLOCKS = {
     plain: (*[_config(*row, 1) for row in rows], *[_config(64, 64, 32 if plain else 64, 3, 4, splits) for splits in SPLITS])
     for plain, rows in ((True, PLAIN), (False, TENSOR))
 }
-"""Without tensor cores, and with them."""
+"""Configs without tensor cores (True) and with them (False)."""
 
 FACTOR, PLAIN_FACTOR, TF32_FACTOR = 1.15, 0.93, 1.58
 MISALIGNED = 5.0
-"""What operands whose rows are not 16 bytes apart cost the library for 16-bit types: the median over the products of more than
-8 us among those measured. float32 costs it nothing."""
+"""Slowdown of the library for 16-bit dtypes if rows are not 16-byte aligned: the median over the measured products of more than 8
+µs. float32 is unaffected."""
 
 
 def cost(
     kind: Kind, size: Mapping[str, int], device: DeviceFacts, along_k: tuple[bool, bool], misaligned: bool = False
 ) -> float:
-    """Seconds of one call. `along_k`: whether the rows of A, and of B, run along k in memory."""
+    """Predicted seconds of one call. `along_k`: whether the rows of A, and of B, run along k in memory."""
     accesses = prior.Access(along_k=along_k[0]), prior.Access(along_k=along_k[1])
     plain = kind.itemsize == 4 and not kind.tf32
     factor = PLAIN_FACTOR if plain else TF32_FACTOR if kind.itemsize == 4 else FACTOR

@@ -1,11 +1,11 @@
-"""What generated attention kernels are expected to take.
+"""Predicted time of generated attention kernels.
 
     t(flash) = launch + waves of programs · steps · |latency, together · busy|      or the bytes over the bandwidth
     t(split) = the same with the keys of a program shared + launch + what the second launch reads
 
-A step is the work of a program on one block of keys. `busy` is what it takes of a multiprocessor that has other programs to do,
-`latency` what it takes alone. STEPS has both for the blocks that were measured on an H200, the first as a share of the peak of
-the tensor cores (benchmarks/gpu/attention_fit.py); other blocks take what their neighbours do.
+A step is the work of a program on one tile of keys. `busy` is its time on a multiprocessor that has other programs to run,
+`latency` its time alone. STEPS has both for the tiles that were measured on an H200, the first as a share of the tensor cores'
+peak (benchmarks/gpu/attention_fit.py); other tiles use those of their neighbours.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
     (4, 128): {(16, 32, 3, 4): (0.173, 0.2e-6), (32, 32, 3, 4): (0.246, 3.2e-6), (128, 32, 2, 8): (0.237, 0.2e-6)},
     (4, 256): {(16, 32, 2, 4): (0.173, 0.2e-6), (32, 32, 2, 4): (0.121, 0.2e-6)},
 }  # fmt: skip
-"""(bytes of an element, head size) → block → share of the peak when busy, seconds of a step alone."""
+"""(bytes of an element, head size) → tile → share of the peak when busy, seconds of a step alone."""
 UNKNOWN = 0.2, 2e-6
-"""The same where no block of a head size was measured."""
+"""The same for head sizes without a measured tile."""
 BEGIN = 2e-6
-"""Seconds from a program's start to its first step, and from its last to its end."""
+"""Seconds from a program's start to its first step, and from its last step to its end."""
 COMBINE = 1.5e-6
-"""Seconds of a turn of the second launch of `split`."""
+"""Seconds per wave of the second launch of `split`."""
 REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
-"""Registers of a thread: those beside blocks, for each element of the sums, and of the scores."""
+"""Registers of a thread: besides those of tiles, per accumulator element, and per score."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """How many programs run, with how many steps on average and at most."""
+    """The number of programs, and their mean and maximum number of steps."""
 
     count: int
     mean: float
@@ -55,13 +55,14 @@ class Programs:
 
 
 def cost(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds of one call."""
+    """Predicted seconds of one call."""
     parts = terms(problem, config, size, device)
     return parts["launch"] + max(parts["steps"], parts["memory"], parts["cache"]) + parts["combine"]
 
 
 def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
-    """Seconds: `launch`, then the largest of `steps` (computing), `memory` and `cache` (moving keys), then `combine`."""
+    """The terms of `cost` in seconds: `launch`, then the largest of `steps` (computation), `memory` and `cache` (traffic), then
+    `combine`."""
     if problem.backward:
         return _backward_terms(problem, config, size, device)
     size = problem.layout.mean(size) if problem.layout is not None else size
@@ -84,8 +85,8 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
 def _backward_terms(
     problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts
 ) -> dict[str, float]:
-    """The same of the derivative: seven products of blocks where the attention has two, in two launches that each read what the
-    other does. Its blocks have not been measured; UNKNOWN's share stands for all."""
+    """The same for the backward pass: seven tile products instead of two, in two launches that read the same data. Its tiles have
+    not been measured; UNKNOWN's share is used for all."""
     m, n, _, _ = row_of(config)
     itemsize, heads = problem.dtype.itemsize, size["D"] + size["Dv"]
     seen = 0.5 if problem.causal is not Causal.NO and size["Mq"] > 1 else 1.0
@@ -103,7 +104,7 @@ def _backward_terms(
 
 
 def _step(row: Row, head: int, itemsize: int) -> tuple[float, float]:
-    """Of STEPS, or of the block there that is most like this one, with a latency in proportion."""
+    """The entry of STEPS, or that of the most similar tile with its latency scaled."""
     known = STEPS.get((itemsize, head))
     if known is None:
         return UNKNOWN
@@ -128,7 +129,7 @@ def programs(problem: AttentionProblem, config: Config, size: Mapping[str, int],
 
 
 def parts(config: Config, count: int, size: Mapping[str, int], device: DeviceFacts) -> int:
-    """How many programs share the keys of each of `count` blocks of rows: as in attention/triton/split.py."""
+    """Number of programs that share the keys of each of `count` row tiles, as in attention/triton/split.py."""
     places = device.sms * int(config["waves"])
     return max(1, min(MOST, places // max(1, count), size["Mkv"] // int(config["n"])))
 
@@ -143,8 +144,8 @@ def _combine(problem: AttentionProblem, config: Config, size: Mapping[str, int],
 
 
 def _rounds(own: Programs, busy: float, latency: float, together: int, sms: int) -> float:
-    """Seconds of all steps: full rounds of the multiprocessors and one that is not full, or, where programs differ, those that
-    end last."""
+    """Seconds of all steps: full waves of the multiprocessors and a partial one. If programs differ in length, the last to finish
+    count."""
     places = sms * together
     full = max(latency, together * busy)
     last = max(latency, -(-min(own.count, places) // sms) * busy)
@@ -155,7 +156,7 @@ def _rounds(own: Programs, busy: float, latency: float, together: int, sms: int)
 
 
 def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
-    """Programs that a multiprocessor has at the same time."""
+    """Number of programs that a multiprocessor holds at once."""
     m, n, _, warps = row
     threads = warps * device.warp
     registers = min(255.0, REGISTERS + (SUMS * m * head + SCORES * m * n) / threads)
@@ -163,6 +164,6 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:
-    """Floating-point operations of a multiprocessor in a second, at most."""
+    """Peak floating-point operations per second of a multiprocessor."""
     flops = roofline.tensor_flops(device, problem.dtype.itemsize, unknown=80)
     return flops * device.clock / (3 if problem.dtype.itemsize == 4 and not problem.tf32 else 1)

@@ -1,16 +1,15 @@
-"""The prior of columns: loops that go down columns, and those that add up columns beside rows.
+"""The cost model of columns: loops that traverse columns, and loops that sum columns along with rows.
 
     t = launch + finish + max(placed, dispatch + |latency, memory, cache, units|₃)
 
-    units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
-    latency   programs, one after another on each of the places that registers and threads leave them; a program waits for memory
-              once an iteration, for its warps once a reduction and each thread for its own instructions
-    finish    of split columns, of column reductions and of column-parallel programs: another launch or two, or the last
-              program's turn
+    units     instructions: loads and stores by vector width, arithmetic by the operations' costs, masked lanes included
+    latency   programs in waves on the slots that registers and threads allow; a program waits for memory once per iteration,
+              for its warps once per reduction, and each thread for its own instructions
+    finish    for split columns, column reductions and column-parallel programs: one or two more launches, or the last
+              program's work
 
-Columns that clusters hold have one of their own: memory, and by turns of the programs that run at once what they take to agree.
-
-How a block of columns lies in threads is not asked: docs/cuda.md says where that is too coarse.
+Columns held by clusters have a model of their own: memory, and in each wave of concurrent programs the time of their exchange.
+The layout of a column tile in threads is not modelled; docs/cuda.md says where that is too coarse.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 FITTED = Constants(memory_latency=0.65e-6, cache_latency=0.35e-6, dispatch=0.25e-9, finish=1.1e-6, issue=4, base_registers=24)
-REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
-COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
-RECEIVED = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
-CLUSTERS = 4e-6  # s that they take to begin, and the next launch to find their sums, beside what others take
-ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
-TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
-LANE_EXCHANGE = 5  # instructions in which a lane takes another's running value
-AGREED = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
-LAID = 0.4e-6  # s for each column of a thread but two
-CACHED = 0.6  # share of memory's time for data that the L2 cache has
-UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a register holds two
+REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s to reduce one value, per tile and per warp
+COLUMN = 1.2e-9  # s per value that a warp passes to others to combine columns
+RECEIVED = 0.25e-6  # s of synchronisation in a cluster that sums columns, besides overlapping loads
+CLUSTERS = 4e-6  # additional s to start clusters, and for the next launch to see their sums
+ARRIVED = 1.0e-6  # s to store a partial result and find out whether the program is the last one
+TAKEN = 20e-9  # s per running value that a thread of the last program combines
+LANE_EXCHANGE = 5  # instructions to take another lane's running value
+AGREED = 0.8e-6  # s to combine columns in a cluster, times the binary logarithm of its size
+LAID = 0.4e-6  # s per column of a thread beyond two
+CACHED = 0.6  # factor on memory time for data in the L2 cache
+UNPACKED = 40e-9  # s per 16-bit element of a thread, two to a register
 
 
 class Columns(Estimate):
-    """Of loops that go down columns, or add up columns beside rows."""
+    """The estimate for loops that traverse columns, or sum columns along with rows."""
 
     constants = FITTED
 
@@ -74,7 +73,7 @@ class Columns(Estimate):
 
     @property
     def _exchanged_values(self) -> float:
-        """What the lanes of warps spend on putting together columns that several of them have gone through."""
+        """Work of the lanes of a warp to combine columns that several of them have traversed."""
         if self.tile.nest.form is not Form.COLUMN:
             return 0.0
         sharing = self.device.warp * self._loaded_columns / math.prod(d.block for d in self.tile.parallel)
@@ -83,7 +82,7 @@ class Columns(Estimate):
 
     @functools.cached_property
     def registers(self) -> float:
-        """32-bit registers a thread needs."""
+        """32-bit registers per thread."""
         if self.schedule.blocks.resident:
             return float(registers(self.schedule))
         each = self.work.resident if self.schedule.bounded else self.work.live
@@ -104,7 +103,7 @@ class Columns(Estimate):
 
     @property
     def _handed_values(self) -> float:
-        """Values that go from warp to warp: each that works on the same columns as others has one of every column."""
+        """Values passed between warps: each warp that shares columns with others has a value of every column."""
         if self.tile.nest.form is not Form.COLUMN:
             return 0.0
         columns = math.prod(d.block for d in self.tile.parallel)
@@ -120,7 +119,7 @@ class Columns(Estimate):
     def _waits(self) -> float:
         if self.parts:
             return self.work.passes
-        if self.schedule.bounded:  # the rows of further turns are on their way in `stages`
+        if self.schedule.bounded:  # loads of further waves overlap, in `stages`
             turns = max(1.0, self._turns)
             return (1 + (turns - 1) / self.stages) / turns
         return self.work.passes * self.memory_waits if self.tile.reduced else 1
@@ -128,22 +127,22 @@ class Columns(Estimate):
     @property
     def _turns(self) -> float:
         at_once = self.resident_programs
-        programs = self.programs if self._columns else self.busy_programs  # those without a block leave what they have too
+        programs = self.programs if self._columns else self.busy_programs  # programs without a tile store partial results too
         return programs / (min(self.launched_programs, at_once) if self.work.sums else at_once)
 
     @property
     def _columns(self) -> bool:
-        """Whether the last program of a pass puts together columns."""
+        """Whether the last program of a pass combines columns."""
         return self.schedule.chunked and self.tile.nest.form is Form.COLUMN and not self._finalised
 
     @property
     def _finalised(self) -> bool:
-        """Whether launches of their own combine what the programs of a pass have left."""
+        """Whether separate launches combine the programs' partial results of a pass."""
         return self.schedule.combine is Combine.LAUNCH
 
     @property
     def _partial_bytes(self) -> float:
-        """Bytes of sums that programs leave, and that are read again."""
+        """Bytes of partial sums, written and read again."""
         return 2.0 * self.launched_programs / self.splits * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
 
     @property
@@ -166,7 +165,8 @@ class Columns(Estimate):
 
 
 class ColumnParallel(Columns):
-    """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
+    """The estimate for programs that each traverse all rows of one tile of columns, before another launch processes the
+    points."""
 
     def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         super().__init__(work, tile, counts, schedule, device)
@@ -189,11 +189,15 @@ class ColumnParallel(Columns):
 
 
 class ClusterColumns(Columns):
-    """Of programs of a cluster that hold a block of columns together: a turn of all that run at once is to bring their parts and
-    to write them, and meanwhile to agree, which takes the longer the more of them there are and the more columns a thread has.
-    Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an H100 four are within
-    5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3 as 7.2. Of eight in bfloat16 five are within 11 %; 33.6 are
-    predicted as 40.0, 17.8 as 21.6, 58.1 as 42.7, where splits take 38.9."""
+    """The estimate for clusters whose programs hold a tile of columns together.
+
+    A wave of concurrent programs loads its parts, exchanges values, and stores. The exchange takes longer the larger the cluster
+    is and the more columns a thread has. 16-bit elements are converted to floats again after each exchange.
+
+    Of six times of batch norms in float32 on an H100, four are within 5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3
+    as 7.2. Of eight in bfloat16, five are within 11 %; 33.6 are predicted as 40.0, 17.8 as 21.6, and 58.1 as 42.7, where splits
+    take 38.9.
+    """
 
     @property
     def seconds(self) -> float:
@@ -208,6 +212,6 @@ class ClusterColumns(Columns):
 
     @property
     def _unpack_seconds(self) -> float:
-        """Of a turn, where elements have 16 bits."""
+        """Seconds per wave to unpack 16-bit elements."""
         packed = any(not a.store and len(a.strides) > 1 and a.itemsize == 2 for a in self.work.accesses)
         return UNPACKED * self.block_points / self.threads if packed else 0.0

@@ -1,5 +1,4 @@
-"""What the predictions of all configs have in common (triton_loops.py): how many programs there are, what they ask of memory, and
-how many of them a multiprocessor holds."""
+"""What the predictions of all configs share (triton_loops.py): the number of programs, their memory traffic, and occupancy."""
 
 from __future__ import annotations
 
@@ -23,33 +22,31 @@ from polytile.schedule.nest import Form
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
-HIDDEN = 0.85e-6  # s of a launch that pass while the one before still runs
-PLACED = 1.18e-9  # s from one program to the next that the device places
-STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
-STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
-WIDE_COPY, NARROW_COPY = 16, 4  # bytes of a lane that a copy to shared memory moves best, and at least
-COPIED = 22  # cycles of a warp's narrowest copy to shared memory; those of twice the bytes are taken to take half
-ITERATION = 0.08e-6  # s for each block that a program goes on to, beside what is done at its points
-EXCHANGE = 0.6e-6  # s in which the programs of a cluster exchange what they have
-LEFT = 8e-9  # s for each value of that a thread reads
-NARROW = 0.05  # for each further block of columns that shares a line of the cache
-SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
+START = 0.05e-6  # s until a program's first load is in flight, besides the launch
+HIDDEN = 0.85e-6  # s of a launch that overlap with the previous kernel
+PLACED = 1.18e-9  # s to schedule one more program
+STAGED = 0.4e-6  # s per tile that is staged in shared memory without need
+STAGED_FIRST = 0.15  # factor on that in the first pass, whose loads take longer than rereads
+WIDE_COPY, NARROW_COPY = 16, 4  # bytes per lane of an asynchronous copy: the best and the minimum
+COPIED = 22  # cycles of a warp's narrowest asynchronous copy; twice the bytes count half
+ITERATION = 0.08e-6  # s of loop overhead per further tile
+EXCHANGE = 0.6e-6  # s of an exchange between the programs of a cluster
+LEFT = 8e-9  # s per value of it that a thread reads
+NARROW = 0.05  # slowdown per further tile of columns that shares a cache line
+SM_SHARE = 2.5  # bandwidth of one multiprocessor alone, in multiples of its share
 SECTOR, LINE = 32, 128  # bytes
-GROUPS = 8  # of multiprocessors: a cluster is in one of them
-KEPT = 0.6  # of the L2 cache that re-read data finds place in
+GROUPS = 8  # groups of multiprocessors (GPCs); a cluster is inside one
+KEPT = 0.6  # share of the L2 cache available to reread data
 MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says; each kind of loops has its own, fitted to times on an H100 (docs/cuda-prior.md).
+    """Constants that no data sheet states, fitted for each kind of loop to times on an H100 (docs/cuda-prior.md).
 
-    memory_latency, cache_latency   s of a load from memory, and of one that the L2 cache has
-    dispatch         s for each program of the first wave until it runs
-    finish           s until the next launch, or the last program, finds what the programs of a split row have left
-    issue            cycles between two instructions of what runs one after another
-    base_registers   of a thread, beside those of its points
+    memory_latency, cache_latency   s of a load from memory, and of an L2 cache hit dispatch         s per program of the first
+    wave until it runs finish           s until the next launch, or the last program, sees the partial results of a split row
+    issue            cycles between two dependent instructions base_registers   registers of a thread besides those of its points
     """
 
     memory_latency: float
@@ -61,8 +58,8 @@ class Constants:
 
 
 class Estimate(ABC):
-    """The prediction for one config: `counts` are the points along each dimension. Kinds of loops have `constants`, and say how
-    long programs compute, reduce and combine."""
+    """The prediction for one config. `counts` are the points along each dimension. Subclasses have `constants`, and model the
+    time of computation, reductions and combining."""
 
     constants: Constants
 
@@ -79,7 +76,7 @@ class Estimate(ABC):
         own = -(-counts[divided] // divided.block) if divided is not None else self.row_blocks
         chunk = -(-own // self.splits)
         self.blocks_of_program = self.row_blocks // own * chunk
-        """Blocks of its row that a program goes through, of those that find work."""
+        """Number of tiles of its row that a busy program processes."""
         self.busy_programs = self.programs // self.splits * -(-own // chunk)
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
         self.launched_programs = min(self.busy_programs, schedule.blocks.programs or self.busy_programs)
@@ -92,27 +89,27 @@ class Estimate(ABC):
     @property
     @abstractmethod
     def registers(self) -> float:
-        """32-bit registers a thread needs."""
+        """32-bit registers per thread."""
 
     @property
     def exposed_launch(self) -> float:
-        """Seconds of a launch that nothing hides."""
+        """Seconds of launch overhead that are not hidden by the previous launch."""
         return self.device.launch_seconds + START - HIDDEN
 
     @property
     def placement_seconds(self) -> float:
-        """Seconds until the last program has its place."""
+        """Seconds until the last program is scheduled."""
         return PLACED * (self.programs if self.schedule.chunked else self.launched_programs)
 
     @property
     def blocks_per_pass(self) -> int:
-        """Blocks of its row that a program goes through in each pass."""
+        """Number of tiles of its row that a program processes in each pass."""
         return self.blocks_of_program if not self.schedule.bounded else 1
 
     @property
     def latency_seconds(self) -> float:
-        """Programs in turns on the places that they have. Each waits for memory as often as it asks and does not go on meanwhile,
-        then for its own instructions and for what its threads reduce and combine."""
+        """Seconds of programs in waves on their slots. Each waits for its memory accesses, which it does not overlap with
+        computation, then for its instructions, reductions and combining."""
         constants = self.constants
         wait = constants.cache_latency + self.miss_share * (constants.memory_latency - constants.cache_latency)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * constants.cache_latency
@@ -131,27 +128,27 @@ class Estimate(ABC):
 
     @property
     def _queue_seconds(self) -> float:
-        """How much longer each of these takes where many loads and stores are under way."""
+        """Additional latency per wait when many loads and stores are in flight."""
         return 0.0
 
     @property
     @abstractmethod
     def _turns(self) -> float:
-        """Programs for each place on the device."""
+        """Number of waves: programs per slot of the device."""
 
     @property
     @abstractmethod
     def _instruction_seconds(self) -> float:
-        """What is computed one instruction after another."""
+        """Seconds of dependent instructions."""
 
     @property
     @abstractmethod
     def _reduction_seconds(self) -> float:
-        """What the warps of a program spend on putting their values together, beside the instructions."""
+        """Seconds for the warps of a program to combine their values, besides the instructions."""
 
     @property
     def _combine_seconds(self) -> float:
-        """What a program of a split row spends on what the others have left, pass after pass."""
+        """Seconds for a program of a split row to combine the others' partial results, in all passes."""
         if not self.schedule.chunked:
             return 0.0
         return self.work.passes * (self.constants.cache_latency + LEFT * self.partials_per_thread)
@@ -160,7 +157,7 @@ class Estimate(ABC):
 
     @functools.cached_property
     def compulsory_bytes(self) -> float:
-        """Bytes that go over the memory's pins at least once."""
+        """Bytes that must be transferred from or to memory at least once."""
         touched: dict[tuple[str, bool], float] = {}
         for access in self.work.accesses:
             points = math.prod(self.work.extents[s] for s in access.strides)
@@ -170,7 +167,7 @@ class Estimate(ABC):
         return sum(touched.values())
 
     def _used_share_of_lines(self, access: Access) -> float:
-        """Useful share of the sectors that are moved: 1 where some axis has stride 1."""
+        """Useful share of the transferred sectors: 1 if some axis has stride 1."""
         near = min(access.strides.values(), default=1)
         return 1.0 if near <= 1 or access.reach else max(access.itemsize / SECTOR, 1 / near)
 
@@ -187,7 +184,7 @@ class Estimate(ABC):
 
     @functools.cached_property
     def _narrow_factor(self) -> float:
-        """How much longer it takes to bring columns of which a block has less than a line of the cache."""
+        """Slowdown for columns of which a tile has less than a cache line."""
         if self.tile.nest.form is not Form.COLUMN:
             return 1.0
         runs = [self.contiguous_run(a) * a.itemsize for a in self.work.accesses if not a.store and len(a.strides) > 1]
@@ -200,7 +197,7 @@ class Estimate(ABC):
         return sum(map(self.requested_bytes, self.work.accesses)) * self._narrow_factor / (self.device.l2_bandwidth * active)
 
     def requested_bytes(self, access: Access) -> float:
-        """Bytes of the sectors that all programs ask for."""
+        """Bytes of the sectors that all programs request."""
         return self.touched_points(access) * access.itemsize / self._used_share_of_sectors(access)
 
     def touched_points(self, access: Access) -> float:
@@ -215,12 +212,12 @@ class Estimate(ABC):
         return touched * passes
 
     def _used_share_of_sectors(self, access: Access) -> float:
-        """Useful share of the sectors that one block's access asks for."""
+        """Useful share of the sectors that the access of one tile requests."""
         run = self.contiguous_run(access) * access.itemsize
         return run / (-(-run // SECTOR) * SECTOR)
 
     def contiguous_run(self, access: Access) -> int:
-        """Elements next to each other in memory of one block's access; all where it does not vary in a block."""
+        """Number of contiguous elements in one tile's access; a full vector if it does not vary within a tile."""
         if not access.strides:
             return VECTOR
         for symbol, stride in access.strides.items():
@@ -230,10 +227,12 @@ class Estimate(ABC):
         return 1
 
     def vector_width(self, access: Access) -> int:
-        """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
-        them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
+        """Number of a thread's neighbouring elements per instruction, as far as neither masks nor row starts separate them.
+
+        The lanes of a warp are a vector apart regardless, and each instruction transfers as many sectors.
+        """
         common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
-        parted = self.tile.reduced or len(self.dims) > 1  # else whole blocks have no masks
+        parted = self.tile.reduced or len(self.dims) > 1  # otherwise full tiles have no masks
         near = [self.dims[symbol] for symbol, stride in access.strides.items() if parted and stride == 1]
         while common > 1 and not all(divisible(dim.size, common, self.work.known) for dim in near):
             common //= 2
@@ -243,7 +242,7 @@ class Estimate(ABC):
 
     @property
     def partials_per_thread(self) -> float:
-        """Values that a thread of the program that combines a row reads of each part of what the others have left."""
+        """Number of values that a thread of the combining program reads per running value."""
         if not self.schedule.chunked and not self.schedule.clustered:
             return 0.0
         if (columns := self.schedule.blocks.finalise) is not None:
@@ -252,35 +251,35 @@ class Estimate(ABC):
 
     @functools.cached_property
     def programs_per_sm(self) -> int:
-        """Programs that one multiprocessor holds at a time."""
+        """Number of programs that one multiprocessor holds at once (occupancy)."""
         registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
         return roofline.places(self.device, registers * self.threads, self.threads, self._shared)
 
     @property
     def _shared(self) -> float:
-        """Bytes of shared memory of a program: what its loads have under way."""
+        """Bytes of shared memory per program for loads in flight."""
         going = set(self.tile.reduced)
         under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
         return self.stages * self.block_points * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
 
     @property
     def memory_waits(self) -> float:
-        """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
+        """How often a program waits for memory in one pass; overlapping loads are waited for together."""
         return 1 + (self.blocks_per_pass - 1) / self.stages
 
     @property
     def loop_seconds(self) -> float:
-        """What a program spends between blocks of a row, which it goes through in every pass."""
+        """Seconds of loop overhead between the tiles of a row, in all passes."""
         return ITERATION * self.work.passes * (self.blocks_per_pass - 1)
 
     @functools.cached_property
     def miss_share(self) -> float:
-        """Share of all data that the L2 cache has not kept since the call before."""
+        """Share of all data that the L2 cache has not kept since the previous call."""
         return roofline.missing(self.compulsory_bytes, self.device)
 
     @property
     def staging_seconds(self) -> float:
-        """What a program spends on bringing blocks ahead that the cache has."""
+        """Seconds that a program spends on prefetching tiles that are in the cache anyway."""
         if self.stages == 1 or self.schedule.bounded:
             return 0.0
         passes = self.work.passes - 1 + STAGED_FIRST
@@ -288,10 +287,12 @@ class Estimate(ABC):
 
     @functools.cached_property
     def copy_seconds(self) -> float:
-        """What multiprocessors spend on bringing blocks ahead by copies narrower than WIDE_COPY, as where rows begin at odd
-        places; what is narrower than NARROW_COPY is loaded as without stages. Column sums of 128×4096×4095 float32 took 23
-        cycles a copy by blocks of 16×128, 35 by 16×64 and 67 by 32×64 (an H200), RMS norms of 33×306322 bfloat16 21 (an
-        H100)."""
+        """Seconds that multiprocessors spend on prefetching by asynchronous copies narrower than WIDE_COPY, for example if rows
+        start unaligned.
+
+        Accesses narrower than NARROW_COPY are loaded as without stages. Column sums of 128×4096×4095 float32 took 23 cycles per
+        copy with tiles of 16×128, 35 with 16×64 and 67 with 32×64 (H200); RMS norms of 33×306322 bfloat16 took 21 (H100).
+        """
         if self.stages == 1 or self.schedule.bounded:
             return 0.0
         going, cycles = set(self.tile.reduced), 0.0
@@ -304,7 +305,7 @@ class Estimate(ABC):
 
     @property
     def resident_programs(self) -> int:
-        """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
+        """Number of programs that the device holds at once. A cluster does not span groups of multiprocessors."""
         if self.schedule.share is not Share.CLUSTER:
             return self.device.sms * self.programs_per_sm
         return max(1, GROUPS * (self.device.sms // GROUPS * self.programs_per_sm // self.splits)) * self.splits

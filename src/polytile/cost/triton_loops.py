@@ -1,27 +1,27 @@
-"""The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
+"""The analytical cost model of loops on a GPU: predicted seconds of a config at given sizes.
 
     t = launch + begun + finish + max(placed, dispatch + ||latency, units|₁.₅, memory, cache|₃)
-                                     the p-norm: the longest term, and more where others come close and overlap little
+                                     the p-norm: the longest term, and more if others are close and overlap little
 
-    memory    compulsory traffic, less what the L2 cache has kept since the call before, plus what later passes read again and
-              the cache does not hold for the programs at work; by the bandwidth that this many programs can draw
-    cache     all bytes that programs request, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
-    units     the busiest multiprocessor: instructions of its warps, four a cycle, or what its one unit for loads, stores,
-              shuffles and shared memory carries out, whichever is more
-    latency   programs in turns on the places that registers and threads leave them. A program waits for memory once an
-              iteration, for lanes and warps that reduce, and each warp for its own instructions. Loads ahead of use cost time of
-              their own where the cache has the data. A program of a split row also waits for what the others have left, in a
-              cluster for the others themselves
-    placed    programs one after another, as the device places them
-    begun     of points: the warps of a program, one after another
-    finish    of a split row: the next launch waits for the programs of the one before
+    memory    compulsory traffic, less what the L2 cache has kept since the previous call, plus what later passes read again and
+              the cache does not hold for the running programs; at the bandwidth that this many programs can draw
+    cache     all bytes that programs request, in sectors of 32 bytes, at the bandwidth of the L2 cache
+    units     the busiest multiprocessor: instructions of its warps, four per cycle, or the work of its load/store unit (loads,
+              stores, shuffles, shared memory), whichever is more
+    latency   programs in waves on the slots that registers and threads allow. A program waits for memory once per iteration,
+              for reductions across lanes and warps, and each warp for its own instructions. Prefetching costs extra if the
+              cache has the data. A program of a split row also waits for the others' partial results, in a cluster for the
+              others themselves
+    placed    the time to schedule all programs one after another
+    begun     for points: the start of a program's warps, one after another
+    finish    for a split row: the next launch waits for the programs of the one before
 
-Instructions, registers and shuffles are counted by how blocks lie in threads (ThreadLayout): rows that begin at odd addresses are
-loaded element by element, so that more lanes and warps share a row and have to reduce across each other.
+Instructions, registers and shuffles depend on the layout of tiles in threads (ThreadLayout). Rows that start at odd addresses are
+loaded element by element, so that more lanes and warps share a row and reduce across each other.
 
-Columns have a prior of their own (triton_columns.py). Terms that both have are in triton_estimate.py; numbers of the device are
-from its DeviceFacts. docs/cuda-prior.md says where the constants come from, how far predictions are off, and where the choice is
-wrong. They rank candidates and nothing more.
+Columns have a model of their own (triton_columns.py). Shared terms are in triton_estimate.py; numbers of the device come from its
+DeviceFacts. docs/cuda-prior.md has the origin of the constants, the errors of predictions, and where the choice is wrong.
+Predictions only rank candidates.
 """
 
 from __future__ import annotations
@@ -49,36 +49,38 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 FITTED = Constants(memory_latency=0.5e-6, cache_latency=0.1e-6, dispatch=0.25e-9, finish=0.6e-6, issue=3, base_registers=15)
-QUEUE = 9e-9  # s for each load or store of a block that a thread of a loop waits for
-WARP = 40e-9  # s until the next warp of a pointwise program begins
-SCHEDULERS = 4  # of a multiprocessor: each starts an instruction of one warp a cycle
-ACCESSED = 4  # cycles of a load or store of a warp in the unit for memory; 16 bytes a lane take no longer
-SHUFFLE = 65  # cycles until a lane has another's value and has put it together with its own
-BARRIER = 150  # cycles in which the warps of a program exchange what each of them has, by way of shared memory
-PROLOGUE = 30  # instructions of a program, beside those of its points
+QUEUE = 9e-9  # s per load or store for which a thread of a loop waits
+WARP = 40e-9  # s until the next warp of a pointwise program starts
+SCHEDULERS = 4  # per multiprocessor: each issues one warp instruction per cycle
+ACCESSED = 4  # cycles of a warp's load or store in the load/store unit; 16 bytes per lane take no longer
+SHUFFLE = 65  # cycles to receive and combine another lane's value
+BARRIER = 150  # cycles of an exchange between warps through shared memory
+PROLOGUE = 30  # instructions of a program besides those of its points
 ACCESS = 6.0  # instructions of a load or store: position, mask, conversion
-SHUFFLED = 1.7  # instructions of a shuffle, beside those that put two values together
-VALUE, RUNNING, PLACE = 0.9, 0.6, 0.65  # registers for a point, for each running value of it, and for a load or store of a block
-NORM, OVERLAP = 1.5, 3  # how little latency and instructions overlap, and how well both with what bytes take
+SHUFFLED = 1.7  # instructions of a shuffle, besides combining the values
+VALUE, RUNNING, PLACE = 0.9, 0.6, 0.65  # registers per point, per running value of it, and per load or store
+NORM, OVERLAP = 1.5, 3  # norms: latency and instructions overlap little, both overlap well with traffic
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds of one call; see the module's formula."""
+    """Predicted seconds of one call, by the module's formula."""
     return predicted(kernel, schedule_of(config), size, device)
 
 
 def predicted(
     kernel: LoopKernel, schedule: GpuSchedule, size: Mapping[str, int], device: DeviceFacts, begun: float = WARP
 ) -> float:
-    """The same of a schedule; `begun`: seconds until the next warp of a pointwise program begins."""
+    """The same for a schedule. `begun`: seconds until the next warp of a pointwise program starts."""
     estimate = _estimate(kernel, schedule, size, device, begun)
     return device.launch_seconds if estimate is None else estimate.seconds
 
 
 def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
-    """What `cost` is made of, by name (Candidate.terms): seconds of the parts that go on at the same time; programs for each
-    place on the device, places of a multiprocessor, blocks that a program goes through, registers of a thread and points of a
-    block that it has; facts of the work itself."""
+    """The terms of `cost` by name (Candidate.terms).
+
+    They are the seconds of the overlapping parts; programs per slot of the device, slots per multiprocessor, tiles per program,
+    registers per thread and points per thread of a tile; and facts of the work itself.
+    """
     estimate = _estimate(kernel, schedule_of(config), size, device, WARP)
     if estimate is None:
         return {}
@@ -108,7 +110,7 @@ def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: D
 def _estimate(
     kernel: LoopKernel, schedule: GpuSchedule, size: Mapping[str, int], device: DeviceFacts, begun: float
 ) -> Rows | Columns | None:
-    """The prediction; None where there is nothing to do."""
+    """The prediction; None if there is nothing to do."""
     own, nest = nest_under(kernel, schedule)
     work = work_at(kernel, schedule, tuple(sorted(size.items())))
     tile = tile_at(own.digest, nest, schedule)
@@ -125,9 +127,11 @@ def _estimate(
 
 @dataclass(frozen=True)
 class ThreadLayout:
-    """How a block lies in the threads of a program: `lanes` of a warp and `warps` share what becomes one value; a thread has a
-    part of `kept` such values. Triton deals out the vectors of a row to the lanes of a warp, then to warps, then begins a new
-    row."""
+    """The layout of a tile in the threads of a program.
+
+    `lanes` of a warp and `warps` share each reduced value; a thread has a part of `kept` such values. Triton distributes the
+    vectors of a row over the lanes of a warp, then over warps, and then starts a new row.
+    """
 
     lanes: int
     warps: int
@@ -135,7 +139,7 @@ class ThreadLayout:
 
 
 class Rows(Estimate):
-    """Of rows and of points."""
+    """The estimate for rows and for points."""
 
     constants = FITTED
 
@@ -161,12 +165,12 @@ class Rows(Estimate):
 
     @functools.cached_property
     def points_per_thread(self) -> float:
-        """Points of a block that a thread has."""
+        """Points of a tile per thread."""
         return max(1.0, self.block_points / self.threads)
 
     @functools.cached_property
     def layout(self) -> ThreadLayout:
-        """How the block lies in threads: as its widest aligned access wants it."""
+        """The layout of the tile in threads, determined by its widest aligned access."""
         wide = [a for a in self.work.accesses if {self.dims[s] for s in a.strides} >= set(self.tile.dims)]
         vector = max([self._vector_of(access) for access in wide], default=1)
         near = self.tile.dims[-1].block if self.tile.dims else 1
@@ -176,7 +180,7 @@ class Rows(Estimate):
         return ThreadLayout(lanes, warps, max(1.0, kept))
 
     def _vector_of(self, access: Access) -> int:
-        """Elements that lie side by side in a thread."""
+        """Number of contiguous elements per thread."""
         return self._vectors[id(access)]
 
     @functools.cached_property
@@ -185,7 +189,7 @@ class Rows(Estimate):
         return {id(a): max(1, min(VECTOR // a.itemsize, int(self.points_per_thread), self.vector_width(a))) for a in accesses}
 
     def _instructions(self, blocks: float) -> float:
-        """Instructions of one thread that goes through so many blocks in each pass."""
+        """Instructions of one thread that processes this many tiles in each pass."""
         work = self.points_per_thread * blocks * (self.work.arithmetic + self.work.updates) + ACCESS * self.accesses * blocks
         return self._launches * PROLOGUE + work + self._reduction_instructions
 
@@ -199,21 +203,21 @@ class Rows(Estimate):
 
     @functools.cached_property
     def _reduction_instructions(self) -> float:
-        """Instructions in which a thread's own values, those of its warp and those of other warps become one; programs of a
-        split row do so again with what all have left."""
+        """Instructions to reduce a thread's own values, those of its warp and those of other warps. Programs of a split row
+        reduce the partial results of all programs as well."""
         own = 0.0 if self.schedule.bounded else self.work.merges * max(0.0, self.points_per_thread - self.layout.kept)
         return own + self.shuffles * (SHUFFLED + self.work.merges / max(1.0, self.work.running))
 
     @functools.cached_property
     def accesses(self) -> float:
-        """Loads and stores of one thread in one block of each pass."""
+        """Loads and stores of one thread per tile, over all passes."""
         passes = (a.passes if not self.schedule.bounded else 1 for a in self.work.accesses)
         by_access = zip(self.work.accesses, passes, strict=True)
         return sum(self._thread_elements(a) / self._transaction_width(a) * n for a, n in by_access)
 
     @functools.cached_property
     def _transactions(self) -> list[tuple[float, int]]:
-        """(how many a thread, bytes between lanes) of loads and stores that masks let through."""
+        """(number per thread, bytes between lanes) of loads and stores that are not masked."""
         threads = self.busy_programs * self.threads
         return [
             (self.touched_points(a) / self._transaction_width(a) / threads, self._vector_of(a) * a.itemsize)
@@ -221,7 +225,7 @@ class Rows(Estimate):
         ]
 
     def _thread_elements(self, access: Access) -> float:
-        """Elements that one thread has of one block."""
+        """Elements of one tile per thread."""
         varies = {self.dims[s].reduced for s in access.strides if self.dims[s].block > 1}
         if len(varies) != 1:
             return self.points_per_thread if varies else 1.0
@@ -233,7 +237,7 @@ class Rows(Estimate):
 
     @functools.cached_property
     def shuffles(self) -> float:
-        """Values that a thread takes from other lanes."""
+        """Values that a thread receives from other lanes."""
         layout = self.layout
         steps = layout.kept * math.log2(layout.lanes) + (math.log2(layout.warps) if layout.warps > 1 else 0.0)
         combined = math.log2(self.splits) if self.schedule.chunked else 0.0
@@ -241,15 +245,15 @@ class Rows(Estimate):
 
     @property
     def _exchanged_values(self) -> float:
-        """Values that a thread hands to other warps, or takes."""
+        """Values that a thread passes to or receives from other warps."""
         return 2 * self.work.running * (self.layout.kept + 1) if self.layout.warps > 1 else 0.0
 
     # time on the multiprocessors -------------------------------------------------------------------------------------
 
     @property
     def unit_seconds(self) -> float:
-        """Instructions, masked lanes included: those that a multiprocessor's schedulers start, and those that its one unit for
-        memory and shuffles carries out, 128 bytes a cycle."""
+        """Instructions, masked lanes included: those issued by a multiprocessor's schedulers, and those of its load/store unit at
+        128 bytes per cycle."""
         moved = sum(count * max(ACCESSED, size / 4) for count, size in self._transactions)
         cycles = max(self.instructions / SCHEDULERS, moved + self.shuffles + self._exchanged_values)
         idle = (self.programs - self.busy_programs) * self._instructions(0) / SCHEDULERS
@@ -258,7 +262,7 @@ class Rows(Estimate):
 
     @functools.cached_property
     def registers(self) -> float:
-        """32-bit registers a thread needs."""
+        """32-bit registers per thread."""
         running = self.work.running if self.tile.reduced and not self.schedule.bounded else self.work.pairs
         at_once = self.accesses / (1 if self.schedule.bounded else self.work.passes)
         values = VALUE * self.points_per_thread * (1 + RUNNING * running) + PLACE * at_once

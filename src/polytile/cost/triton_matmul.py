@@ -1,25 +1,25 @@
-"""The analytical prior for products on a GPU: predicted seconds of a config at given sizes.
+"""The analytical cost model of products on a GPU: predicted seconds of a config at given sizes.
 
     t    = launch + start + |loop, cache, memory| + finish            |x, y, ...| = (xᵖ + yᵖ + ...)^(1/p)
     loop = Σ over rounds of programs: steps · |side by side · work, latency| + overhead
 
-    rounds   programs go to the places that shared memory and registers leave them; the last round has fewer of them side by
-             side on a multiprocessor, or leaves some without any
-    work     of a block along k: its multiply-adds, overhang included, by the rate of the tensor cores and the share of it that
-             blocks of this size reach, the elements of operands that threads load one by one, and what prologues compute;
-             without tensor cores it takes several warps side by side to hide what each waits for
-    latency  from asking for a block along k until it is there, over the copies under way (`stages - 1`); no copies are under way
-             where threads load one by one
-    cache    what all programs ask for, by the bandwidth of the L2 cache; a run of it in memory costs so many bytes more
-    memory   operands and result once, as far as they find no place in the L2 cache, and B again for each group of rows of blocks
-    finish   the result written, where both loops of persistent programs are one (`flat`) that of the last round; of parts that
-             meet in memory a second launch, their traffic, a block's parts one after another
+    rounds   waves of programs on the slots that shared memory and registers allow; the last wave has fewer programs per
+             multiprocessor, or leaves some multiprocessors idle
+    work     of a block along k: its multiply-adds, padding included, at the tensor cores' rate and the share of it that tiles
+             of this size reach, the elements that threads load individually, and the work of prologues; without tensor cores,
+             several concurrent warps are needed to hide latency
+    latency  from requesting a block along k until it arrives, over the copies in flight (`stages - 1`); no copies are in flight
+             where threads load individually
+    cache    all bytes that programs request, at the bandwidth of the L2 cache; a contiguous run adds a fixed number of bytes
+    memory   operands and result once, as far as they do not fit in the L2 cache, and B again for each group of tile rows
+    finish   the store of the result; if both loops of persistent programs are flattened (`flat`), only that of the last round.
+             For partial sums a second launch, its traffic, and a tile's parts one after another
 
-An operand is loaded one by one where its rows are not known to be a multiple of 16 elements apart (`alone`). A config that would
-then need more registers than there are is expected to be refused.
+An operand is loaded element by element (`alone`) if its row pitch is not known to be a multiple of 16 elements. A config that
+would then need more registers than there are is expected to spill.
 
-The structure is that of the roofline with waves; rates are of the data sheets. The constants are fitted on products of bfloat16
-and float32 of which every candidate was measured on an H100 (benchmarks/gpu/prior_fit.py, docs/products.md).
+The structure is a roofline with waves; rates are from the data sheets. The constants were fitted to products of bfloat16 and
+float32 for which every candidate was measured on an H100 (benchmarks/gpu/prior_fit.py, docs/products.md).
 """
 
 from __future__ import annotations
@@ -37,30 +37,43 @@ from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
 GROUP_ROWS, GROUP_WARPS = 64, 4
-"""Rows and warps from which Hopper's warp groups multiply."""
+"""Minimum number of rows and warps for Hopper's warpgroup instructions."""
 
 REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
-"""Registers of a thread beside its sums, for each element that it loads by itself, and at most (sm_90 code of 168 configs)."""
+"""Registers of a thread: besides its accumulators, per individually loaded element, and at most (sm_90 code of 168 configs)."""
 MOST_PLACES = 64
-"""Programs of a multiprocessor: the constants were fitted without what a device counts, which only programs of one warp reach."""
+"""Maximum number of programs per multiprocessor. The constants were fitted without the device's limit, which only one-warp
+programs reach."""
 SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
-"""Sums of a thread and elements that it loads by itself, together, beyond which its code spills (the same; one in six of those
-with as many exactly does). Without tensor cores a block's operands pass through registers as well."""
+"""Accumulators plus individually loaded elements per thread beyond which code spills (from the same configs; of those exactly at
+the limit, one in six does). Without tensor cores a tile's operands pass through registers as well."""
 LANES = 128
-"""Multiply-adds of threads that a multiprocessor does in a cycle."""
+"""Multiply-adds per multiprocessor and cycle outside the tensor cores."""
 DESCRIBED_RUN = 128
-"""Bytes of a run that a tensor descriptor copies at once, at most: with runs as long as blocks, blocks of 128 along k were
-expected to take as long as those of 64 with twice the columns, and took 10 % longer."""
+"""Maximum bytes of a contiguous run that a tensor descriptor copies at once.
+
+With runs as long as tiles, tiles of 128 along k were predicted to take as long as those of 64 with twice the columns, and took 10
+% longer.
+"""
 DRAWN = 3.0
-"""A third of the multiprocessors draws all of the memory's bandwidth."""
+"""A third of the multiprocessors can draw the full memory bandwidth."""
 REFUSED = 1e3
-"""How many times as long a config is taken to need that is expected to be refused: it comes after all others."""
+"""Penalty factor for a config that is expected to spill, which ranks it last."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How an operand is read: `alone`, threads load it element by element; `along_k`, its rows in memory run along k; `work`,
-    what its prologue computes for each element, in multiply-adds of a thread."""
+    """How an operand is read.
+
+    Attributes
+    ----------
+    alone
+        Threads load it element by element.
+    along_k
+        Its rows in memory run along k.
+    work
+        Work of its prologue per element, in multiply-adds of a thread.
+    """
 
     alone: bool = False
     along_k: bool = False
@@ -68,60 +81,60 @@ class Access:
 
 
 Accesses = tuple[Access, Access]
-"""Of A and B."""
+"""The accesses of A and B."""
 ROW_MAJOR: Accesses = (Access(along_k=True), Access())
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says; `benchmarks.gpu.prior_fit` fits it."""
+    """Constants that no data sheet states, fitted by `benchmarks.gpu.prior_fit`."""
 
     start: float = 0.145e-6
-    """s until the first block is there, beside the launch"""
+    """s until the first block arrives, besides the launch"""
     overhead: float = 0.25e-6
-    """s between the loops over k of two blocks on one place, where blocks are not stored in parts"""
+    """s between the loops over k of two tiles in one slot, unless tiles are stored in parts"""
     step_latency: float = 0.25e-6
-    """s from asking for a block along k until it is there"""
+    """s from requesting a block along k until it arrives"""
     groups: float = 1.8
-    """of the tensor cores' rate that endless blocks would reach with warp groups"""
+    """share of the tensor cores' rate that infinitely large tiles would reach with warpgroups"""
     warps: float = 0.36
     """the same without them"""
     swapped: float = 0.5
-    """the same with B from the left"""
+    """the same with B as the left operand"""
     fed: float = 28.0
-    """of a block of side b, 2 · fed / b is what feeding it takes beside multiplying"""
+    """for a tile of side b, 2 · fed / b is the time to feed the tensor cores relative to multiplying"""
     alone: float = 0.135e-9
-    """s of a multiprocessor for each element that a thread loads by itself"""
+    """s per multiprocessor and element that a thread loads individually"""
     plain: float = 0.9
-    """of the rate without tensor cores that many sums a thread would reach"""
+    """share of the rate without tensor cores that many accumulators per thread would reach"""
     plain_half: float = 4.7
-    """sums of a thread at which half of that is reached"""
+    """accumulators per thread at which half of that is reached"""
     hiding: float = 2.7
-    """warps of a multiprocessor that reach half of that rate"""
+    """warps per multiprocessor that reach half of that rate"""
     cache: float = 7.9
-    """of the bandwidth of the L2 cache on the data sheet"""
+    """relative to the L2 cache's bandwidth in the data sheet"""
     run: float = 270.0
-    """bytes that a run of them in memory costs besides its own"""
+    """cost of a contiguous run besides its own bytes, in bytes"""
     kept: float = 1.6
-    """of the L2 cache that operands find place in"""
+    """share of the L2 cache that operands can use"""
     descriptors: float = 0.6e-6
-    """s for tensor descriptors to be fetched; 2.5e-6 where programs made them themselves"""
+    """s to fetch tensor descriptors; 2.5e-6 when programs created them themselves"""
     second_launch: float = 1.0e-6
-    """s of the launch that adds parts up, beside its traffic"""
+    """s of the launch that sums the parts, besides its traffic"""
     part: float = 0.36e-6
-    """s that a block waits there for each of its parts"""
+    """s that a tile waits there for each of its parts"""
     parts: float = 5.6
-    """what a byte of parts costs over one of the L2 cache's bandwidth"""
+    """cost of a byte of partial sums relative to the L2 cache's bandwidth"""
     row_latency: float = 0.33e-6
-    """s a step of the variant `rows`, two under way"""
+    """s per step of the variant `rows`, with two in flight"""
     row_work: float = 2.3
-    """what a multiply-add of that variant costs over one at the rate without tensor cores"""
+    """cost of a multiply-add of that variant relative to the rate without tensor cores"""
     row_along_k: float = 0.55
-    """what of that is left where B's rows in memory run along k"""
+    """factor on it if B's rows in memory run along k"""
     row_load: float = 2.7
-    """multiply-adds that loading and converting an element of B is worth there"""
+    """cost of loading and converting an element of B there, in multiply-adds"""
     joined: float = 1.6
-    """p: how what goes on at the same time adds up; 1: one after another, many: the longest alone counts"""
+    """p: the norm by which overlapping times add up; 1 means no overlap, ∞ means that only the longest counts"""
 
 
 FITTED = Constants()
@@ -129,7 +142,7 @@ FITTED = Constants()
 
 @dataclass(frozen=True)
 class _Product:
-    """A config at some sizes on a device."""
+    """A config at given sizes on a device."""
 
     kind: Kind
     config: Config
@@ -156,36 +169,36 @@ class _Product:
 
     @property
     def plain(self) -> bool:
-        """Whether tensor cores take no part."""
+        """Whether the product runs without tensor cores."""
         return self.kind.itemsize == 4 and not self.kind.tf32
 
     @property
     def sums(self) -> float:
-        """Of a thread."""
+        """Accumulators per thread."""
         return self.block[0] * self.block[1] / self.threads
 
     @property
     def loaded_alone(self) -> int:
-        """Elements of a block along k that threads load one by one."""
+        """Elements of a block along k that threads load individually."""
         block_m, block_n, block_k, _, _ = self.block
         a, b = self.accesses
         return (block_m * a.alone + block_n * b.alone) * block_k
 
     @property
     def computed(self) -> float:
-        """Seconds that a multiprocessor takes for the prologues of a block along k."""
+        """Seconds per multiprocessor for the prologues of a block along k."""
         block_m, block_n, block_k = self.block[:3]
         a, b = self.accesses
         return (block_m * a.work + block_n * b.work) * block_k / (LANES * self.device.clock)
 
     @property
     def alone(self) -> bool:
-        """Whether any operand passes through registers: threads load it one by one, or compute it."""
+        """Whether any operand passes through registers: threads load it individually, or compute it."""
         return any(access.alone or access.work for access in self.accesses)
 
     @property
     def asked(self) -> float:
-        """Bytes of a block along k that the cache is asked for, with what their runs in memory cost."""
+        """Bytes of a block along k requested from the cache, including the cost of contiguous runs."""
         block_m, block_n, block_k = self.block[:3]
         size, longest = self.kind.itemsize, DESCRIBED_RUN if self.described else math.inf
         return sum(
@@ -195,7 +208,7 @@ class _Product:
 
     @property
     def described(self) -> bool:
-        """Whether operands come through tensor descriptors."""
+        """Whether operands are loaded through tensor descriptors."""
         return self.schedule.described and not self.alone
 
     @property
@@ -203,7 +216,7 @@ class _Product:
         return self.batch * math.ceil(self.m / self.block[0]) * math.ceil(self.n / self.block[1])
 
     def places(self) -> int:
-        """Programs that one multiprocessor holds at once."""
+        """Number of programs that one multiprocessor holds at once (occupancy)."""
         block_m, block_n, block_k, stages, _ = self.block
         if self.schedule.resident:
             return 1
@@ -212,13 +225,13 @@ class _Product:
         return roofline.places(self.device, self.threads * own, self.threads, shared, most=MOST_PLACES)
 
     def spills(self) -> bool:
-        """Whether so many elements pass through the registers of a thread that its code is expected to spill."""
+        """Whether so many elements pass through a thread's registers that its code is expected to spill."""
         held = self.loaded_alone / self.threads
         most = PLAIN_SPILLS_FROM if self.plain else SPILLS_FROM
         return self.schedule.tensor and held > 0 and self.sums + held > most
 
     def step(self, side_by_side: int) -> float:
-        """Seconds of a step along k with so many programs on a multiprocessor."""
+        """Seconds of a step along k with `side_by_side` programs per multiprocessor."""
         constants, (block_m, block_n, block_k, stages, warps) = self.constants, self.block
         rate = multiprocessor_rate(self.kind, self.device) * self.share()
         work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone + self.computed
@@ -227,8 +240,11 @@ class _Product:
         return self.joined(side_by_side * work, latency)
 
     def share(self) -> float:
-        """Of the rate that a block reaches. On tensor cores operands are fed from shared memory by the sides of a block over its
-        area, and small blocks do without warp groups; without tensor cores it depends on the sums that a thread has to feed."""
+        """Share of the peak rate that a tile reaches.
+
+        Shared memory feeds the tensor cores in proportion to a tile's perimeter over its area; small tiles do without warpgroups.
+        Without tensor cores it depends on the accumulators per thread.
+        """
         constants, (block_m, block_n, _, _, warps) = self.constants, self.block
         if self.plain:
             return constants.plain * self.sums / (self.sums + constants.plain_half)
@@ -237,7 +253,7 @@ class _Product:
         return reached / (1.0 + constants.fed * (1.0 / block_m + 1.0 / block_n))
 
     def loop(self, splits: int) -> float:
-        """Seconds of all rounds of programs."""
+        """Seconds of all waves of programs."""
         steps = math.ceil(math.ceil(self.k / self.block[2]) / splits)
         programs, places, sms = self.blocks * splits, self.places(), self.device.sms
         rounds, left = divmod(programs, sms * places)
@@ -246,11 +262,11 @@ class _Product:
         return seconds + (steps * self.step(math.ceil(left / sms)) + overhead if left else 0.0)
 
     def cached(self, programs: int, asked: float) -> float:
-        """Seconds for `asked` bytes of the L2 cache by so many programs."""
+        """Seconds for this many programs to request `asked` bytes from the L2 cache."""
         return asked / (self.constants.cache * self.device.l2_bandwidth * min(1.0, programs / self.device.sms))
 
     def memory(self) -> float:
-        """Seconds for what finds no place in the L2 cache."""
+        """Seconds for traffic that misses the L2 cache."""
         once = traffic(self.kind, self.batch, self.m, self.n, self.k)
         missed = 1.0 / (1.0 + (self.constants.kept * self.device.l2_bytes / max(once, 1.0)) ** 4)
         groups = math.ceil(self.m / (self.block[0] * int(self.config.get("group", 8) or 8)))
@@ -258,11 +274,11 @@ class _Product:
         return (once + again) * missed / self.device.bandwidth
 
     def joined(self, *seconds: float) -> float:
-        """|seconds|: of what goes on at the same time."""
+        """|seconds|, the norm of overlapping times."""
         return roofline.overlapping(self.constants.joined, *seconds)
 
     def meeting(self, parts: float, held: float) -> float:
-        """Seconds of the second launch: `parts` of a block, `held` bytes of all parts written and read."""
+        """Seconds of the second launch. `parts`: per tile; `held`: bytes of all partial sums."""
         waiting = self.constants.part * parts
         return self.constants.second_launch + waiting + self.constants.parts * 2.0 * held / self.device.l2_bandwidth
 
@@ -271,7 +287,7 @@ def cost(
     kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR,
     constants: Constants = FITTED,
 ) -> float:  # fmt: skip
-    """Seconds of one call; see the module's formula."""
+    """Predicted seconds of one call, by the module's formula."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
@@ -284,9 +300,11 @@ def cost(
 def terms(
     kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR
 ) -> dict[str, float]:
-    """What `cost` is made of, by name (Candidate.terms): seconds of the four parts; rounds of programs and the programs that a
-    multiprocessor holds at once; steps along k; sums of a thread, and elements that it loads by itself; the share of all
-    multiply-adds that is none of the blocks' overhang."""
+    """The terms of `cost` by name (Candidate.terms).
+
+    They are the seconds of the four parts; waves of programs, and programs per multiprocessor; steps along k; accumulators per
+    thread, and elements that it loads individually; and the share of multiply-adds that is not tile padding.
+    """
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n and k):
         return {}
@@ -310,15 +328,14 @@ def terms(
 
 
 def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses) -> bool:
-    """Whether the config's code is expected to spill, which is then not run."""
+    """Whether the config's code is expected to spill, so that it is not run."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     return _Product(kind, config, batch, m, n, k, accesses, device, FITTED).spills()
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a product: of multiplying, of the L2 cache and of memory, which go on at the same time, and of what comes
-    after."""
+    """Seconds of multiplying, of the L2 cache and of memory, which overlap, and of what follows."""
 
     loop: float
     cache: float
@@ -350,7 +367,7 @@ def _body(product: _Product, splits: int, finish: float) -> Parts:
 
 
 def _stream(product: _Product) -> Parts:
-    """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory."""
+    """Every multiprocessor has an equal share of all steps; at most two partial tiles of each go through memory."""
     block_m, block_n, block_k, _, _ = product.block
     steps, sms = product.blocks * math.ceil(product.k / block_k), product.device.sms
     loop = math.ceil(steps / sms) * product.step(1) + 2 * product.constants.overhead
@@ -359,7 +376,7 @@ def _stream(product: _Product) -> Parts:
 
 
 def _rows(product: _Product) -> Parts:
-    """Bound by reading B: what programs on all multiprocessors have under way, and multiply-adds outside the tensor cores."""
+    """Bound by reading B: loads in flight on all multiprocessors, and multiply-adds outside the tensor cores."""
     constants, device, (_, block_n, block_k, _, _) = product.constants, product.device, product.block
     programs = product.batch * math.ceil(product.n / block_n)
     steps, busiest = math.ceil(product.k / block_k), math.ceil(programs / device.sms)
@@ -377,11 +394,11 @@ SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream"
 
 
 def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
-    """Floating-point operations a second of one multiprocessor on operands of this kind."""
+    """Peak floating-point operations per second of one multiprocessor for this kind of operands."""
     plain = kind.itemsize == 4 and not kind.tf32
     return (PLAIN_FLOPS if plain else roofline.tensor_flops(device, kind.itemsize)) * device.clock
 
 
 def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
-    """Bytes that must move once."""
+    """Compulsory traffic in bytes."""
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))

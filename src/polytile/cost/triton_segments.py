@@ -1,11 +1,10 @@
-"""The prior of segment sums (codegen/triton/segment_sums.py), in the terms of triton_loops.py.
+"""The cost model of segment sums (codegen/triton/segment_sums.py), in the terms of triton_loops.py.
 
-    atomic             the atomics as a loop of their own; the whole table set to zero, read and stored by one more launch or two
-    first occurrence   the table set to zero; every point looks at all indices up to the first of its row, which goes on to the
-                       end and reads what the others of the row have; not fitted to times
-    owner computes     every row looks at all indices, and reads what falls on it
-    sorted             the launch that sorts; then rows, whose programs find out what falls on them and read it, some points at
-                       once
+    atomic             the atomics as a loop; the whole table is zeroed, read and stored by one or two more launches
+    first occurrence   the table is zeroed; every point scans the indices up to the first of its row, whose program continues to
+                       the end and reads the row's other points; not fitted to measurements
+    owner computes     every row scans all indices, and reads the points that belong to it
+    sorted             a launch that sorts; then rows, whose programs look up their points and read several at once
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from polytile.schedule.gpu.segments import Segments
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-LOOK = 0.3e-6  # s in which a program looks at the next indices, which the nearest cache has, and finds the first of its row
-FINISH = 1.1e-6  # s of another launch
-REGISTERS, SORTED_REGISTERS = 48, 72  # of a thread that looks for points, and of one that adds up those of a list
-SOUGHT = 7.2e-9  # s of a warp for each index it looks at while others do
-LOOKED = 0.1e-6  # s until the next indices are there
-FOLLOWED = 1.0e-6  # s until the next point of a row is found and read
-FETCHED = 1.1  # how many times as long as others rows take that are read by an index
-CACHED = 0.5  # of the time that memory takes where the L2 cache has everything
-SORT, SORTED_INDEX = 1.7e-6, 2.4e-9  # s of the launch that sorts, and for each index of a chunk at two programs a multiprocessor
-BLOCK, COMPARED = 0.7e-6, 0.6e-6  # s for each block of the points that a program has found, and for two blocks it compares
+LOOK = 0.3e-6  # s to scan the next indices, in the L1 cache, for the first of its row
+FINISH = 1.1e-6  # s of a further launch
+REGISTERS, SORTED_REGISTERS = 48, 72  # registers of a thread that searches points, and of one that sums a list
+SOUGHT = 7.2e-9  # s of a warp per index that it scans concurrently with others
+LOOKED = 0.1e-6  # s to load the next indices
+FOLLOWED = 1.0e-6  # s to find and read the next point of a row
+FETCHED = 1.1  # slowdown of rows read by index
+CACHED = 0.5  # factor on memory time if the L2 cache has everything
+SORT, SORTED_INDEX = 1.7e-6, 2.4e-9  # s of the sorting launch, and per index of a chunk at two programs per multiprocessor
+BLOCK, COMPARED = 0.7e-6, 0.6e-6  # s per block of points that a program found, and per comparison of two blocks
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
@@ -72,7 +71,7 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
 
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
-    """How many points are added up by one index, and to how many rows."""
+    """The number of points per index set, and of rows to which they are summed."""
     table = _table(kernel)
     assert table is not None
     values = {symbol: size[symbol.name] for symbol in kernel.symbols}
@@ -80,7 +79,7 @@ def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
-    """Predicted seconds of `points` points of so many columns that fall on `rows` rows, each of which looks for its own."""
+    """Predicted seconds if each of `rows` rows searches its own among `points` points with this many columns."""
     x, many, warps = int(config["x"]), int(config["many"]), int(config["warps"])
     registers = prior.FITTED.base_registers * device.warp * warps + 2 * (x + many)
     one = prior.FITTED.memory_latency + -(-points // many) * (LOOKED + many * SOUGHT / warps) + points / rows * FOLLOWED
@@ -91,10 +90,10 @@ def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsi
 
 
 def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
-    """Predicted seconds of the same where the points are sorted before."""
+    """Predicted seconds if the points are sorted first."""
     own, chunks = int(config["rows"]), int(config["chunks"])
     listed = max(1.0, 1.2 * points / max(rows, own) * own / chunks / LISTED)
-    together = -(-rows // own) * chunks / (2 * device.sms) * (2 if chunks > PORTABLE else 1)  # fewer at once
+    together = -(-rows // own) * chunks / (2 * device.sms) * (2 if chunks > PORTABLE else 1)  # fewer run at once
     sort = SORT + max(0.5, together) * int(config["many"]) * SORTED_INDEX
     sort += max(1.0, together) * listed * (BLOCK + (listed + 1) / 2 * COMPARED)
     programs = rows * -(-columns // int(config["x"]))
@@ -108,12 +107,12 @@ def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int,
 
 
 def _fetched(moved: float, device: DeviceFacts) -> float:
-    """Seconds in which rows are read and written that come to so many bytes."""
+    """Seconds to read and write indexed rows of this many bytes."""
     return FETCHED * moved / device.bandwidth * (CACHED + (1.0 - CACHED) * roofline.missing(moved, device))
 
 
 def _rate(device: DeviceFacts, held: float) -> float:
-    """Bytes a second at which a table of so many bytes is gone over."""
+    """Bandwidth in bytes/s of traversing a table of this many bytes."""
     return device.bandwidth / (0.7 if held < estimate.KEPT * device.l2_bytes else 1.0)
 
 

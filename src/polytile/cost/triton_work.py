@@ -1,4 +1,4 @@
-"""What a loop is at concrete sizes, as far as predictions ask (triton_loops.py): accesses, instructions, reductions."""
+"""A loop at concrete sizes, as predictions need it (triton_loops.py): accesses, instructions, reductions."""
 
 from __future__ import annotations
 
@@ -22,26 +22,36 @@ from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest
 
 FAR = 1 << 40
-"""The stride of an index that is no linear function of its axis."""
+"""The stride of an index that is not linear in its axis."""
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}
-"""Running values of a reduction, one of others."""
+"""Running values per reduction; others have one."""
 INSTRUCTIONS = {
     "exp": 10.0, "exp2": 2.0, "log": 26.0, "sqrt": 16.0, "rsqrt": 2.0, "reciprocal": 9.0, "sigmoid": 19.0, "tanh": 23.0,
     "erf": 29.0, "sin": 80.0, "cos": 80.0, "round_bf16": 3.0,
 }  # fmt: skip
-"""Instructions of an operation at one point of sm_90 code, where the table of operations says something else."""
+"""Instructions of an operation per point in sm_90 code, where they differ from the table of operations."""
 FAST = {"exp": 3.0, "sigmoid": 12.0, "erf": 22.0, "round_bf16": 1.0}
-"""The same where no tensor has more than 16 bits an element; erf has 15, but two that share one unit of a multiprocessor."""
+"""The same if no tensor has elements of more than 16 bits. erf has 15, but two of them use the unit that a multiprocessor has
+once."""
 UPDATE = {"welford": 6.0, "online_softmax": 7.0}
-"""Instructions in which a value enters a reduction, one of others."""
+"""Instructions to add a value to a reduction; one for others."""
 MERGE = {"welford": 15.0, "online_softmax": 14.0, "argmax": 3.0, "argmin": 3.0}
-"""Instructions in which two running values become one, one of others."""
+"""Instructions to merge two running values; one for others."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store at concrete sizes: by axis the stride in elements of those that it varies with; `passes`: how many
-    passes make it; `reach`: elements that an indirect index picks from, 0 where there is none."""
+    """One load or store at concrete sizes.
+
+    Attributes
+    ----------
+    strides
+        Stride in elements, by each axis on which the access depends.
+    passes
+        Number of passes that make the access.
+    reach
+        Number of elements among which an indirect index selects; 0 for direct accesses.
+    """
 
     buffer: str
     itemsize: int
@@ -53,10 +63,23 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """A loop at concrete sizes: its axes, what generated code knows of its integers, accesses, instructions of a point
-    (`arithmetic`; its rough `cost`; what reductions take to let a value in and to put two together), passes, reductions, their
-    running values, how many more a point has where they are found at once, and the bytes of sums across rows. `resident` and
-    `live`: 32-bit values that a point has where rows are held whole and where they are gone through."""
+    """A loop at concrete sizes.
+
+    Attributes
+    ----------
+    known
+        Facts about its integers on which generated code relies.
+    arithmetic, cost
+        Instructions per point, and a rough cost.
+    updates, merges
+        Instructions to add a value to the reductions, and to merge two of them.
+    running, pairs
+        Running values of the reductions, and additional ones per point for online softmax.
+    sums
+        Bytes of column sums.
+    resident, live
+        32-bit values per point if rows are resident, and if they are looped over.
+    """
 
     extents: Mapping[sympy.Symbol, int]
     known: Facts
@@ -80,7 +103,7 @@ _tiles: dict[tuple[str, GpuSchedule], Tile] = {}
 
 
 def nest_under(kernel: LoopKernel, schedule: GpuSchedule) -> tuple[LoopKernel, Nest]:
-    """The kernel as `schedule` spells it, and its layout."""
+    """The kernel as rewritten for `schedule`, and its layout."""
     key = (kernel.digest, schedule.one_sweep)
     if key not in _nests:
         _nests[key] = apply_rewrites(kernel, schedule.one_sweep)
@@ -104,7 +127,7 @@ def work_at(kernel: LoopKernel, schedule: GpuSchedule, size: tuple[tuple[str, in
 
 
 def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int], again: bool) -> Work:
-    """The Work of a kernel at these sizes; `again`: each pass computes anew what an earlier one did."""
+    """The Work of a kernel at these sizes. `again`: each pass recomputes values of earlier ones."""
     axes = [nest.vec, *nest.outer, *nest.inner]
     extents = {a.symbol: sizes.evaluate(a.size, values) for a in axes}
     fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
@@ -139,7 +162,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
 
 
 def _instructions(node: Node, fast: bool) -> float:
-    """Instructions of an operation at one point, in sm_90 code."""
+    """Instructions of an operation per point in sm_90 code."""
     if not isinstance(node, Op):
         return 0.0
     counted = INSTRUCTIONS | FAST if fast else INSTRUCTIONS
@@ -162,7 +185,7 @@ def _access(
     strides = {}
     below = [place.index.free_symbols, *[e.free_symbols for n in expr.walk(*place.indirect) for e in n.indices]]
     used = set().union(*below)
-    for symbol in extents:  # in this order: where two strides are 1, the first one counts as the run
+    for symbol in extents:  # the order matters: the first axis of stride 1 is the contiguous run
         if symbol not in used:
             continue
         stride = sizes.coefficient(place.index, symbol)

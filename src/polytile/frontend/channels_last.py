@@ -1,22 +1,23 @@
-"""Convolutions with their channels innermost in memory, and what stands between them too.
+"""Lays out the images of convolutions with their channels last (NHWC), along with the operators between them.
 
     c = convolution(x, w)        x: N, C, H, W row by row    →   x' = clone(x): N, H, W, C in memory
     y = relu(c * s + b)          c, y: row by row            →   c, y: N, H, W, C in memory
     z = convolution(y, v)                                    →   z = convolution(y, v), nothing laid out anew
 
-The kernels of oneDNN and cuDNN compute on vectors of channels. Given planes they gather every input and scatter every result,
-in each call. A conversion costs more than that. So the images that convolutions take and give are laid out with their channels
-last, and those between convolutions that are made point by point or window by window, wherever fewer bytes are moved so in all
-(layout_cost.py): of a chain of convolutions, of a transposed one, but not of a cheap one that is alone. The graph's results and
-all that looks at memory (views, library calls) have the strides that were traced.
+The kernels of oneDNN and cuDNN compute on vectors of channels. Given NCHW, they gather every input and scatter every result in
+each call, which costs more than a conversion. So images that convolutions read and write are laid out channels-last, and so are
+those between them that pointwise and window operators produce, wherever this moves fewer bytes in total (layout_cost.py). That is
+the case for a chain of convolutions or a transposed one, but not for a single cheap one. The graph's results, and everything that
+depends on memory layout (views, library calls), keep the traced strides.
 
-No operator is run for this. Where a value is stored is what the strides of the fake tensor in `meta["val"]` say, and a
-`clone` is the same value in other strides.
+No operator runs for this. The strides of the fake tensor in `meta["val"]` say how a value is stored, and a `clone` is the same
+value in other strides.
 
-ATen's convolution alone, two threads of a Zen 5 (`python -m benchmarks.convolutions`, 15 shapes of 1×1 to 7×7 windows, 3 to 512
-channels): 1.22 times as fast in float32 and 1.33 in bfloat16 in the geometric mean, its backward pass 1.32 and 1.44. It is slower
-(0.77 at least) by wide weights over tiny images, which the call then brings into the layout too: weights are packed
-(runtime/convolution.py), or laid out by a kernel of polytile's. Groups of few channels make short vectors of a GroupNorm's loops.
+ATen's convolution alone, with two threads of a Zen 5 (`python -m benchmarks.convolutions`, 15 shapes of 1×1 to 7×7 windows, 3 to
+512 channels), is 1.22 times as fast in float32 and 1.33 in bfloat16 (geometric mean), its backward pass 1.32 and 1.44. It is
+slower, down to 0.77, for large weights and tiny images, because the call then converts the weights too. Weights are therefore
+packed (runtime/convolution.py), or converted by a kernel of polytile's. Groups of few channels make the vectors of a GroupNorm's
+loops short.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from polytile.frontend.resizing import UPSAMPLE
 aten = torch.ops.aten
 
 TRACED = "polytile_traced"
-"""Under this name the `meta` of a node that is laid out otherwise has the value that was traced."""
+"""The `meta` key under which a node with a changed layout keeps the value that was traced."""
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16)}
-"""By type of device, the types in which convolutions want their channels last. Tensor cores want so too (bfloat16 and float16 on
-"cuda"); that has not been measured."""
+"""Dtypes of channels-last convolutions by device type. Tensor cores prefer them too (bfloat16 and float16 on "cuda"), but that
+has not been measured."""
 
 TRAINED = (torch.float32,)
-"""Those whose backward pass is right with channels last too."""
+"""Dtypes whose backward pass is correct in channels-last layout."""
 
 IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
-"""How many of the first arguments of a convolution are images."""
+"""How many of a convolution's first arguments are images."""
 
 WINDOWS: dict[Any, int] = dict.fromkeys(
     overloads(
@@ -63,21 +64,29 @@ WINDOWS: dict[Any, int] = dict.fromkeys(
         "max_pool2d_with_indices_backward _unsafe_index.Tensor"
     ), 1,
 ) | {aten._unsafe_index_put.default: 3, UPSAMPLE: 1}  # fmt: skip
-"""Operators that are not pointwise whose results may be laid out as the images among so many of their first arguments are."""
+"""Operators that are not pointwise, but whose results may follow the layout of the images among this many first arguments."""
 
 PARTS = (aten.slice.Tensor,)
-"""Views of images that are images themselves: what is made of a part is laid out as the whole is."""
+"""Views of images that are images themselves: values computed from a part follow the layout of the whole."""
 
 
 def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[str, str] | None = None) -> None:
-    """Has convolutions read and write images with their channels last, where that costs less (layout_cost.py). In `training` only
-    those of a type among TRAINED, and with their weights laid out alike, as no packed copy of a weight is kept then. `weights`:
-    see weights_of. `graph` is one of functional ATen operators whose nodes have fake values. It returns the same values in the
-    same strides afterwards."""
+    """Make convolutions read and write channels-last images where that costs less (layout_cost.py).
+
+    Parameters
+    ----------
+    graph
+        A graph of functional ATen operators whose nodes have fake values. It returns the same values in the same strides
+        afterwards.
+    training
+        Only convolutions of a dtype in TRAINED take part, and their weights are converted too, as no packed copy is kept then.
+    weights
+        Kinds of the inputs that are weights (see weights_of).
+    """
     load()
     convolutions = [node for node in graph.nodes if _may_gain(node) and not (training and _dtype(node) not in TRAINED)]
     convolutions, makers = _cheapest(graph, convolutions, training, weights or {})
-    makers |= {node for node in convolutions if not _is_backward(node)}  # returned ones too: a kernel of polytile's converts them
+    makers |= {node for node in convolutions if not _is_backward(node)}  # also returned ones: a generated kernel converts them
     traced: dict[torch.fx.Node, Any] = {}
     for node in graph.nodes:
         if node in makers or (_picks(node) and node.args[0] in makers and not _returned(node)):
@@ -99,7 +108,7 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[st
 def _cheapest(
     graph: torch.fx.Graph, convolutions: Sequence[torch.fx.Node], training: bool, weights: Mapping[str, str]
 ) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
-    """The convolutions that read images with their channels last, and the operators whose results have theirs last."""
+    """The convolutions that read channels-last images, and the operators whose results are channels-last."""
     makers, layouts = _makers(convolutions), Layouts()
     free = {*makers, *convolutions, *(node for node in graph.nodes if node.target in PARTS)}
     for node in convolutions:
@@ -109,7 +118,7 @@ def _cheapest(
         if not _is_image(value):
             continue
         stored: Hashable = _maker(node)
-        if node.target not in PARTS and (stored not in makers or _returned(node)):  # stored as it was traced, whatever is cheaper
+        if node.target not in PARTS and (stored not in makers or _returned(node)):  # must be stored as traced
             stored = ("traced", node)
             layouts.add(stored, Cost(NEVER, 0.0) if _is_channels_last(value) else Cost(0.0, NEVER))
             layouts.read(_maker(node), [stored] if _maker(node) in convolutions else [], bytes_of(value))
@@ -122,7 +131,7 @@ def _cheapest(
 
 
 def _cost(convolution: torch.fx.Node, training: bool, weights: Mapping[str, str]) -> Cost:
-    """What a convolution costs in either layout; a backward pass is two convolutions."""
+    """The cost of a convolution in either layout. A backward pass counts as two convolutions."""
     weight, given = _weight(convolution), convolution.args
     images = [*map(_value, _images(convolution)), *filter(_is_image, _values(convolution))]
     groups: Any = given[-2 if _is_backward(convolution) else -1]
@@ -139,7 +148,7 @@ def _cost(convolution: torch.fx.Node, training: bool, weights: Mapping[str, str]
 
 
 def _may_gain(node: torch.fx.Node) -> bool:
-    """Whether `node` is a convolution that may be faster with its channels last."""
+    """Whether `node` is a convolution that may be faster in channels-last layout."""
     if node.target not in IMAGES:
         return False
     image = _value(_node(node, 0))
@@ -161,9 +170,12 @@ def _value(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _is_right_backward(node: torch.fx.Node) -> bool:
-    """Whether oneDNN's backward pass is right with channels last. That of a 1×1 convolution with steps writes past its memory; in
-    bfloat16 gradients of weights are wrong with groups and dilation, or windows wider than the image (torch 2.13, AVX-512; 5724
-    random convolutions of three types under a checking malloc, in which float32 had no other fault)."""
+    """Whether oneDNN's backward pass is correct in channels-last layout.
+
+    That of a strided 1×1 convolution writes out of bounds. In bfloat16, weight gradients are wrong with groups and dilation, or
+    with windows larger than the image. (torch 2.13, AVX-512; 5724 random convolutions of three dtypes under a checking malloc, in
+    which float32 had no other fault.)
+    """
     steps = node.args[4]
     assert isinstance(steps, list | tuple)
     stepping = all(n == 1 for n in _weight(node).meta["val"].shape[2:]) and any(n != 1 for n in steps)
@@ -176,8 +188,8 @@ def _dtype(convolution: torch.fx.Node) -> torch.dtype:
 
 
 def _makers(convolutions: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes whose image results may have their channels last: the convolutions, and every operator that is connected to one
-    of them through images alone and can follow their layout."""
+    """Nodes whose image results may be channels-last: the convolutions, and every operator that is connected to one through
+    images only and can follow its layout."""
     found: set[torch.fx.Node] = set()
     seen: set[torch.fx.Node] = set()
     ahead = [*convolutions, *(_maker(image) for convolution in convolutions for image in _images(convolution))]
@@ -194,7 +206,7 @@ def _makers(convolutions: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _can_follow(node: torch.fx.Node) -> bool:
-    """Whether the layout of an operator's results is free, and it would rather be that of its images."""
+    """Whether an operator's results may have any layout, and prefer that of its images."""
     if node.op != "call_function" or _returned(node) or not any(map(_is_image, _values(node))):
         return False
     if node.target in IMAGES:
@@ -216,14 +228,14 @@ def _weight(convolution: torch.fx.Node) -> torch.fx.Node:
 
 
 def _node(node: torch.fx.Node, k: int) -> torch.fx.Node:
-    """Argument `k` of `node`, which is a tensor."""
+    """Argument `k` of `node`, a tensor."""
     argument = node.args[k]
     assert isinstance(argument, torch.fx.Node)
     return argument
 
 
 def _takes_any_layout(node: torch.fx.Node) -> bool:
-    """Whether an operator's lowering reads values, wherever they are, and not memory. Random numbers fill memory in an order that
+    """Whether an operator's lowering reads values independently of their layout. Random numbers fill memory in an order that
     follows the strides of an argument."""
     tensors = node.op == "output" or any(isinstance(value, torch.Tensor) for value in _values(node))
     lowered = node.target in TABLE and not is_view(node.target) and not is_drawn(node.target)
@@ -231,7 +243,7 @@ def _takes_any_layout(node: torch.fx.Node) -> bool:
 
 
 def _read_through_clone(node: torch.fx.Node, readers: list[torch.fx.Node], value: torch.Tensor) -> None:
-    """Gives `readers` the value of `node` in the strides of `value`."""
+    """Give `readers` the value of `node` in the strides of `value`."""
     if not readers:
         return
     with node.graph.inserting_after(node):
@@ -242,7 +254,7 @@ def _read_through_clone(node: torch.fx.Node, readers: list[torch.fx.Node], value
 
 
 def _maker(image: torch.fx.Node) -> torch.fx.Node:
-    """The operator of which an image is the result, or one of several."""
+    """The operator that returns an image, possibly among several results."""
     return _node(image, 0) if _picks(image) else image
 
 

@@ -1,8 +1,7 @@
-"""Circular padding kept whole while a graph is traced, as an operator of polytile's own with gradients.
+"""Keeps circular padding whole while a graph is traced, as a polytile operator with gradients.
 
-torch takes it apart above autograd: into memory that is not filled yet, and copies into and within it. As a graph without
-mutations these are a chain of passes over the whole result. Kept whole it is one loop (lower/pads.py), with the library's
-operator among its candidates.
+torch decomposes it above autograd into uninitialised memory, and copies into and within it. Functionalised, these are a chain of
+passes over the whole result. Kept whole, it is one loop (lower/pads.py), with the library's operator among its candidates.
 
     F.pad(x, (1, 2), mode="circular")   →   polytile.pad_circular(x, [1, 2])
 """
@@ -20,14 +19,14 @@ from torch.nn.functional import pad
 
 aten = torch.ops.aten
 PADS = (pad, torch._C._nn.pad)
-"""What Dynamo's graph calls."""
+"""The functions that Dynamo's graph calls."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define("pad_circular(Tensor x, SymInt[] padding) -> Tensor")
 
 
 def keep_pads_whole(graph: torch.fx.GraphModule) -> None:
-    """Has Dynamo's graph, and the graphs inside it, call `circular_pad` where they pad circularly."""
+    """Make Dynamo's graph, and the graphs inside it, call `circular_pad` where they pad circularly."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             calls = [node for node in module.graph.nodes if node.op == "call_function" and _is_circular(node)]
@@ -42,14 +41,14 @@ def _is_circular(node: torch.fx.Node) -> bool:
 
 
 def circular_pad(input: Tensor, pad: Sequence[int], mode: str = "circular", value: float | None = None) -> Tensor:
-    """torch.nn.functional.pad, of which it has the arguments, with mode "circular"; as one operator where it can be."""
+    """torch.nn.functional.pad with mode "circular" and the same arguments, as one operator where possible."""
     padded: Tensor = PAD_CIRCULAR(input, list(pad)) if _is_whole(input, pad) else torch._C._nn.pad(input, pad, mode, value)
     return padded
 
 
 def _is_whole(x: Tensor, padding: Sequence[int]) -> bool:
-    """Whether the operator is for this: its result is row-major, and every element stands where there is one. Where the padding
-    goes around more than once, torch has the error."""
+    """Whether the operator applies: the result is row-major and the source has elements. If the padding wraps around more than
+    once, torch raises the error."""
     rank = len(padding) // 2
     plain = x.device.type in ("cpu", "cuda") and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
     known = all(isinstance(n, int) and n >= 0 for n in padding) and len(padding) % 2 == 0 and x.ndim in (rank + 1, rank + 2)
@@ -73,7 +72,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    """What stands beyond an end is added to what it repeats."""
+    """Gradients of the padding are added to those of the elements that it repeats."""
     for k in range(len(ctx.padding) // 2):
         d, n, (before, after) = -1 - k, ctx.shape[-1 - k], ctx.padding[2 * k : 2 * k + 2]
         inside = grad.narrow(d, before, n)

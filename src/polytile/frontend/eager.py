@@ -1,4 +1,4 @@
-"""Graphs of which no program can be made: every operator as a library call, right, not fast, and said so."""
+"""Graphs of which no program can be made: every operator is a library call, which is correct but not fast, and is reported."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _warned: set[str] = set()
 
 
 def say_once(why: str) -> None:
-    """Logs, the first time, why no kernels are generated for a graph."""
+    """Log once why no kernels are generated for a graph."""
     if why not in _warned:
         _warned.add(why)
         log.warning("polytile generates no kernels for this graph and runs ATen's instead: %s", why)
 
 
 def library_calls(graph: torch.fx.GraphModule, why: str) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
-    """What became of the graph's operators, which are counted, and the graph as ATen's operators (`as_traced`)."""
+    """Reports for the graph's operators, which are counted, and the graph as ATen calls (`as_traced`)."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     operators = [str(target) for target in targets if isinstance(target, torch._ops.OpOverload)]
     for operator in operators:
@@ -39,7 +39,7 @@ def library_calls(graph: torch.fx.GraphModule, why: str) -> tuple[tuple[Operator
 
 
 def as_traced(graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-    """The graph run operator by operator: a callable that takes the list of arguments, which it empties."""
+    """The graph run operator by operator: a callable that takes a list of arguments, and empties it."""
     orders = [_eager_order(node) for node in graph.graph.nodes if node.op == "placeholder"]
     graph.recompile()
 
@@ -54,14 +54,14 @@ def as_traced(graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
 
 
 def with_own_code(call: Callable[..., Any]) -> None:
-    """Gives a function a code object of its own, by which `explain` tells whether it ran."""
+    """Give a function a code object of its own, by which `explain` tells whether it ran."""
     assert isinstance(call, types.FunctionType)
     call.__code__ = call.__code__.replace()
 
 
 def _eager_order(node: torch.fx.Node) -> list[int] | None:
-    """The dimensions of an argument from the outermost in memory on, as ATen's operators would have left it; None where the
-    forward graph leaves it so."""
+    """The dimensions of an argument, outermost in memory first, as ATen's operators would have laid it out; None if the forward
+    graph does the same."""
     traced = node.meta.get(TRACED)
     if traced is None:
         return None
@@ -70,5 +70,5 @@ def _eager_order(node: torch.fx.Node) -> list[int] | None:
 
 
 def _in_order(value: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """`value` with its dimensions in this order in memory: views that the graph takes of it are of that."""
+    """`value` with its dimensions in this memory order, on which the graph's views of it rely."""
     return torch.empty_permuted(value.shape, order, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,8 +1,8 @@
-"""What polytile fails to compile: told once, with a script that shows it again, and left to ATen's operators.
+"""Failures of polytile to compile: reported once, with a script that reproduces them, and left to ATen's operators.
 
     graph → polytile raises KeyError → warning, counter, explain(), script below the cache directory → the graph as ATen calls
 
-With the option on_failure="raise", for those who work on polytile, the error is raised instead.
+With option on_failure="raise", for polytile's developers, the error is raised instead.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from polytile.runtime import cache
 log = logging.getLogger("polytile")
 
 CALLERS = (HintError, NotInPlan, OptionError, PlanError)
-"""Errors about what the caller has asked for."""
+"""Errors in what the caller has asked for."""
 
 RAISED = (*CALLERS, DeviceLost)
-"""Errors that are no failures of polytile: they go to the caller. So do Dynamo's own, by which it traces anew."""
+"""Errors that are not failures of polytile and are passed to the caller, as are Dynamo's own, which make it retrace."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`what` could not be compiled, for the reason `error`; the file `script` shows it again, "" where none could be written."""
+    """`what` could not be compiled because of `error`. The file `script` reproduces it; "" if none could be written."""
 
     what: str
     error: str
@@ -39,7 +39,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """Why a library call stands in its place."""
+        """The reason for the library call in its place."""
         return f"{self.what} failed: {self.error}"
 
 
@@ -48,20 +48,21 @@ _told: set[tuple[str, str]] = set()
 
 
 def reset() -> None:
-    """Forgets which failures have been told."""
+    """Forget which failures have been reported."""
     with _lock:
         _told.clear()
 
 
 def is_raised(error: Exception) -> bool:
-    """Whether an error is raised and not replaced by ATen calls."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # half a second to import, which the process that makes programs does without
+    """Whether an error is raised instead of being replaced by ATen calls."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes 0.5 s, which the compiling process avoids
     raised = RAISED if dynamo is None else (*RAISED, dynamo.TorchDynamoException)
     return isinstance(error, raised) or bool(options.get("on_failure") == "raise")
 
 
 def failure(kind: str, name: str, error: Exception, graph: torch.fx.GraphModule) -> Failure:
-    """Counts and tells that `name`, of the `kind` "graph" or "lowering", failed in `graph`; an error of a kind is told once."""
+    """Count and report that `name`, of the `kind` "graph" or "lowering", failed in `graph`. Each error of a kind is reported
+    once."""
     text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     what = f"the lowering of {name}" if kind == "lowering" else f"the {kind} {name}"
     made = Failure(what, text, _written(graph, name, f"{type(error).__name__}: {error}"))
@@ -77,13 +78,13 @@ def failure(kind: str, name: str, error: Exception, graph: torch.fx.GraphModule)
 
 
 def _written(graph: torch.fx.GraphModule, name: str, text: str) -> str:
-    """Where the script that compiles `graph` again is; "" where the cache directory takes none."""
+    """The path of the script that compiles `graph` again; "" if the cache directory is not writable."""
     try:
         content = script(graph, text)
         stem = "".join(c if c.isalnum() else "_" for c in name)
         return str(cache.current().write(f"failures/{stem}-{digest(content)[:8]}.py", content.encode(), sealed=False))
     except CacheError as error:
         log.info("%s", error)
-    except Exception:  # of a graph that is odd enough to fail here too
+    except Exception:  # the graph may be odd enough to fail here too
         log.info("There is no script for the failure of %s.", name, exc_info=True)
     return ""

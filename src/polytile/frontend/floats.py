@@ -1,10 +1,11 @@
-"""Python floats that Dynamo made symbolic and that operators need as numbers.
+"""Python floats that Dynamo made symbolic, and that operators need as numbers.
 
-Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`), and
-AOTAutograd makes it trace the function again once it has found, after a whole pass of its own, that an operator needed the
-float's value. What torch's own modules keep as attributes (an `eps`, a slope, the ends of a clamp) is set once: polytile's graphs
-have numbers there from the start (`settle_ahead`). Most others show in the graph's shape environment before AOTAutograd's
-pass: to say so at once saves that pass (`restart_if_fixed`). A MobileNet was traced three times, for its norms and for its ReLU6.
+Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`). AOTAutograd
+makes it retrace the function when it has found, after a whole pass of its own, that an operator needs the float's value. What
+torch's own modules keep as attributes (an `eps`, a slope, the bounds of a clamp) is constant: polytile's graphs have numbers
+there from the start (`settle_ahead`). Most others are visible in the graph's shape environment before AOTAutograd's pass;
+reporting them at once saves that pass (`restart_if_fixed`). Otherwise a MobileNet was traced three times, for its norms and for
+its ReLU6.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from torch._guards import TracingContext
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 ATTRIBUTES_ONLY = (F.embedding, F.embedding_bag, F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.dropout)
-"""Functions that give a float to an operator as an attribute, so that it cannot stay symbolic."""
+"""Functions that pass a float to an operator as an attribute, so that it cannot stay symbolic."""
 
 
 def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
-    """Raises TensorifyScalarRestartAnalysis, upon which Dynamo traces anew with constants in the place of the floats
-    whose values are fixed; does nothing where there are none."""
+    """Raise TensorifyScalarRestartAnalysis, which makes Dynamo retrace with constants for the floats whose values are fixed. Does
+    nothing if there are none."""
     context = TracingContext.try_get()
     shape_env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
     if shape_env is None:
@@ -43,16 +44,19 @@ def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
 
 
 def settle_ahead() -> None:
-    """Has Dynamo give polytile's graphs numbers for the floats that torch's own modules keep. It does so when a graph is traced
-    again; asked for a name, this set knows those of the graph that is about to be compiled. Calling it again changes nothing."""
+    """Make Dynamo give polytile's graphs numbers for the floats that torch's own modules keep.
+
+    Dynamo does so when it retraces a graph; asked for a name, this set knows those of the graph that is about to be compiled.
+    Calling it again has no effect.
+    """
     known = TensorifyState.force_specializations
     if not isinstance(known, _Settled):
         TensorifyState.force_specializations = _Settled(known)
 
 
 class _Settled(set[str]):
-    """The names of floats that Dynamo is to fix; while polytile's backend is to get a graph, those of it that need no second look
-    besides. Names are few, and come again in other graphs: each graph has its own."""
+    """The names of floats that Dynamo is to fix, including those of the graph being compiled for polytile's backend. Names are
+    few and recur in other graphs: each graph has its own."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)
@@ -63,12 +67,12 @@ class _Settled(set[str]):
         if output is None:
             return super().__contains__(name)
         found = self.of.setdefault(output.shape_env, set())
-        found.update(_settled(output.graph))  # asked once, Dynamo takes them out of the graph
+        found.update(_settled(output.graph))  # after one query, Dynamo removes them from the graph
         return name in found
 
 
 def _being_compiled() -> Any:
-    """The graph that this thread is tracing, where polytile will compile it; None elsewhere."""
+    """The graph that this thread is tracing, if polytile will compile it; else None."""
     try:
         output = InstructionTranslator.current_tx().output
     except AttributeError:  # nothing is being traced
@@ -76,12 +80,12 @@ def _being_compiled() -> Any:
     compiler: Any = output.compiler_fn
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    compiler = getattr(compiler, "compiler_fn", compiler)  # of what torch.compile wraps it in
+    compiler = getattr(compiler, "compiler_fn", compiler)  # unwrap torch.compile's wrapper
     return output if str(getattr(compiler, "__module__", "")).startswith("polytile.") else None
 
 
 def _attributes(graph: torch.fx.Graph) -> Iterator[str]:
-    """The symbols of floats that only functions of ATTRIBUTES_ONLY take."""
+    """The symbols of floats that only functions in ATTRIBUTES_ONLY take."""
     for node, symbol in _floats(graph):
         if all(user.target in ATTRIBUTES_ONLY for user in node.users):
             yield symbol
@@ -97,10 +101,10 @@ def _settled(graph: torch.fx.Graph) -> Iterator[str]:
 
 
 def _floats(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
-    """The nodes whose values are floats of the caller's, each with its symbol."""
+    """The nodes whose values are the caller's floats, each with its symbol."""
     for node in graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymFloat):
-            expression = value.node._expr  # the symbol, where `expr` is the number that it was fixed to
+            expression = value.node._expr  # the symbol; `expr` would be the number to which it was fixed
             if isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.FLOAT):
                 yield node, expression.name

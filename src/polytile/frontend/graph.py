@@ -1,4 +1,4 @@
-"""An FX graph of ATen operators, lowered node by node to a Program."""
+"""Lowers an FX graph of ATen operators, node by node, to a Program."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """What became of one operator of the graph: `how` is "generated", "template", "library", "view" (no work at all) or
-    "programs" (its graphs are programs of their own)."""
+    """How one operator of the graph is executed: `how` is "generated", "template", "library", "view" (no work at all) or
+    "programs" (its subgraphs are programs of their own)."""
 
     operator: str
     how: str
@@ -58,7 +58,7 @@ class OperatorReport:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph's Program, what became of each of its operators, and the lowerings that failed."""
+    """A graph's Program, a report for each operator, and the lowerings that failed."""
 
     program: Program
     operators: tuple[OperatorReport, ...]
@@ -66,9 +66,27 @@ class Lowered:
 
 
 def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str] | None = None) -> Lowered:
-    """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a
-    symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). An operator whose lowering goes
-    wrong is a library call, or, with the option on_failure="raise", a LoweringFailed that names it."""
+    """Lower a functional ATen graph to a Program, without specialising any symbol.
+
+    Parameters
+    ----------
+    graph
+        Its nodes carry fake tensors and symbolic numbers in `meta["val"]`.
+    name
+        Name of the program.
+    weights
+        Maps inputs that are weights to their kind, "constant" or "trained" (see ir.program.Buffer).
+
+    Returns
+    -------
+    Lowered
+        An operator whose lowering fails becomes a library call, and is listed in `failures`.
+
+    Raises
+    ------
+    LoweringFailed
+        If a lowering fails while the option `on_failure` is "raise". The message names the operator.
+    """
     load()
     complete(graph.graph)
     sign_products(graph.graph)
@@ -76,9 +94,11 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
 
 
 def unsupported(graph: torch.fx.GraphModule) -> str:
-    """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
-    tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers nor
-    objects that library calls take as they are."""
+    """Why no program can be made of the graph; "" if one can.
+
+    Not supported are devices without a code generator, tensors without strides, arguments with the negative bit set, and
+    arguments that are neither tensors, numbers nor objects that library calls accept.
+    """
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -95,25 +115,24 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
 
 
 def is_repeatable(graph: torch.fx.GraphModule) -> bool:
-    """Whether a call of the graph can be made again after one that failed half-way: it changes no argument and draws no random
-    numbers."""
+    """Whether the graph can be called again after a call failed half-way: it mutates no argument and draws no random numbers."""
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     opaque = any(isinstance(target, torch._ops.HigherOrderOperator) or is_drawn(target) for target in targets)
     return not opaque and not _changed_inputs(graph.graph)
 
 
 IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
-"""Of an attention: why no buffer holds what is done to its scores."""
+"""The reason reported for an attention whose score modification is fused into the kernel."""
 
 _OBJECTS = torch.Generator | FakeScriptObject
-"""What a library call takes, or the caller gets back, as it came: generators, and what DTensor has of devices and groups."""
+"""Objects that are passed through unchanged to library calls or to the caller: generators, and DTensor's devices and groups."""
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
 
 class _Driver:
-    """The state of one walk over a graph. `env` has what each node became: a Tensor, a sympy number, a tuple of these,
-    or whatever a library operator takes as it is."""
+    """The state of one walk over a graph. `env` maps each node to its value: a Tensor, a sympy number, a tuple of these, or any
+    object that a library operator takes unchanged."""
 
     def __init__(self, graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str]) -> None:
         self.graph, self.name, self.weights = graph, name, weights
@@ -124,9 +143,9 @@ class _Driver:
         self.reports: list[OperatorReport] = []
         self.failures: list[Failure] = []
         self.subgraphs: dict[torch.fx.GraphModule, subgraphs.Subgraph] = {}
-        """The graphs within this one that are programs."""
+        """Subgraphs that have been lowered to programs of their own."""
         self.stored: set[torch.fx.Node] = set()
-        """The nodes whose results come from library calls and products."""
+        """Nodes whose results come from library calls, products or attentions, never from a loop."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
         adopt(node.target for node in graph.graph.nodes)
         self.bases = bases(graph.graph, (TABLE.keys() | _HANDLERS.keys()) - set(attention.OPERATORS))
@@ -154,7 +173,7 @@ class _Driver:
             self._define(*value.shape, *value.stride())
             return
         size = _number(value) if isinstance(value, _NUMBERS) else None
-        if isinstance(value, _OBJECTS):  # library calls take it under a name, as they take sizes
+        if isinstance(value, _OBJECTS):  # passed to library calls under a symbol, like a size
             size = sympy.Symbol(node.name)
         self._define(size)
         self.inputs.append(Input(node.name, size=size))
@@ -191,7 +210,7 @@ class _Driver:
     # one operator ----------------------------------------------------------------------------------------------------
 
     def _lowered(self, node: torch.fx.Node) -> Any:
-        """The node's result by its lowering; by a library call where it has none, or none for these arguments."""
+        """Lower the node, or call the library if it has no lowering or none for these arguments."""
         name, lowering = operator_name(node.target), TABLE.get(node.target)
         if lowering is None:
             if node.target in subgraphs.RUNNERS:
@@ -223,8 +242,11 @@ class _Driver:
         return self._with_call(node, args, kwargs, result, done)
 
     def _with_call(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, done: int) -> Any:
-        """`result` with the library's operator noted as a candidate for its work: on the result itself while that is an
-        expression, on the loop where the lowering has made one. `done`: how many operations there were before it."""
+        """Note the ATen operator as a candidate for the node's work.
+
+        The call is attached to the result while that is an unstored expression, otherwise to the loop that the lowering emitted.
+        `done` is the number of operations before the lowering ran.
+        """
         made = self.builder.operations[done:]
         if isinstance(result, Tensor) and result.node is not None:
             return self._expression_with_call(node, args, kwargs, result, bool(made))
@@ -242,8 +264,11 @@ class _Driver:
     def _expression_with_call(
         self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, stored: bool
     ) -> Tensor:
-        """The same for a result that is not in memory yet. A reshape keeps its argument's operator. Where something had to be
-        `stored` first, the operator is more than what is left to compute."""
+        """Attach the ATen call to a result that is not in memory yet.
+
+        A reshape keeps its argument's call. If the lowering `stored` part of the work already, the operator would compute more
+        than what is left, so no call is attached.
+        """
         if result.call is not None:
             return result
         if not stored and is_reshape(node.target) and (old := self._argument(node.args[0]).call) is not None:
@@ -256,8 +281,10 @@ class _Driver:
         return args, {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
 
     def _unlowered(self, node: torch.fx.Node, reason: str) -> Any:
-        """The node as a library call on arguments in the strides that were traced: those of its results may follow them, and so
-        does the order in which random numbers fill memory."""
+        """Call the library for the node, with its arguments in their traced strides.
+
+        The strides of the results may follow those of the arguments, and so may the order in which random numbers fill memory.
+        """
         drawn = is_drawn(node.target)
         for given in node.all_input_nodes:
             value = self.env[given]
@@ -266,14 +293,15 @@ class _Driver:
         return self._library(node, *self._arguments(node), reason)
 
     def _run_subgraphs(self, node: torch.fx.Node) -> Any:
-        """A higher-order operator as a call of its graphs' programs; the library's where one of them cannot be a program."""
+        """Call the programs of a higher-order operator's subgraphs, or the library if one of the subgraphs cannot be a
+        program."""
         modules = [module for module in map(self.env.get, node.all_input_nodes) if isinstance(module, torch.fx.GraphModule)]
         for module in modules:
             if why := subgraphs.why_not(node.target, module):
                 return self._unlowered(node, why)
             if module not in self.subgraphs:
                 self.subgraphs[module] = self._subgraph(node, module)
-        for given in node.all_input_nodes:  # the programs rely on the strides that were traced
+        for given in node.all_input_nodes:  # the programs rely on the traced strides
             value = self.env[given]
             if isinstance(value, Tensor) and not (value.view is not None and fits(value, given)):
                 self.env[given] = laid_out(self.builder, value, given.meta["val"], is_new(given))
@@ -282,7 +310,7 @@ class _Driver:
         return self._library(node, args, kwargs, "", subgraphs.RUNNERS[node.target])
 
     def _subgraph(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> subgraphs.Subgraph:
-        """A graph that `node` runs, lowered."""
+        """Lower a graph that `node` runs."""
         at = next(given for given in node.all_input_nodes if self.env.get(given) is module)
         users = [user for other in self.graph.graph.find_nodes(op="get_attr", target=at.target) for user in other.users]
         region = all(user.target is torch.ops.higher_order.invoke_subgraph for user in users)
@@ -297,8 +325,8 @@ class _Driver:
     def _library(
         self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, runner: Any = None
     ) -> Any:
-        """The node as a library call, of the `runner` of its programs if there is one. Results of higher-order operators and of
-        users' own may be nested."""
+        """Emit a library call, or a call of `runner` if the node's subgraphs are programs. Higher-order and custom operators may
+        return nested results."""
         target, results, how = runner or node.target, results_of(node), "programs" if runner else "library"
         leaves, spec = tree_flatten(results)
         nested = is_nested(target, results)
@@ -319,8 +347,10 @@ class _Driver:
         return tree_unflatten(list(found), spec) if nested else found
 
     def _may_return_changed(self, target: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a call may return a view of an input that the graph overwrites later. Nothing but the graph's order
-        says which of its values is meant, and that order is given up."""
+        """Whether a call may return a view of an input that the graph overwrites later.
+
+        Only the order of the graph says which of the input's values such a view shows, and passes do not keep that order.
+        """
         schema = getattr(target, "_schema", None)
         if schema is None or schema.is_mutable or not any(r.alias_info is not None for r in schema.returns):
             return False
@@ -345,7 +375,7 @@ class _Driver:
     # numbers and checks ----------------------------------------------------------------------------------------------
 
     def _define(self, *numbers: Any) -> None:
-        """The symbols of these numbers have values from the arguments."""
+        """Mark the symbols in these numbers as known from the arguments."""
         for number in numbers:
             for symbol in getattr(_number(number), "free_symbols", ()):
                 self.builder.define(symbol)
@@ -367,7 +397,7 @@ class _Driver:
     # mutation --------------------------------------------------------------------------------------------------------
 
     def _copy_(self, node: torch.fx.Node) -> None:
-        """An input is overwritten."""
+        """Lower a write to an input."""
         target, source = self._argument(node.args[0]), self._argument(node.args[1])
         if not isinstance(target, Tensor) or target.view is None:
             raise LoweringFailed(f"{node.format_node()} writes to a value that is stored nowhere.")
@@ -381,14 +411,14 @@ class _Driver:
         source = self._argument(node.args[1])
         self.builder.store(target.view, _converted(source, target))
         written = self.builder.operations[-1]
-        if isinstance(written, Loop) and levels.in_place_fault(written):  # it would read elements already overwritten
+        if isinstance(written, Loop) and levels.in_place_fault(written):  # it would read overwritten elements
             self.builder.operations.pop()
             source = self.builder.realize(source, sizes.contiguous_strides(source.sizes))
             self.builder.store(target.view, _converted(source, target))
         self.reports.append(OperatorReport(operator_name(node.target), "generated", "writes an input in place"))
 
     def _store_readers(self, buffer: str, writer: torch.fx.Node) -> None:
-        """Before `writer` writes to `buffer`, values that read it and are still needed afterwards are stored."""
+        """Before `writer` overwrites `buffer`, store the values that read it and are still needed afterwards."""
         for node, value in list(self.env.items()):
             if not isinstance(value, Tensor) or value.node is None:
                 continue
@@ -409,8 +439,15 @@ class _Driver:
         return view
 
     def _as_traced(self, node: torch.fx.Node) -> Tensor:
-        """The value of `node`, stored in the strides that were traced: whoever gets a result relies on them, the caller
-        and the backward graph, which was traced with them. Raises LoweringFailed where they cannot be had."""
+        """The value of `node`, stored in the traced strides.
+
+        Both the caller and the backward graph, which was traced with these strides, rely on them.
+
+        Raises
+        ------
+        LoweringFailed
+            If the value cannot be laid out that way.
+        """
         value, fake = self.env[node], node.meta["val"]
         if not fits(value, node):
             strides = ", ".join(map(str, fake.stride()))
@@ -420,7 +457,7 @@ class _Driver:
         return self.env[node]
 
     def _named(self, name: str, value: torch.Tensor, role: str, weight: str | None) -> Tensor:
-        """The whole of a new buffer like `value`."""
+        """Add a buffer with the shape and strides of `value`, and return a view of all of it."""
         shape = tuple(sizes.as_size(n) for n in value.shape)
         strides = tuple(sizes.as_stride(n) for n in value.stride())
         self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role, weight)
@@ -436,12 +473,12 @@ _HANDLERS: dict[Any, Callable[[_Driver, torch.fx.Node], None]] = {
 
 
 def _device(node: torch.fx.Node) -> torch.device | None:
-    """Where the results of `node` are; None if it has no tensors."""
+    """The device of the node's results; None if it returns no tensors."""
     return next((v.device for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
 
 
 def _check_devices(device: torch.device | None, *values: Any) -> None:
-    """Raises LoweringError where an operator reads tensors of another device than its result's: no kernel does."""
+    """Raise LoweringError if an operator reads tensors on another device than its result's. No kernel does."""
     others = {str(v.device) for v in tree_leaves(values) if isinstance(v, Tensor) and device not in (None, v.device)}
     if others:
         raise LoweringError(f"its result is on {device}, it reads tensors on {', '.join(sorted(others))}")
@@ -458,7 +495,7 @@ def _changed_inputs(graph: torch.fx.Graph) -> set[str]:
 
 
 def _converted(source: Tensor, target: Tensor) -> Tensor:
-    """`source`, broadcast and converted to what `target` holds."""
+    """`source`, broadcast to the sizes of `target` and converted to its dtype."""
     return computed(
         target.sizes, target.dtype, target.device,
         lambda p: convert(source.at(broadcast_point(source.sizes, target.sizes, p)), target.dtype),
@@ -466,14 +503,14 @@ def _converted(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _number(value: Any) -> Any:
-    """A symbolic or plain number as a sympy value; everything else as it is."""
+    """A plain or symbolic number as a sympy value; any other value unchanged."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.expr
     return sympy.sympify(value) if isinstance(value, bool | int | float) else value
 
 
 def _plain(value: Any) -> Any:
-    """FX's immutable containers as plain ones."""
+    """Copy FX's immutable containers to plain ones."""
     if isinstance(value, list | tuple):
         items: Iterable[Any] = (_plain(v) for v in value)
         return list(items) if isinstance(value, list) else tuple(items)

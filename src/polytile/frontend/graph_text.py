@@ -1,8 +1,8 @@
-"""The canonical text of a graph of ATen operators: graphs of equal texts are lowered to the same program.
+"""The canonical text of a graph of ATen operators: graphs with equal texts are lowered to the same program.
 
-It has whatever lowering reads of a graph: every node with its arguments; the sizes, strides, offset, type and device of each
-value, and which values share memory; the operators that were taken apart; which inputs are weights; and what the tracer knows of
-symbols, their ranges and guards. What the tracer happened to see at its first call is no part of it.
+It contains everything that lowering reads of a graph: every node with its arguments; the sizes, strides, offset, dtype and device
+of each value, and which values share memory; decomposed operators; which inputs are weights; and what the tracer knows about
+symbols, their ranges and guards. It does not contain the values that the tracer happened to see in its first call.
 """
 
 from __future__ import annotations
@@ -30,14 +30,28 @@ SETTINGS = torch.dtype | torch.device | torch.layout | torch.memory_format
 
 
 def graph_text(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str], guards: Sequence[str]) -> str:
-    """The text of one of AOTAutograd's graphs, "forward", "backward" or "inference". `weights`: the inputs that are weights, and
-    of which kind. `guards`: those on the graph's symbols. Raises Unstorable where a part of the graph has no text."""
+    """The text of an AOTAutograd graph.
+
+    Parameters
+    ----------
+    kind
+        "forward", "backward" or "inference".
+    weights
+        Maps the inputs that are weights to their kind.
+    guards
+        The guards on the graph's symbols.
+
+    Raises
+    ------
+    Unstorable
+        If a part of the graph has no text.
+    """
     return "\n".join((kind, *_Text(graph, weights).lines(), *guards))
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols of a graph's sizes, and the tracer's environment that knows them; None where there are none."""
+    """The symbols of a graph's sizes, and the tracer's environment that knows them; None without symbols."""
 
     environment: ShapeEnv | None
     symbols: frozenset[sympy.Symbol]
@@ -49,7 +63,7 @@ class Symbols:
         return Symbols(numbers[0].shape_env if numbers else None, frozenset(symbols))
 
     def guards(self) -> tuple[str, ...]:
-        """The guards and ranges that the tracer has for them by now, sorted."""
+        """The tracer's current guards and ranges of these symbols, sorted."""
         env, symbols = self.environment, self.symbols
         if env is None:
             return ()
@@ -72,7 +86,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Text:
-    """One graph on its way to text."""
+    """The conversion of one graph to text."""
 
     def __init__(self, graph: torch.fx.GraphModule, weights: Mapping[str, str]) -> None:
         self.graph, self.weights = graph, weights
@@ -145,7 +159,7 @@ class _Text:
         return f"{flags}{value.dtype} {layout} {value.device} in {memory}"
 
     def whole(self, call: Whole) -> str:
-        """An operator that was taken apart, in full where it comes first."""
+        """A decomposed operator; in full at its first occurrence."""
         if call in self.wholes:
             return f"#{self.wholes[call]}"
         self.wholes[call] = len(self.wholes)
@@ -155,7 +169,7 @@ class _Text:
 
 @functools.lru_cache(maxsize=4096)
 def _number(number: Any) -> str:
-    """A size with what its symbols are assumed to be."""
+    """A size, with the assumptions on its symbols."""
     if not isinstance(number, sympy.Basic):
         return str(number)
     symbols = sizes.symbols(number)
@@ -164,5 +178,5 @@ def _number(number: Any) -> str:
 
 
 def _is_polytiles(lowering: Callable[..., Any]) -> bool:
-    """Whether the source digest tells versions of this function apart."""
+    """Whether the source digest distinguishes versions of this function."""
     return lowering.__module__.partition(".")[0] == __name__.partition(".")[0]

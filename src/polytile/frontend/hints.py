@@ -1,4 +1,4 @@
-"""Hints: concrete sizes for a graph's dynamic ones, named by the user in the order of the arguments."""
+"""Hints: concrete sizes for a graph's dynamic ones, named by the user in argument order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("polytile")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Hints that are the most frequent sizes in a file (runtime/sizes_file.py)."""
+    """Hints taken from the most frequent sizes in a file (runtime/sizes_file.py)."""
 
     path: Path
 
@@ -42,18 +42,24 @@ Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] | Joint | Reco
 Values = dict[sympy.Symbol, int]
 
 MOST = 2**63 - 1
-"""The largest size that torch can give a tensor."""
+"""The largest size that a torch tensor can have."""
 
 LEAST = 2
-"""The smallest size that can be dynamic: of 0 and 1 torch.compile makes graphs of their own, in which they are constants."""
+"""The smallest size that can be dynamic: torch.compile specialises graphs on 0 and 1."""
 
 
 Given = Sequence[int] | Sequence[Mapping[str, int]] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
-"""What users give as hints; a path is that of a file of recorded sizes."""
+"""The form in which users give hints; a path is that of a file of recorded sizes."""
 
 
 def checked(hints: Given, word: str = "hints") -> Hints:
-    """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size, or no file of sizes."""
+    """`hints` in hashable form.
+
+    Raises
+    ------
+    HintError
+        If they are not sizes or a file of sizes. The message names the parameter `word`.
+    """
     if hints is None:
         return ()
     if isinstance(hints, os.PathLike) or (isinstance(hints, str) and Path(hints).expanduser().exists()):
@@ -79,9 +85,12 @@ def checked(hints: Given, word: str = "hints") -> Hints:
 
 
 def sizes_of(graph: Any) -> Values:
-    """The dynamic sizes of a graph's tensors in argument order, then other dynamic integers, then strides, and what the
-    tracer saw of each. (Strides are arguments too, so what is no size must wait for all sizes.) Dynamo's graphs and
-    AOTAutograd's will do. Reads the tracer's values; never specialises."""
+    """The dynamic sizes of a graph's tensors in argument order, then other dynamic integers, then strides, with their traced
+    values.
+
+    Strides are arguments too, so everything that is not a size must come after all sizes. Works for Dynamo's and AOTAutograd's
+    graphs. Reads the tracer's values, and never specialises.
+    """
     found: Values = {}
     for number in _symbolic_numbers(graph):
         for symbol in sorted(number.node.expr.free_symbols, key=str):
@@ -104,19 +113,19 @@ def _symbolic_numbers(graph: Any) -> Iterator[torch.SymInt]:
 
 
 def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
-    """ShapeEnv keeps traced values under different names in different versions of torch, of which the older warns in the newer
-    ones; those of nested tensors' ragged sizes are no numbers."""
+    """The traced value of a symbol. Versions of torch name the attribute differently, and newer ones warn about the old name. The
+    ragged sizes of nested tensors are not numbers."""
     known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     value = known.get(symbol)
     return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
 
 
 USUAL = 64
-"""What a size of which nothing was seen is taken for."""
+"""The value assumed for a size that was never traced."""
 
 
 def traced_size(size: int | torch.SymInt) -> int:
-    """What the tracer saw of a size, at least 0; USUAL for one of which it saw nothing. Never specialises."""
+    """The traced value of a size, at least 0; USUAL if it has none. Never specialises."""
     if not isinstance(size, torch.SymInt):
         return size
     expr = size.node.expr
@@ -128,8 +137,8 @@ def traced_size(size: int | torch.SymInt) -> int:
 
 
 def marked(graph: Any, traced: Values) -> list[Values]:
-    """The sizes that `torch._dynamo.mark_dynamic(tensor, dim, hint_override=size)` has asked for, with the traced value of the
-    others; nothing where no mark gives a hint."""
+    """The sizes given by `torch._dynamo.mark_dynamic(tensor, dim, hint_override=size)`, with the traced values of the others.
+    Empty if no mark gives a hint."""
     for number in _symbolic_numbers(graph):
         given = getattr(number.node.shape_env, "var_to_hint_override", {})
         asked = {symbol: int(given[symbol]) for symbol in traced if symbol in given}
@@ -138,8 +147,8 @@ def marked(graph: Any, traced: Values) -> list[Values]:
 
 
 def identity(graph: torch.fx.GraphModule, traced: Values) -> str:
-    """A digest of one of Dynamo's graphs: its operators in order, and the types and sizes of its inputs, the symbols `traced`
-    by their places. The same in each process that compiles the function."""
+    """A digest of a Dynamo graph: its operators in order, and the dtypes and sizes of its inputs, with the symbols `traced` by
+    position. It is the same in each process that compiles the function."""
     names = {symbol: sympy.Symbol(f"s{place}") for place, symbol in enumerate(traced)}
 
     def text(value: Any) -> str:
@@ -159,7 +168,7 @@ def identity(graph: torch.fx.GraphModule, traced: Values) -> str:
 
 
 def meanings(graph: torch.fx.GraphModule, traced: Values) -> dict[str, str]:
-    """What each dynamic size is of the function's arguments, as Dynamo names it, by its name in hints."""
+    """What each dynamic size is in the function's arguments, in Dynamo's notation, by its name in hints."""
     env = next((number.node.shape_env for number in _symbolic_numbers(graph)), None)
     sources = getattr(env, "var_to_sources", {})
     said = {}
@@ -171,7 +180,7 @@ def meanings(graph: torch.fx.GraphModule, traced: Values) -> dict[str, str]:
 
 
 def beginning(graph: torch.fx.GraphModule) -> str:
-    """Where in the source a graph of Dynamo's begins: "model.py:12 in forward"; "" where it does not say."""
+    """Where a Dynamo graph begins in the source: "model.py:12 in forward"; "" if unknown."""
     traces = (node.meta.get("stack_trace") for node in graph.graph.nodes)
     first = next((trace for trace in traces if trace), "")
     places = re.findall(r'File "(.*?)", line (\d+), in (\S+)', first)
@@ -179,7 +188,7 @@ def beginning(graph: torch.fx.GraphModule) -> str:
 
 
 def places_of(graph: torch.fx.GraphModule, symbols: Sequence[sympy.Symbol]) -> sizes_seen.Places:
-    """Where among the arguments of one of AOTAutograd's graphs the symbols are; nothing where one is not there as it is."""
+    """Where the symbols are among the arguments of an AOTAutograd graph; empty if one does not appear by itself."""
     found: dict[sympy.Symbol, tuple[int, int | None]] = {}
     for number, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
         value = node.meta.get("val")
@@ -191,7 +200,7 @@ def places_of(graph: torch.fx.GraphModule, symbols: Sequence[sympy.Symbol]) -> s
 
 
 def of_file(path: Path, graph: str, traced: Values) -> list[Values]:
-    """The most frequent sizes that a file has of the graph with this digest."""
+    """The most frequent sizes in a file for the graph with this digest."""
     seen = sizes_file.read(path).get(graph)
     if seen is None:
         log.warning("%s has no sizes of the graph %s, which is compiled without hints.", path, graph)
@@ -203,12 +212,11 @@ def of_file(path: Path, graph: str, traced: Values) -> list[Values]:
 def combinations(
     hints: Hints, traced: Values, strict: bool = True, word: str = "hints", graph: Callable[[], str] = str
 ) -> list[Values]:
-    """Every combination of the hints, as values of the graph's dynamic sizes: those that no hint names keep the traced
-    value.
+    """Every combination of the hints, as values of the graph's dynamic sizes. Sizes that no hint names keep the traced value.
 
-    Names are "s0", "s1", ... for the first, second, ... dynamic size in argument order, or the tracer's own, such as
-    "s77". A name that fits no size is passed over, or, if `strict`, refused with HintError. Hints below LEAST are passed over.
-    Of a file those of the graph are taken whose digest `graph` gives.
+    Names are "s0", "s1", … for the first, second, … dynamic size in argument order, or the tracer's own, such as "s77". A name
+    that matches no size is ignored, or, if `strict`, rejected with HintError. Hints below LEAST are ignored. From a file, the
+    sizes of the graph with the digest `graph` are used.
     """
     if not hints:
         return []

@@ -1,9 +1,9 @@
-"""Numbers that only the host knows, as kernels of another device read them: tensors of one element there.
+"""Passes numbers that only the host knows to kernels of another device, as one-element tensors there.
 
-Dynamo hands over a module's float as a tensor of the host without dimensions, and eager takes such a tensor as a number on any
-device. Its value goes along as an argument of the kernel that fills the memory: a copy would wait for the device, and cannot be
-recorded in a CUDA graph. Numbers that come as arguments of the program go there together, equal ones in one fill: a model has an
-epsilon for each of its norms.
+Dynamo passes a module's float as a zero-dimensional CPU tensor, which eager accepts as a number on any device. Its value becomes
+an argument of the kernel that fills the memory: a copy would synchronise with the device, and cannot be recorded in a CUDA graph.
+Numbers that are arguments of the program are transferred together, equal ones in one fill: a model has an epsilon for each of its
+norms.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ aten = torch.ops.aten
 HOST = torch.device("cpu")
 
 APART = 64
-"""Bytes: no number is at an address that kernels would take for that of unaligned memory."""
+"""Distance in bytes between numbers, so that kernels do not take their addresses for unaligned ones."""
 
 
 class Filled:
-    """A call of `aten.full` on `device` for each of the different values of tensors of the host that have one element. Returns as
-    many tensors without dimensions, which lie APART bytes apart."""
+    """Calls `aten.full` on `device` for each distinct value among one-element CPU tensors. Returns one zero-dimensional tensor
+    per argument; they are APART bytes apart."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.__name__ = device, "aten.full.default"
 
     def __call__(self, *numbers: torch.Tensor) -> list[torch.Tensor]:
         values = [(number.dtype, number.item()) for number in numbers]
-        names = [(dtype, repr(value)) for dtype, value in values]  # tells 0.0 from -0.0
+        names = [(dtype, repr(value)) for dtype, value in values]  # distinguishes 0.0 from -0.0
         made = {}
         for name, (dtype, value) in dict(zip(names, values, strict=True)).items():
             shape = (names.count(name), APART // dtype.itemsize)
@@ -52,8 +52,8 @@ class Filled:
 
 
 def gathered(operations: Sequence[Operation], arguments: Collection[str]) -> tuple[Operation, ...]:
-    """`operations` with one call of Filled for each device, in place of the first of all those whose numbers are buffers among
-    `arguments`, which nothing writes to."""
+    """`operations` with all Filled calls for a device merged into the first one, if their numbers are buffers among `arguments`,
+    to which nothing writes."""
     calls: dict[torch.device, list[Extern]] = {}
     for operation in operations:
         if isinstance(operation, Extern) and isinstance(operation.target, Filled) and operation.reads() <= set(arguments):
@@ -72,9 +72,11 @@ def gathered(operations: Sequence[Operation], arguments: Collection[str]) -> tup
 
 
 def kernel_number(builder: Builder, device: torch.device | None, value: Any) -> Any:
-    """`value`, an argument of an operator whose result is on `device`, as its kernel takes it: truth values, numbers read from a
-    tensor or given as floats, and tensors of the host without dimensions, as tensors of the device; numbers made of sizes, and
-    all else, as they are."""
+    """An argument of an operator on `device`, as its kernel takes it.
+
+    Truth values, numbers read from a tensor or given as floats, and zero-dimensional CPU tensors become tensors on the device.
+    Numbers made of sizes, and everything else, are unchanged.
+    """
     if (truth := isinstance(value, Relational | BooleanFunction)) or (
         isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols)
     ):
@@ -87,7 +89,7 @@ def kernel_number(builder: Builder, device: torch.device | None, value: Any) -> 
 
 
 def _on(builder: Builder, value: Tensor, device: torch.device) -> Tensor:
-    """`value` on `device`: what it is computed from goes there, and it is computed where it is used."""
+    """`value` on `device`: its inputs are transferred, and it is computed where it is used."""
     if value.node is None or not all(_is_number(builder, load) for load in expr.loads(value.node)):
         return builder.once(replace(value, device=device), functools.partial(_filled, builder, value, device))
 
@@ -102,7 +104,7 @@ def _on(builder: Builder, value: Tensor, device: torch.device) -> Tensor:
 
 
 def _is_number(builder: Builder, load: Load) -> bool:
-    """Whether a load reads the same element of the host's memory wherever it is made."""
+    """Whether a load always reads the same element of CPU memory."""
     return not load.indirect and load.mask is None and builder.buffers[load.buffer].sizes == ()
 
 

@@ -1,16 +1,16 @@
-"""Which images of a graph should have their channels last: the assignment that costs least, conversions included.
+"""Which images of a graph should be channels-last: the assignment with the lowest cost, conversions included.
 
     x → conv → y                  1 conversion of x, 1 of y, to save 0.4 of x and y      planes
     x → conv → conv → conv → y    the same conversions, to save 0.4 of each that is read or written     channels last
 
-Every image that may be stored in either layout, and every convolution, is a node that is in planes or has its channels last. What
-a convolution costs more in one of them, and what a conversion costs between two nodes that differ, are capacities of edges; the
-cheapest assignment is a minimum cut. Costs are in bytes that a conversion moves, by the sizes that were traced; as what is gained
-and what is converted grow alike with the images, one assignment serves all sizes.
+Every convolution, and every image that may have either layout, is a node that is assigned planes (NCHW) or channels-last. The
+extra cost of a convolution in a layout, and of a conversion between nodes that differ, are capacities of edges; the cheapest
+assignment is a minimum cut. Costs are in bytes of a conversion, at the traced sizes. As gains and conversions grow alike with the
+images, one assignment serves all sizes.
 
-The constants are measured (36 convolutions, one thread, AVX2 and AVX-512; a conversion takes 0.12 to 0.18 ms for each MiB): of
-images in planes ATen's convolution takes 0.02 to 0.12 ms more for each MiB that it reads and writes, with groups 0.04 to 0.26,
-transposed 0.3 to 1. They are wrong for a window of 7×7 over three channels by AVX2, which is faster in planes (2.3 ms, 3.0).
+The constants are measured (36 convolutions, one thread, AVX2 and AVX-512; a conversion takes 0.12 to 0.18 ms per MiB). For images
+in planes, ATen's convolution takes 0.02 to 0.12 ms more per MiB that it reads and writes, with groups 0.04 to 0.26, transposed
+0.3 to 1. Known wrong: a 7×7 window over three channels with AVX2 is faster in planes (2.3 ms instead of 3.0).
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ import torch.fx
 from polytile.frontend.hints import traced_size
 
 DENSE, GROUPED, TRANSPOSED = 0.4, 0.7, 2.0
-"""What a convolution of images in planes costs more, for each byte that it reads or writes."""
+"""Extra cost of a convolution of images in planes, per byte that it reads or writes."""
 
 REORDERED = 0.7
-"""What eager's call costs more than one by a packing, for each byte of the weight."""
+"""Extra cost of eager's call compared with one on packed weights, per byte of the weight."""
 
 WIDE = 1.0
-"""What a convolution with its channels last costs more, for each byte of a weight that is not packed, its window more than
-one point: oneDNN, or a kernel of polytile's, brings it into another order in each call."""
+"""Extra cost of a channels-last convolution per byte of an unpacked weight, if its window has more than one point: oneDNN, or a
+generated kernel, reorders it in each call."""
 
 NARROW = 8
-"""Channels in each group's results up to which a transposed convolution of images in planes is the faster one: eight groups of
-12 take 1.7 ms in planes and 0.9 with channels last, four of 8 take 1.0 and 1.4."""
+"""Channels per group of the result up to which a transposed convolution is faster in planes: eight groups of 12 take 1.7 ms in
+planes and 0.9 channels-last, four of 8 take 1.0 and 1.4."""
 
 NEVER = math.inf
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a convolution costs more than its best, in planes and with its channels last."""
+    """The extra cost of a convolution over its best, in planes and channels-last."""
 
     planes: float
     last: float
 
 
 def cost_of(images: float, weight: float, points: int, groups: int, transposed: bool, filters: int, way: str) -> Cost:
-    """The cost of a convolution that reads and writes `images` bytes by a weight of `weight` bytes, in a window of `points`.
-    `filters`: the weight's second size, which of a transposed convolution is the channels in each group's results. What becomes
-    of the weight is the `way`: "packed", "laid out" with its channels last in each pass, or "plain"."""
+    """The cost of a convolution that reads and writes `images` bytes with a weight of `weight` bytes and a window of `points`.
+
+    `filters` is the weight's second size: for a transposed convolution, the channels per group of the result. `way` says how the
+    weight is treated: "packed", "laid out" channels-last in each pass, or "plain".
+    """
     if transposed and groups > 1 and filters <= NARROW:
         return Cost(0.0, 0.0)
     planes = images * (TRANSPOSED if transposed else GROUPED if groups > 1 else DENSE)
@@ -63,20 +65,20 @@ def cost_of(images: float, weight: float, points: int, groups: int, transposed: 
 
 
 def bytes_of(image: torch.Tensor) -> float:
-    """Bytes of an image at the sizes that were traced."""
+    """Bytes of an image at the traced sizes."""
     return math.prod(map(traced_size, image.shape)) * image.element_size()
 
 
 @dataclass
 class Layouts:
-    """The nodes of a graph, and what layouts cost them."""
+    """The nodes of a graph, and their costs in each layout."""
 
     planes: dict[Hashable, float] = field(default_factory=dict)
-    """By node, what it costs to be in planes."""
+    """The cost of each node in planes."""
     last: dict[Hashable, float] = field(default_factory=dict)
-    """By node, what it costs to have its channels last."""
+    """The cost of each node in channels-last layout."""
     readers: list[tuple[Hashable, frozenset[Hashable], float]] = field(default_factory=list)
-    """A node, what reads it, and what it costs to give it, once, to those of another layout."""
+    """A node, its readers, and the cost of converting it once for those in the other layout."""
 
     def add(self, node: Hashable, cost: Cost) -> None:
         self.planes[node] = self.planes.get(node, 0.0) + cost.planes
@@ -86,8 +88,8 @@ class Layouts:
         self.readers.append((node, frozenset(readers) - {node}, conversion))
 
     def cheapest(self) -> set[Hashable]:
-        """The nodes that have their channels last in the cheapest assignment, in planes where both cost the same."""
-        import networkx  # torch needs it; it takes 0.2 s to import
+        """The channels-last nodes in the cheapest assignment. Ties are planes."""
+        import networkx  # a dependency of torch; importing takes 0.2 s
 
         graph = networkx.DiGraph()
         graph.add_nodes_from(("planes", "last"))

@@ -1,4 +1,4 @@
-"""Operators as the library calls that a program makes of them: what they return, and what they change."""
+"""Library calls for ATen operators: the results they return and the arguments they mutate."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from polytile.frontend.lower.value import Tensor
 from polytile.ir.program import View
 
 WITH_A_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
-"""Higher-order operators of which torch leaves the results out: they run another under a given state of the random numbers."""
+"""Higher-order operators that run another operator with a given random number state. torch records no fake results for them."""
 
 
 class Flat:
-    """An operator whose nested results come as one flat list; `like` has their structure."""
+    """Wraps an operator with nested results to return one flat list. `like` has the structure of the results."""
 
     def __init__(self, target: Any, like: Any) -> None:
         self.target, self.__name__ = target, operator_name(target)
         self.structure = tree_map(lambda _: None, like)
-        for name in ("_schema", "namespace", "tags"):  # what passes ask of an operator
+        for name in ("_schema", "namespace", "tags"):  # attributes that passes read
             if hasattr(target, name):
                 setattr(self, name, getattr(target, name))
 
@@ -36,7 +36,7 @@ class Flat:
 
 
 class WithCopies:
-    """An operator that returns views of its arguments, returning copies instead, conjugated by the same mark."""
+    """Wraps an operator that returns views of its arguments to return copies, with the conjugate bit preserved."""
 
     def __init__(self, target: Any) -> None:
         self.target, self.__name__ = target, operator_name(target)
@@ -51,7 +51,7 @@ class WithCopies:
 
 
 def _flat(result: Any, structure: Any) -> list[Any]:
-    """What stands in `result` where `structure` has a leaf. Results beyond the structure are those that nobody uses."""
+    """The leaves of `result` at the places where `structure` has leaves. Results beyond the structure are unused."""
     if isinstance(structure, tuple | list):
         return [leaf for part, inner in zip(result, structure, strict=False) for leaf in _flat(part, inner)]
     if isinstance(structure, dict):
@@ -60,15 +60,14 @@ def _flat(result: Any, structure: Any) -> list[Any]:
 
 
 def is_nested(target: Any, results: Any) -> bool:
-    """Whether there may be lists or tuples among the results of a call."""
+    """Whether the results of a call may contain lists or tuples."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     return isinstance(results, tuple | list) and any(isinstance(part, tuple | list | dict) for part in results)
 
 
 def results_of(node: torch.fx.Node) -> Any:
-    """The fake results of a node. torch leaves them out for some higher-order operators; then the nodes that pick them
-    apart have them."""
+    """The fake results of a node. torch records none for some higher-order operators; their `getitem` users have them."""
     if "val" in node.meta:
         return node.meta["val"]
     picked: dict[Any, Any] = {user.args[1]: results_of(user) for user in node.users if user.target is operator.getitem}
@@ -76,13 +75,13 @@ def results_of(node: torch.fx.Node) -> Any:
 
 
 def complete(graph: torch.fx.Graph) -> None:
-    """Gives what is drawn under a state of the random numbers the fake results that torch has left out."""
+    """Add the fake results that torch leaves out for operators run with a given random number state."""
     values = [node.meta.get("val") for node in graph.nodes]
     for node in graph.nodes:
         if str(node.target) not in WITH_A_STATE or "val" in node.meta:
             continue
         at = next((k for k, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload)), None)
-        if at is None:  # a higher-order operator is drawn from again; whoever picks its results apart has them
+        if at is None:  # it runs a higher-order operator; the getitem nodes have the results
             continue
         given = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
         args, kwargs = torch.fx.map_arg((node.args[at + 1 :], given), lambda argument: argument.meta["val"])
@@ -91,7 +90,7 @@ def complete(graph: torch.fx.Graph) -> None:
 
 
 def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:
-    """What an operator changes among its arguments, by its schema."""
+    """The arguments that an operator mutates according to its schema."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

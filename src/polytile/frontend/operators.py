@@ -1,4 +1,5 @@
-"""ATen operators of the graph as calls on stored tensors: what a loop that is lowered from one alone may be replaced by."""
+"""ATen operators of the graph as calls on stored tensors. A loop that was lowered from one operator alone may be replaced by
+it."""
 
 from __future__ import annotations
 
@@ -22,13 +23,12 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def is_reshape(target: object) -> bool:
-    """Whether an operator keeps all elements in row-major order and changes the sizes alone."""
+    """Whether an operator only changes the sizes and keeps the row-major order of the elements."""
     return target in _RESHAPES
 
 
 def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """The operator of `node` as a call; None where it has arguments that are not stored, or results that are views, random, or a
-    single number."""
+    """The operator of `node` as a Call; None if an argument is not stored, or the result is a view, random or a single number."""
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload) or target._schema.is_mutable or is_view(target):
         return None
@@ -39,7 +39,7 @@ def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kw
 
 
 def changing_call(builder: Builder, target: object, base: View, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """The operator `target` as one that changes its first argument, which stands in `base` already; None where there is none."""
+    """The in-place form of `target`, applied to its first argument, which is in `base` already; None if there is no such form."""
     if not isinstance(target, OpOverload) or not _stored((args[1:], kwargs)):
         return None
     name = target._schema.name.removeprefix("aten::")
@@ -51,7 +51,7 @@ def changing_call(builder: Builder, target: object, base: View, args: Sequence[A
 
 
 def changes_a_copy(made: Sequence[Operation], base: View) -> bool:
-    """Whether these are two operations on `base`: one that makes what the other changes."""
+    """Whether these are two operations on `base`: one that fills it and one that updates it."""
     return len(made) == 2 and all(operation.writes() == {base.buffer} for operation in made)
 
 

@@ -1,7 +1,8 @@
 """Inputs that a forward pass overwrites and whose old values its backward pass needs.
 
-The partitioner takes a graph's inputs for free: it hands one to the backward graph, which computes from it what the forward
-graph has computed. By then an input that the forward pass has overwritten holds its new values, and the gradient is wrong.
+The partitioner assumes that a graph's inputs are free: it passes one to the backward graph, which recomputes from it what the
+forward graph computed. An input that the forward pass has overwritten holds its new value by then, and the gradient would be
+wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ aten = torch.ops.aten
 
 
 def keep_overwritten(graph: torch.fx.Graph) -> None:
-    """Lets the backward part of a joint graph see the old values of the inputs that the forward part overwrites: each one that it
-    depends on is read through a clone, which is saved for the backward pass and never computed again."""
+    """Let the backward part of a joint graph see the old values of the inputs that the forward part overwrites: each one on which
+    it depends is read through a clone, which is saved for the backward pass and never recomputed."""
     inputs = graph.find_nodes(op="placeholder")
-    tangents = [node for node in inputs if "tangents" in str(node.target)]  # as torch's partitioner knows them
+    tangents = [node for node in inputs if "tangents" in str(node.target)]  # the naming on which torch's partitioner relies
     primals = [node for node in inputs if node not in tangents]
     backward = _reached(tangents)
     overwritten = {node.args[0] for node in graph.nodes if node.target is aten.copy_.default}
@@ -37,7 +38,7 @@ def _made_by_the_tracer(user: torch.fx.Node) -> bool:
 
 
 def _reached(starts: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """These nodes and all that are computed from them."""
+    """These nodes, and all nodes that depend on them."""
     found, left = set(), list(starts)
     while left:
         node = left.pop()

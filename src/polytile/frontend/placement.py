@@ -1,9 +1,8 @@
-"""Where the values of a graph live: which are stored, and in what layout.
+"""Decides which values of a graph are stored, and in what layout.
 
-A value that nobody stores is computed again by each user. The passes can take a store back (`inline_cheap` computes a
-cheap one where it is read, fusion puts producer and reader into one kernel, and then nothing goes through memory), but
-no pass can take a second computation back once two kernels have it. So what costs something is stored here, and only
-what is cheaper to compute than to read is left open.
+A value that is not stored is recomputed by each of its users. Passes can undo a store: `inline_cheap` recomputes a cheap value
+where it is read, and fusion puts producer and reader into one kernel. But no pass can undo a recomputation once two kernels
+contain it. So costly values are stored here, and only those that are cheaper to compute than to read stay unstored.
 """
 
 from __future__ import annotations
@@ -26,26 +25,34 @@ from polytile.ir import expr, ops, sizes
 from polytile.ir.program import Template, View
 
 KEEP_COST = 8.0
-"""Multiply-adds for one element from which a value with several users is stored. A store and a load of a float32 move
-8 bytes; at the 10 GB/s or so that a core has for itself that is the time of about 8 multiply-adds a lane. Wrong where
-everything stays in the first cache: there computing again loses from about 2 on, and fusion mostly saves the day."""
+"""Multiply-adds per element from which a value with several users is stored.
+
+A store and a load of a float32 move 8 bytes. At the 10 GB/s or so that one core gets, that takes as long as about 8 multiply-adds
+per lane. Known wrong: if everything stays in the L1 cache, recomputing loses from about 2 on, and fusion usually makes up for it.
+"""
 
 KEEP_LOADS = 2
-"""Loads from which a value with several users is stored: each further user would read as many operands again, where
-reading the value takes one load. What is the same along some dimension, such as a row's mean, is in a cache by then and
-does not count. One load is enough where it is a product's: storing is then the product's epilogue, which reads nothing."""
+"""Number of loads from which a value with several users is stored: each further user would read all operands again, where reading
+the value takes one load.
+
+An operand that is broadcast, such as a row's mean, is in a cache by then and does not count. A single load of a product is
+enough, because the store becomes the product's epilogue, which reads nothing.
+"""
 
 LARGEST_VALUE = 96
-"""Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
+"""Number of nodes from which any value is stored, so that kernels stay readable and quick to compile."""
 
 MOST_COMPARED = 32
-"""Returned views of one value of which each two are asked whether they share elements; of more their base is stored unasked."""
+"""Maximum number of returned views of one value that are compared pairwise for overlap. With more, the base is stored without
+asking."""
 
 
 def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, written: bool) -> Tensor:
-    """`value`, the result of `node`: stored if it is `needed`, or large, or if it has several users and is costly, reads
-    much, or is returned anyway; else as it is. `written`: it is what an overwritten input becomes, whose traced strides are
-    taken to keep all elements apart."""
+    """The result of `node`, stored or not.
+
+    It is stored if it is `needed` or large, or if it has several users and is costly, has many loads, or is returned anyway.
+    `written` means that it is the new value of an overwritten input, whose traced strides are assumed not to overlap.
+    """
     distinct = written or is_new(node)
     if value.node is None:
         return laid_out(builder, value, node.meta["val"], distinct) if needed and written else value
@@ -58,7 +65,7 @@ def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, wr
 
 def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
     if isinstance(value.node, expr.Load) and all(user.op != "output" for user in node.users):
-        return False  # what is stored already, perhaps in a narrower type
+        return False  # it is stored already, perhaps in a narrower dtype
     cost = sum(ops.definition(n.name).cost for n in nodes if isinstance(n, expr.Op))
     axes = {axis for axis, n in zip(value.axes, value.sizes, strict=True) if n != 1}
     loads = [n for n in nodes if isinstance(n, expr.Load) and (n.indirect or axes <= n.index.free_symbols)]
@@ -69,14 +76,18 @@ def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: 
 
 
 def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
-    """Nodes whose values are stored because views of them are wanted. Other views of what is not stored are computed alone,
-    which saves the rest. `generated` has the operators with a lowering."""
+    """Nodes whose values are stored because views of them are wanted. A view of any other unstored value is computed on its own,
+    without the rest of that value. `generated` holds the operators that have a lowering."""
     return _returned_bases(graph) | _library_bases(graph, generated)
 
 
 def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """A view of these is returned in strides that only a view can have, such as those of every other column, or several views
-    that may share elements: who changes one sees it in the others. Nor are several computed that have all elements in all."""
+    """Bases of returned views that must stay views.
+
+    Either the view has strides that only a view can have, such as every other column, or several views may share elements, so
+    that a write to one shows in the other. Also bases of views that together have all elements: storing the base computes them
+    once.
+    """
     found, returned = set(), _Views()
     for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
         if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
@@ -88,8 +99,11 @@ def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
-    """Library calls want several views of these, which have no fewer elements in all: storing each base once takes one kernel, or
-    none after a product, where its views would take one each. So lie the queries, keys and values of attention."""
+    """Bases of views that library calls read and that together have at least as many elements as the base.
+
+    Storing the base takes one kernel, or none as a product's epilogue, where the views would take one each. Typical are the
+    queries, keys and values of attention.
+    """
     wanted = _Views()
     for node in graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and node.target not in generated:
@@ -104,8 +118,11 @@ _SCATTERS = {
 
 
 def partly_written(graph: torch.fx.Graph, changed: Container[str]) -> set[torch.fx.Node]:
-    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which are taken to
-    keep all elements apart, though nothing proves it: torch promises nothing of tensors that are written where they overlap."""
+    """The new values of inputs that are partly overwritten.
+
+    They are traced with the input's own strides, which are assumed not to overlap although nothing proves it: torch does not
+    define writes to tensors whose elements overlap.
+    """
     parts: set[torch.fx.Node] = {n for n in graph.nodes if n.op == "placeholder" and n.name in changed}
     for node in graph.nodes:
         whole = node.args[0] if node.args else None
@@ -118,7 +135,7 @@ _ANYWHERE = {torch.ops.aten.as_strided.default, torch.ops.aten.expand.default}
 
 
 class _Views:
-    """Views, by what they are views of."""
+    """Views, grouped by their base."""
 
     def __init__(self) -> None:
         self.views: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
@@ -129,11 +146,11 @@ class _Views:
             self.views.setdefault(base, {})[node] = node.meta["val"]
 
     def covered(self) -> set[torch.fx.Node]:
-        """What has several views, with as many elements as itself in all."""
+        """Bases with several views that together have at least as many elements."""
         return {base for base, views in self._several() if _covered(base.meta["val"], views)}
 
     def shared(self) -> set[torch.fx.Node]:
-        """What has several views of which two may have elements in common, or too many to compare."""
+        """Bases with several views of which two may share elements, or with too many to compare."""
         return {base for base, views in self._several() if len(views) > MOST_COMPARED or not _all_disjoint(views)}
 
     def _several(self) -> list[tuple[torch.fx.Node, list[torch.Tensor]]]:
@@ -141,7 +158,7 @@ class _Views:
 
 
 def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
-    """Whether views have as many elements as their base in all, provably."""
+    """Whether the views provably have as many elements in total as their base."""
     rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
     return bool(sizes.is_nonnegative(sizes.expand(rest)))
 
@@ -151,8 +168,8 @@ def _all_disjoint(views: Sequence[torch.Tensor]) -> bool:
 
 
 def _disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two views of one tensor provably have no element in common."""
-    if a.dtype != b.dtype:  # their places count in other units
+    """Whether two views of one tensor provably share no element."""
+    if a.dtype != b.dtype:  # their offsets count in different units
         return False
     gap = sizes.as_size(b.storage_offset()) - sizes.as_size(a.storage_offset())
     runs = [None, *(s for s in map(sizes.as_stride, a.stride()) if s != 0)]
@@ -160,8 +177,8 @@ def _disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr | None) -> bool:
-    """Whether `b`, which begins `gap` elements behind `a`, lies behind it in each run of `every` elements, as columns of the same
-    rows do. None: in the one run of all elements."""
+    """Whether `b`, which starts `gap` elements after `a`, lies after `a` within each run of `every` elements, as disjoint columns
+    of the same rows do. None means a single run of all elements."""
     if every is None:
         return sizes.is_nonnegative(sizes.expand(gap - _reach(a) - 1))
     gap = gap % every if gap.is_Integer and every.is_Integer else sizes.split_by(gap, every)[1]
@@ -170,7 +187,7 @@ def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr
 
 
 def _reach(tensor: torch.Tensor, every: sympy.Expr | None = None) -> sympy.Expr:
-    """How far the last element, in a run of `every`, lies behind the first."""
+    """Distance from the first to the last element within a run of `every`."""
     dims = zip((sizes.unguarded(sizes.as_size(n)) for n in tensor.shape), map(sizes.as_stride, tensor.stride()), strict=True)
     return sum(((n - 1) * s for n, s in dims if every is None or not _multiple(s, every)), sizes.ZERO)
 
@@ -180,7 +197,7 @@ def _elements(tensor: torch.Tensor) -> sympy.Expr:
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, at the end of a chain of views; itself if it is none."""
+    """The base at the end of a chain of views; the node itself if it is not a view."""
     while (is_view(node.target) or node.target is operator.getitem) and isinstance(node.args[0], torch.fx.Node):
         if node.target is operator.getitem and not is_view(node.args[0].target):
             break
@@ -189,14 +206,14 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def is_view(target: object) -> bool:
-    """Whether an operator's result is a view of its first argument, by its schema."""
+    """Whether an operator's result is a view of its first argument, according to its schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
 
 
 def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor, distinct: bool = False) -> Tensor:
-    """`value` stored in the strides that were traced, or row-major where `fits` says that it cannot be. Along a
-    dimension of stride 0 only one element is stored."""
+    """`value`, stored with the traced strides, or row-major if `fits` says that this is impossible. Along a dimension of stride
+    0, only one element is stored."""
     strides = tuple(sizes.as_stride(s) for s in fake.stride())
     if value.view is not None and _same_strides(value, strides):
         return value
@@ -213,8 +230,8 @@ def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor, distinct: bool
 
 
 def advised(result: Any, fake: Any) -> Any:
-    """`result`, of an operator whose results are traced as `fake`: images that were traced with their channels last and are not
-    stored yet will be stored so, whoever asks for it."""
+    """The `result` of an operator that was traced as `fake`. If an unstored image was traced in channels-last layout, it will be
+    stored that way."""
     if isinstance(result, tuple) and isinstance(fake, tuple | list):
         return tuple(map(advised, result, fake))
     if not isinstance(result, Tensor) or result.node is None or not isinstance(fake, torch.Tensor) or result.rank != 4:
@@ -225,7 +242,7 @@ def advised(result: Any, fake: Any) -> Any:
 
 
 def fits(value: Tensor, node: torch.fx.Node) -> bool:
-    """Whether `laid_out` can give `value`, of `node`, the traced strides: it has them, or they keep all elements apart."""
+    """Whether `laid_out` can give the value of `node` its traced strides: it has them already, or they do not overlap."""
     fake = node.meta["val"]
     strides = tuple(sizes.as_stride(s) for s in fake.stride())
     return (value.view is not None and _same_strides(value, strides)) or is_new(node) or _apart_but_repeated(fake)
@@ -235,8 +252,8 @@ _STRIDED = {torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strid
 
 
 def is_new(node: torch.fx.Node) -> bool:
-    """Whether the result of `node` is memory of its own, whose strides keep all elements apart, though nothing may prove it:
-    operators leave no others. Sizes such as (s // 4) * (s // (s // 4)) beside strides in s prove nothing."""
+    """Whether the result of `node` is fresh memory, whose strides do not overlap even if that cannot be proved: operators return
+    no others. Sizes such as (s // 4) * (s // (s // 4)) with strides in s prove nothing."""
     while node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     target, fake = node.target, node.meta.get("val")
@@ -253,7 +270,7 @@ def _apart_but_repeated(fake: torch.Tensor) -> bool:
 
 
 def _repeated(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[int]:
-    """Dimensions along which all elements are one; not those without elements, which have no first to stand for all."""
+    """Dimensions of stride 0, except those of size 0 or 1: an empty dimension has no first element to store."""
     return [d for d, s in enumerate(strides) if s == 0 and extents[d] not in (0, 1)]
 
 
@@ -263,7 +280,7 @@ def _same_strides(value: Tensor, strides: Sequence[sympy.Expr]) -> bool:
 
 
 def _first_along(value: Tensor, dims: Sequence[int]) -> Tensor:
-    """`value` with only the first element of `dims`, kept as dimensions of size 1."""
+    """`value` with only the first element along `dims`, kept as dimensions of size 1."""
     extents = [sizes.ONE if d in dims else n for d, n in enumerate(value.sizes)]
 
     def at(point: Point) -> expr.Node:
@@ -273,15 +290,15 @@ def _first_along(value: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _strides_for(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
-    """The traced strides where no two elements share a place, else row-major."""
+    """The traced strides if elements do not overlap, else row-major ones."""
     if not apart(extents, strides):
         return sizes.contiguous_strides(extents)
     return tuple(sizes.as_stride(s) for s in strides)
 
 
 def apart(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
-    """Whether strides keep all elements apart, as far as can be proved: some order of the dimensions has each stride a
-    multiple of the span of the ones before it. Sizes max(0, n) count as n: where they are not, there are no elements."""
+    """Whether strides provably keep all elements apart: in some order of the dimensions, each stride is a multiple of the span of
+    those before it. Sizes max(0, n) count as n, since there are no elements otherwise."""
     if any(n == 0 for n in extents):
         return True
     extents = [sizes.unguarded(n) for n in extents]
@@ -294,8 +311,8 @@ def _dims(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[
 
 
 def _positive(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
-    """Both with a positive symbol for each max(1, n) in the strides, and for its n: the two differ only where n is 0,
-    and where that is a size there are no elements to be apart."""
+    """Both with a positive symbol for each max(1, n) in the strides, and for its n. The two differ only if n is 0, and then a
+    tensor of that size has no elements."""
     symbols: dict[sympy.Expr, sympy.Expr] = {}
     for guarded in sorted({e for s in strides for e in sizes.guards(s, sizes.ONE)}, key=str):
         n = sizes.unguarded(guarded, sizes.ONE)
@@ -304,7 +321,7 @@ def _positive(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> t
 
 
 def _in_some_order(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], span: sympy.Expr) -> bool:
-    """Whether the (size, stride) pairs can be put in such an order, the first with a stride that `span` divides."""
+    """Whether the (size, stride) pairs can be put in such an order, starting with a stride that is a multiple of `span`."""
     if not dims:
         return True
     for k, (n, s) in enumerate(dims):
@@ -314,7 +331,7 @@ def _in_some_order(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], span: sympy.Ex
 
 
 def _multiple(stride: sympy.Expr, span: sympy.Expr) -> bool:
-    """stride = c·span for some c ≥ 1."""
+    """Whether stride = c·span for some c ≥ 1."""
     quotient = sizes.divide(sizes.expand(stride), span) if not sizes.has_division(stride + span) else None
     if quotient is None:
         return sizes.equal(stride, span)

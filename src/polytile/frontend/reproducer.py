@@ -1,4 +1,4 @@
-"""A graph as a script of its own: ATen or Dynamo graph, arguments of the same kind, one compile by polytile."""
+"""Writes a graph as a standalone script: an ATen or Dynamo graph, arguments of the same kind, and one compilation by polytile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polytile.frontend.hints import sizes_of
 from polytile.version import __version__
 
 UNKNOWN = 3
-"""Stands for a size that is known only at run time."""
+"""The value used for a size that is known only at run time."""
 
 _PYTREES = {"fx_pytree": "torch.fx", "pytree": "torch.utils"}
 
@@ -64,7 +64,7 @@ if __name__ == "__main__":
 
 
 def script(graph: torch.fx.GraphModule, error: str) -> str:
-    """The text of a script that compiles `graph` under the options in force, which may raise `error` again."""
+    """The text of a script that compiles `graph` under the current options, which may reproduce `error`."""
     code = graph.graph.python_code("self")
     values = sizes_of(graph)
     given = [_argument(node, values) for node in graph.graph.nodes if node.op == "placeholder"]
@@ -81,7 +81,7 @@ def script(graph: torch.fx.GraphModule, error: str) -> str:
 
 
 def _imports(names: Mapping[str, Any]) -> Iterator[str]:
-    """What the code of the graph names beside torch."""
+    """Imports for the names in the graph's code, other than torch's."""
     for name, value in names.items():
         module, own = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if name in ("torch", "device", "inf", "nan"):
@@ -97,7 +97,7 @@ def _imports(names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _constants(graph: torch.fx.GraphModule) -> Iterator[str]:
-    """The tensors that the graph holds, with random numbers in the place of theirs."""
+    """The graph's constant tensors, with random values."""
     for name in dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"):
         value: Any = graph
         for part in name.split("."):

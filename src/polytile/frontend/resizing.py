@@ -1,7 +1,7 @@
-"""Upsampling on the CPU kept whole while a graph is traced, as operators of polytile's own with gradients.
+"""Keeps upsampling on the CPU whole while a graph is traced, as polytile operators with gradients.
 
-torch takes `interpolate` apart above autograd: into gathers by tables of indices, whose gradients are accumulating scatters, four
-of them for bilinear interpolation. Kept whole, the forward pass is one loop that computes places and weights itself
+torch decomposes `interpolate` above autograd into gathers by index tables, whose gradients are accumulating scatters, four of
+them for bilinear interpolation. Kept whole, the forward pass is one loop that computes positions and weights itself
 (`lower/upsampling.py`), with the library's kernel among its candidates, and the backward pass is the library's.
 
     F.interpolate(x, scale_factor=2, mode="bilinear")   →   polytile.upsample(x, "upsample_bilinear2d", [2h, 2w], False, [2., 2.])
@@ -27,7 +27,7 @@ NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 NAMES = (*NEAREST, *EXACT, *LINEAR)
-"""ATen's operators, those of one dimension first in each group."""
+"""ATen's operators, ordered by number of dimensions within each group."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define("upsample(Tensor x, str name, SymInt[] size, bool align_corners, float[] scales) -> Tensor")
@@ -38,7 +38,7 @@ _keeps = threading.local()
 
 
 def arguments(name: str, align_corners: bool, scales: Sequence[float]) -> tuple[Any, ...]:
-    """What ATen's operator takes after the sizes; scales of 0 are none."""
+    """The arguments of ATen's operator after the sizes; a scale of 0 means none."""
     given = tuple(scale or None for scale in scales)
     return (align_corners, *given) if name in LINEAR else given
 
@@ -106,7 +106,7 @@ def kept_whole() -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Puts a look at `kept_whole` in front of torch's own rules; elsewhere they hold as before."""
+    """Wrap torch's own rules with a check of `kept_whole`; otherwise they apply as before."""
     for name in NAMES:
         operator = getattr(aten, name).vec
         for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):

@@ -1,8 +1,8 @@
-"""Graphs within a graph: the branches of `torch.cond`, the parts of a `while_loop`, what `scan` and `map` do at each step, and
-regions compiled once for all their calls.
+"""Graphs within a graph: the branches of `torch.cond`, the parts of a `while_loop`, the steps of `scan` and `map`, and regions
+that are compiled once for all their calls.
 
-Each is lowered to a program of its own, once however often it is called, and the operator that runs it becomes a library call of
-the function here, which takes compiled programs in place of the graphs.
+Each is lowered to a program of its own, once for all calls. The operator that runs it becomes a library call of the function
+here, which takes compiled programs in place of the graphs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ Graph = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """A lowered graph among the arguments of a library call. `many`: whether it returns a tuple, rather than one value."""
+    """A lowered graph among the arguments of a library call. `many`: whether it returns a tuple instead of one value."""
 
     lowered: Lowered
     many: bool
 
 
 def cond(predicate: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = ()) -> Any:
-    """`torch.cond`: a tensor decides on the host, as in eager."""
+    """`torch.cond`: a tensor's value decides on the host, as in eager."""
     return (if_true if predicate else if_false)(*operands)
 
 
 def while_loop(goes_on: Graph, body: Graph, carried: Sequence[Any], additional: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """`while_loop`: runs `body` on what it returned last, as long as `goes_on` says so. What no round has made is a copy."""
+    """`while_loop`: runs `body` on its own last results as long as `goes_on` returns true. Results that no iteration has produced
+    are copies."""
     results, began = tuple(carried), False
     while goes_on(*results, *additional):
         results, began = tuple(body(*results, *additional)), True
@@ -52,7 +53,7 @@ def invoke_subgraph(region: Graph, _identifier: str, *operands: Any) -> Any:
 def scan(
     combine: Graph, init: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any] = ()
 ) -> tuple[Any, ...]:
-    """`scan` along the first dimension of `xs`: what is carried at the end, and the rest of each step's results, stacked."""
+    """`scan` along the first dimension of `xs`: the final carry, and the other results of each step, stacked."""
     carried, steps = tuple(init), _Stacked(len(xs[0]))
     for step in range(len(xs[0])):
         given = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in carried]
@@ -92,10 +93,10 @@ class _Stacked:
 RUNNERS: dict[Any, Graph] = {
     getattr(torch.ops.higher_order, run.__name__): run for run in (cond, while_loop, scan, map_impl, invoke_subgraph)
 }
-"""What runs a higher-order operator whose graphs are programs."""
+"""The functions that run higher-order operators whose graphs are programs."""
 
 SLICES = (scan, map_impl)
-"""Those that hand slices of their arguments to their graphs, in contiguous memory."""
+"""Those that pass contiguous slices of their arguments to their graphs."""
 
 
 class Called:
@@ -110,7 +111,7 @@ class Called:
 
 
 def why_not(operator: Any, graph: torch.fx.GraphModule) -> str:
-    """Why a graph that a higher-order operator runs cannot be a program, "" if it can."""
+    """Why a graph that a higher-order operator runs cannot be a program; "" if it can."""
     if RUNNERS[operator] in SLICES and not all(map(_is_contiguous, graph.graph.find_nodes(op="placeholder"))):
         return "its graph was traced with tensors that are not contiguous"
     for node in graph.graph.nodes:
@@ -138,7 +139,7 @@ def returns_many(graph: torch.fx.GraphModule) -> bool:
 def kinds_of_weights(
     graph: torch.fx.GraphModule, calls: Sequence[torch.fx.Node], weights: Mapping[str, str]
 ) -> dict[str, str]:
-    """The inputs of a region that are weights in all its calls, and of which kind."""
+    """The inputs of a region that are weights in all its calls, and their kinds."""
     inputs = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     given = [[getattr(leaf, "name", "") for leaf in tree_leaves(call.args[2:])] for call in calls]
     found = {name: {weights.get(operands[k], "") for operands in given} for k, name in enumerate(inputs)}

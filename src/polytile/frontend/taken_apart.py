@@ -1,5 +1,6 @@
-"""Which operator the nodes of a graph came from where the tracer took one apart: eager has one kernel for a softmax, the graph
-five operators. Noted on the nodes that became its results, so that a loop can call it whole (trace.py)."""
+"""Records from which operator nodes came that the tracer decomposed: eager has one kernel for a softmax, the graph has five
+operators. The record is attached to the nodes that compute its results, so that a loop can be replaced by the whole operator
+(trace.py)."""
 
 from __future__ import annotations
 
@@ -18,26 +19,26 @@ from torch.utils._pytree import tree_leaves
 from polytile.ir import sizes
 
 KEY = "polytile_taken_apart"
-"""Of a node's `meta`."""
+"""The key in a node's `meta`."""
 
 CHANGING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-"""Operators that change arguments though their schema does not say so: the running statistics of a norm."""
+"""Operators that mutate arguments although their schema does not say so: the running statistics of a norm."""
 
 Decomposition = Callable[..., Any]
 Shape = tuple[tuple[sympy.Expr, ...], torch.dtype]
-"""Sizes and type of a tensor."""
+"""Sizes and dtype of a tensor."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """An argument that is the result of the node of this name."""
+    """An argument that is the result of the node with this name."""
 
     node: str
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A call of an operator that was taken apart, with a Name for every tensor; sizes and types of its results."""
+    """A call of a decomposed operator, with a Name for every tensor, and the sizes and dtypes of its results."""
 
     target: OpOverload
     args: tuple[Any, ...]
@@ -47,14 +48,14 @@ class Whole:
 
 @dataclass(frozen=True)
 class Result:
-    """A node's value: result number `output` of several of a call, None of one."""
+    """The value of a node: result number `output` of a call, or None for a single result."""
 
     call: Whole
     output: int | None
 
 
 def noting(table: Mapping[OpOverload, Decomposition]) -> dict[OpOverload, Decomposition]:
-    """A table of decompositions, each of which notes what it takes apart."""
+    """A table of decompositions, each of which records what it decomposes."""
     return {op: _noting(op, rule) if isinstance(op, OpOverload) else rule for op, rule in table.items()}
 
 
@@ -70,7 +71,7 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
         last = next(iter(reversed(mode.tracer.graph.nodes)), None)
         found = rule(*args, **kwargs)
         if found is not NotImplemented:
-            with disable_proxy_modes_tracing():  # sizes are compared, which is no part of the graph
+            with disable_proxy_modes_tracing():  # comparing sizes must not be traced into the graph
                 _note(operator, args, kwargs, found, mode.tracer, last)
         return found
 
@@ -78,7 +79,7 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
 
 
 def _note(operator: OpOverload, args: Any, kwargs: Any, found: Any, tracer: Any, last: torch.fx.Node | None) -> None:
-    """Marks those nodes behind `last` that are results."""
+    """Record the call on those nodes after `last` that are its results."""
     try:
         given, named = _named(args, tracer), _named(kwargs, tracer)
     except _Unnamed:
@@ -93,12 +94,12 @@ def _note(operator: OpOverload, args: Any, kwargs: Any, found: Any, tracer: Any,
 
 
 def shape_of(value: Any) -> Shape | None:
-    """Of a fake tensor; None of anything else."""
+    """Sizes and dtype of a fake tensor; None for anything else."""
     return (tuple(sizes.as_size(n) for n in value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 class _Unnamed(Exception):
-    """A tensor has no node."""
+    """Raised for a tensor without a node."""
 
 
 def _named(value: Any, tracer: Any) -> Any:
@@ -123,5 +124,5 @@ def _node_of(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
 
 
 def names_in(call: Whole) -> list[str]:
-    """The nodes that a call takes."""
+    """The names of the nodes among a call's arguments."""
     return [leaf.node for leaf in tree_leaves((call.args, dict(call.kwargs))) if isinstance(leaf, Name)]

@@ -1,4 +1,4 @@
-"""What a program remembers of the graph that it was lowered from: each operator as a call, and which results are in memory."""
+"""Builds a program's Trace: the source graph's operators as calls, and the results of which are in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, sh
 from polytile.ir.program import Made, Operator, Ref, Trace, View
 
 _CALLABLE = ("aten", "prims")
-"""Namespaces of operators that do nothing but compute results from their arguments."""
+"""Namespaces of operators that are free of side effects."""
 
 Values = Mapping[torch.fx.Node, Any]
 
@@ -25,8 +25,10 @@ Values = Mapping[torch.fx.Node, Any]
 def trace_of(
     graph: torch.fx.Graph, values: Values, stored: Collection[torch.fx.Node], place: Callable[[Tensor], View | None]
 ) -> Trace:
-    """The trace of a graph whose nodes have become `values`. `stored`: the nodes that no loop computes; `place` says where a
-    value is in memory."""
+    """Build the trace of a graph whose nodes have the given `values`.
+
+    `stored` holds the nodes that no loop computes. `place` returns where a value is in memory, or None.
+    """
     operators: dict[str, Operator] = {}
     places: dict[Made, View] = {}
     for node in graph.nodes:
@@ -45,7 +47,7 @@ def trace_of(
 
 
 def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator]) -> dict[Made, Made]:
-    """For results of operators that were taken apart those of the operators themselves, which are added to the others."""
+    """Map results of decomposed operators to results of the original operators, which are added to `operators`."""
     nodes = {node.name: node for node in graph.nodes}
     names: dict[Whole, str | None] = {}
     found: dict[Made, Made] = {}
@@ -66,7 +68,7 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
 
 
 def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> Operator | None:
-    """A call of an operator that was taken apart, None where it may not be called or its arguments are no longer in the graph."""
+    """The original call of a decomposed operator; None if it may not be called or the graph has lost one of its arguments."""
     tensors = [nodes[name] for name in names_in(call) if name in nodes and isinstance(values.get(nodes[name]), Tensor)]
     taken = {node.name: made for node in tensors if (made := _result_name(node)) is not None}
     if _refused(call.target) or not taken.keys() >= set(names_in(call)):
@@ -100,7 +102,7 @@ def _operator(node: torch.fx.Node, values: Values, stored: bool) -> Operator:
 
 
 def _refused(target: Any) -> str:
-    """Why a loop may not call an operator."""
+    """Why a loop may not call this operator; "" if it may."""
     if not isinstance(target, OpOverload) or target.namespace not in _CALLABLE:
         return f"{target} is not an operator of ATen"
     if target._schema.is_mutable:
@@ -111,11 +113,11 @@ def _refused(target: Any) -> str:
 
 
 class _Unknown(Exception):
-    """An argument has no form that a call could be given later."""
+    """Raised for an argument that cannot be reproduced in a later call."""
 
 
 def _argument(value: Any, values: Values) -> Any:
-    """An argument with a Ref for each node in it."""
+    """An argument with every node in it replaced by a Ref."""
     if isinstance(value, torch.fx.Node):
         number = values.get(value)
         if isinstance(number, Tensor | tuple):
@@ -133,7 +135,7 @@ def _argument(value: Any, values: Values) -> Any:
 
 
 def _result_name(node: torch.fx.Node, output: int | None = None) -> Made | None:
-    """The name of a node's result: of an element of several, as a result of the operator that gave them."""
+    """The name of a node's result. An element of a tuple is named as a result of the operator that returned the tuple."""
     if node.op == "call_function" and node.target is operator.getitem:
         source, index = node.args
         return Made(source.name, index) if isinstance(source, torch.fx.Node) and source.target is not operator.getitem else None  # type: ignore[arg-type]
@@ -141,7 +143,7 @@ def _result_name(node: torch.fx.Node, output: int | None = None) -> Made | None:
 
 
 def _is_result(view: View, node: torch.fx.Node, made: Made) -> bool:
-    """Whether a view of memory has the type and the sizes of that result."""
+    """Whether a view has the dtype and the sizes of the named result."""
     fake = node.meta.get("val")
     if made.output is not None and isinstance(fake, tuple | list):
         fake = fake[made.output]

@@ -1,9 +1,9 @@
-"""Products of uint8 by int8 whose offset is taken away again become products of int8.
+"""Rewrites products of uint8 by int8 whose offset is subtracted again to products of int8.
 
     c = _int_mm(x, w) - 128·sum(w, 0)     →     c = _int_mm(x - 128 as int8, w)
 
-Libraries write the left side for activations that they shift by 128, since the instruction multiplies unsigned by signed bytes.
-Generated kernels shift inside (matmul/cpp/int8.py), so that nothing has to add up the weight in each call.
+Libraries write the left side for activations that they shift by 128, because the instruction multiplies unsigned by signed bytes.
+Generated kernels shift internally (matmul/cpp/int8.py), so that no call has to sum the weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFFSET = 128
 
 
 def sign_products(graph: torch.fx.Graph) -> None:
-    """Rewrites such products of `graph`, whose nodes carry fake values."""
+    """Rewrite such products of `graph`, whose nodes carry fake values."""
     for node in list(graph.find_nodes(op="call_function", target=aten._int_mm.default)):
         x, w = node.args
         if x.meta["val"].dtype != torch.uint8 or len(node.users) != 1:
@@ -43,7 +43,7 @@ def sign_products(graph: torch.fx.Graph) -> None:
 
 
 def _is_offset(value: Any, w: torch.fx.Node) -> bool:
-    """Whether `value` is OFFSET times the sums of the columns of `w`, one row of int32."""
+    """Whether `value` is OFFSET times the column sums of `w`, one row of int32."""
     if not _calls(value, aten.mul.Tensor) or value.meta["val"].dtype != torch.int32:
         return False
     total, factor = value.args

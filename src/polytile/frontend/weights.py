@@ -1,4 +1,4 @@
-"""Which inputs of a graph are weights: the parameters and buffers of modules, and whatever else is marked as static."""
+"""The inputs of a graph that are weights: parameters and buffers of modules, and other tensors marked as static."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch._guards import TracingContext
 
 
 def weights_of(graph: torch.fx.GraphModule, kind: str) -> dict[str, str]:
-    """The names of the inputs that are weights, each with its kind (ir.program.Buffer). `graph` is one of AOTAutograd's:
+    """The inputs that are weights, each with its kind (ir.program.Buffer). `kind` says which AOTAutograd graph this is:
     "forward", "backward" or "inference".
 
-    Dynamo marks parameters, buffers and what `torch._dynamo.mark_static_address` was called with; AOTAutograd counts the
-    places of the marked among the forward graph's inputs. Inputs of the backward graph that were inputs of the forward one keep
-    the names that they had there.
+    Dynamo marks parameters, buffers and tensors passed to `torch._dynamo.mark_static_address`. AOTAutograd records their
+    positions among the forward graph's inputs. Inputs of the backward graph that were inputs of the forward graph keep their
+    names.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None

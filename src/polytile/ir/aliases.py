@@ -1,17 +1,16 @@
-"""Which buffers of a program may share memory with each other, as far as library calls bring that about."""
+"""Which buffers of a program may alias each other as a result of library calls."""
 
 from __future__ import annotations
 
 from polytile.ir.program import Extern, Program
 
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-"""Operators on what several processes have. They are under way until `wait_tensor`, which returns its argument itself, though
-its schema does not say so: until then their arguments and results are read and written."""
+"""Namespaces of collective operators. Until `wait_tensor`, a collective may read and write its arguments and results.
+`wait_tensor` returns its argument itself, although its schema does not say so."""
 
 
 def maybe_aliased(program: Program) -> set[str]:
-    """Buffers that a library call takes and may return as its result, or as a part of it, and everything that such a call
-    returns."""
+    """Buffers that may share memory because a library call may return an argument, or a part of it, as its result."""
     aliased: set[str] = set()
     for operation in program.operations:
         if isinstance(operation, Extern) and returns_alias(operation.target):
@@ -20,7 +19,8 @@ def maybe_aliased(program: Program) -> set[str]:
 
 
 def returns_alias(target: object) -> bool:
-    """Whether a result may share memory with an argument: its schema says so, or it has none, or it is a collective's."""
+    """Whether a result may share memory with an argument: the schema says so, there is no schema, or the operator is a
+    collective."""
     schema = getattr(target, "_schema", None)
     if schema is None or getattr(target, "namespace", "") in COLLECTIVES:
         return True

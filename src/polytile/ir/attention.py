@@ -1,4 +1,4 @@
-"""What attention computes, by torch's operators with all scores in memory: the definition that every kernel is held to."""
+"""The reference definition of attention, with all scores in memory. Every kernel must agree with it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 from polytile.ir.program import compute_dtype
 
 EMPTY = -float("inf")
-"""The score of a key that is not seen."""
+"""The score of a masked key."""
 
 
 def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Whether row m sees key n, (rows, keys): n ≤ m for "top left", n - keys ≤ m - rows for "bottom right"."""
+    """Whether row m attends to key n, as booleans (rows, keys): n ≤ m for "top left", n - keys ≤ m - rows for "bottom right"."""
     shift = keys - rows if kind == "bottom right" else 0
     return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(shift)
 
 
 def window_mask(window: tuple[int, int], rows: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Whether row m sees key n, (rows, keys): -before ≤ n - m - (keys - rows) ≤ after for (before, after), -1: no end."""
+    """Whether row m attends to key n, as booleans (rows, keys): -before ≤ n - m - (keys - rows) ≤ after, for `window` = (before,
+    after). -1 means unbounded on that side."""
     before, after = window
     seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
     seen = seen if after < 0 else seen.tril(keys - rows + after)
@@ -33,7 +34,10 @@ def masked(
     scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY, added: bool = False,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Scores (..., rows, keys) after mask and bias. `added`: where a mask of booleans is false, -inf is added and NaN stays."""
+    """Apply mask and bias to scores (..., rows, keys).
+
+    With `added`, a boolean mask adds -inf where it is false, so that NaN stays NaN; otherwise it sets the score to `fill`.
+    """
     if bias is not None and bias.dtype == torch.bool:
         scores = scores + torch.where(bias, 0.0, EMPTY).to(scores.dtype) if added else torch.where(bias, scores, fill)
     elif bias is not None:
@@ -61,9 +65,17 @@ def attend(
     scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
     window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of an ir.program.Attention in `precision` (None: the type in which `q` is computed). q is (batch, heads, m, d),
-    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q. `scores` makes scores of the
-    scaled products (batch, heads, m, n), in place of bias and causal."""
+    """(out, lse) of an ir.program.Attention.
+
+    Parameters
+    ----------
+    q, k, v
+        (batch, heads, m, d), (batch, heads of k, n, d) and (batch, heads of k, n, dv); heads is a multiple of the heads of k.
+    precision
+        The dtype of the computation; None means the compute dtype of `q`.
+    scores
+        Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`.
+    """
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     group = q.shape[1] // max(1, k.shape[1])
@@ -83,8 +95,8 @@ def attend_backward(
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that sees no key, whose lse is
-    -inf, has none."""
+    """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that attends to no key, whose
+    lse is -inf, contributes none."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -95,7 +107,7 @@ def attend_backward(
     scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY, window)
     shares = torch.exp(scores - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
     changes = shares * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
-    if bias is not None and bias.dtype == torch.bool:  # a score that is replaced does not depend on q and k
+    if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
         changes = torch.where(bias, changes, 0.0)
     dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad
     if group != 1:
@@ -108,15 +120,15 @@ def attend_backward(
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence of a batch. `rows` and `keys` give its part (1, heads, m, d) or (1, heads, m) of a tensor that lies like q,
-    and like k."""
+    """One sequence of a batch. `rows` and `keys` select its part, (1, heads, m, d) or (1, heads, m), of a tensor laid out like q
+    or like k."""
 
     rows: Callable[[torch.Tensor], torch.Tensor]
     keys: Callable[[torch.Tensor], torch.Tensor]
 
 
 def sequences(indices: Mapping[str, torch.Tensor], count: int) -> Iterator[Sequence]:
-    """Each sequence of a batch whose tensors lie as the tensors of integers `indices` say: see attention.layout."""
+    """Each sequence of a batch that the integer tensors in `indices` describe (see attention.layout)."""
     known = {name: tensor.tolist() for name, tensor in indices.items() if name != "table"}
     for b in range(count):
         yield Sequence(_rows(known.get("q_starts"), None, b), _keys(known, indices.get("table"), b))
@@ -140,7 +152,7 @@ def _keys(known: Mapping[str, list[int]], table: torch.Tensor | None, b: int) ->
 
 
 def gathered(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The keys (B, heads, n, d) of which `table` (B, slots) says in which of the `pages` (pages, heads, page, d) they are."""
+    """The keys (B, heads, n, d) from the `pages` (pages, heads, page, d) that `table` (B, slots) lists."""
     return pages[table.long()].transpose(1, 2).flatten(2, 3)
 
 
@@ -148,8 +160,8 @@ def attend_sequences(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
     indices: Mapping[str, torch.Tensor], count: int, keys: int, **settings: Any,
 ) -> None:  # fmt: skip
-    """Writes `attend` of each of `count` sequences of up to so many keys to its part of `out` and `lse`."""
-    if set(indices) == {"table"}:  # all are of the same length
+    """Write `attend` of each of `count` sequences, of at most `keys` keys, to its part of `out` and `lse`."""
+    if set(indices) == {"table"}:  # all sequences have the same length
         k, v = (gathered(each, indices["table"])[:, :, :keys] for each in (k, v))
         result, logarithm = attend(q, k, v, **settings)
         out.copy_(result)
@@ -167,7 +179,7 @@ def attend_sequences_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
 ) -> None:  # fmt: skip
-    """Writes `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
+    """Write `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
     dq, dk, dv = gradients
     for each in sequences(indices, count):
         left = map(each.rows, (out, lse, grad))

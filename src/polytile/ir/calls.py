@@ -1,10 +1,10 @@
-"""Loops as the calls of the library that they came from.
+"""Loops as the library calls that they were lowered from.
 
     cummax(x, 1)   →   loop for p0 over r0 ...        or   aten.cummax.out(x, 1, values=..., indices=...)
 
-A fused loop is several calls, each of which goes through memory. On a GPU, operators whose indices may be out of range are left
-out: the library's kernel then ends all work of the process on the device, whereas a generated kernel reports it. Scans of 16-bit
-types are left out too, as the library adds them up in that type.
+A fused loop corresponds to several calls with intermediate results in memory. On a GPU two kinds of calls are excluded. One is an
+operator whose indices may be out of range: the library's kernel would abort all work of the process on the device, where a
+generated kernel reports the error. The other is a scan of a 16-bit dtype, which the library accumulates in that dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def calls_of(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LibraryCall, ...]:
-    """The calls that still do what `loop` does; empty if none do. Results that nothing uses are left out of the outputs."""
+    """The calls that still compute what `loop` computes; empty if there are none. Unused results are left out of the outputs."""
     devices = {buffers[name].device.type for name in loop.reads() | loop.writes()}
     if not loop.library or devices not in ({"cpu"}, {"cuda"}):
         return ()
@@ -47,7 +47,8 @@ def _is_whole(view: View, buffer: Buffer) -> bool:
 
 
 def _harmful_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the library's kernels could do harm, such as ending all work on the device."""
+    """Whether the library's kernels are less safe or less accurate: they may abort all work on the device, or accumulate in 16
+    bits."""
     narrow = any(buffers[store.buffer].dtype in NARROW for store in loop.stores)
     coarse = narrow and any(isinstance(node, expr.Scan) for node in expr.walk(*loop.roots))
     asked = any(isinstance(node, expr.Op) and node.name == "check_index" for node in expr.walk(*loop.roots))
@@ -55,13 +56,14 @@ def _harmful_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
 
 
 def changes_nothing(target: Any) -> bool:
-    """Whether an operator only returns a view of its argument, by its schema."""
+    """Whether an operator only returns a view of its argument, according to its schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 
 
 def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
-    """The call with views of no buffer in place of those of other buffers than `used`, of which it needs the sizes alone."""
+    """The call with views of the buffer "" in place of views of buffers that are not in `used`; of those only the sizes
+    matter."""
 
     def view(v: View) -> Ref:
         return Ref(v if v.buffer in used else replace(v, buffer=""))
@@ -71,13 +73,13 @@ def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
 
 
 def expressions(calls: Sequence[LibraryCall]) -> list[sympy.Expr]:
-    """All numbers among the arguments, those of views included."""
+    """All numbers among the arguments of the calls, including those of views."""
     held = [each for call in calls for each in (*refs_in((call.args, call.kwargs)), *call.outputs)]
     return [number for each in held for number in numbers_in(each)]
 
 
 def numbers_in(held: View | sympy.Expr | Made | None) -> tuple[sympy.Expr, ...]:
-    """A number, or the sizes, strides and offset of a view."""
+    """The number itself, or the sizes, strides and offset of a view."""
     if isinstance(held, View):
         return (*held.sizes, *held.strides, held.offset)
     return () if held is None or isinstance(held, Made) else (held,)
@@ -86,7 +88,7 @@ def numbers_in(held: View | sympy.Expr | Made | None) -> tuple[sympy.Expr, ...]:
 def renamed(
     call: LibraryCall, names: Mapping[str, str], number: Callable[[sympy.Expr], sympy.Expr]
 ) -> LibraryCall:
-    """The call on buffers of other names, with `number` applied to all sizes, strides and offsets."""
+    """The call after renaming buffers, with `number` applied to all sizes, strides and offsets."""
 
     def view(v: View) -> View:
         numbers = tuple(map(number, v.sizes)), tuple(map(number, v.strides))
@@ -98,7 +100,7 @@ def renamed(
 
 
 def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCall:
-    """The call with `offset(view)` as the offset of every view."""
+    """The call with the offset of every view replaced by `offset(view)`."""
 
     def view(v: View) -> View:
         return replace(v, offset=offset(v))
@@ -110,7 +112,7 @@ def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCal
 def mapped(
     value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any], made: Callable[[Made], Any] = Ref
 ) -> Any:
-    """Nested arguments with each Ref replaced, by what it stands for."""
+    """Nested arguments with each Ref replaced by the rule for its kind of value."""
 
     def rule(inner: View | sympy.Expr | Made) -> Any:
         return view(inner) if isinstance(inner, View) else made(inner) if isinstance(inner, Made) else number(inner)
@@ -119,7 +121,7 @@ def mapped(
 
 
 def text(call: LibraryCall) -> str:
-    """One line that says what is called on what."""
+    """One line that shows the target, its arguments and its outputs."""
 
     def of_view(v: View) -> str:
         mark = "whole " if v.buffer in call.whole else ""

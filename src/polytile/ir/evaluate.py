@@ -1,7 +1,7 @@
-"""What one loop computes, by definition: every value of its body as a torch tensor over the loop's grid.
+"""The reference evaluator of loops: computes every value of the body as a torch tensor over the loop's grid.
 
-A grid has one dimension for each axis, then one for each reduced axis. A value that does not vary along an axis has
-size 1 there. All loads of a chunk of the grid are done before its stores.
+A grid has one dimension per axis, followed by one per reduced axis. A value that does not vary along an axis has size 1 there.
+All loads of a chunk of the grid happen before its stores.
 """
 
 from __future__ import annotations
@@ -32,12 +32,28 @@ def run_loop(
     precision: torch.dtype | None = torch.float64,
     accumulator: torch.Tensor | None = None,
 ) -> None:
-    """Runs `loop` on `buffers` (name → tensor whose first element is the buffer's first) and writes what it stores.
+    """Run `loop` on `buffers` and write its stores.
 
-    Floating-point values are computed in `precision`, or in the types that the nodes name where it is None; integers
-    are exact. A stored value is converted to the type of the tensor given, which may be wider than the buffer's.
-    `accumulator` is what `Accumulator` stands for, of the shape of all axes. Raises IndexError where a checked
-    index is out of range, IRError where the loop reaches outside a buffer.
+    Parameters
+    ----------
+    loop
+        The loop to run.
+    buffers
+        Maps each buffer's name to a tensor whose first element is the buffer's first. Stored values are converted to the tensor's
+        dtype, which may be wider than the buffer's.
+    size_values
+        The values of the size symbols.
+    precision
+        The dtype of floating-point computation; None uses the nodes' dtypes. Integers are exact.
+    accumulator
+        The value of `Accumulator`, with one dimension per axis.
+
+    Raises
+    ------
+    IndexError
+        If a checked index is out of range.
+    IRError
+        If the loop accesses memory outside a buffer.
     """
     grid = [(a.symbol, sizes.evaluate(a.size, size_values)) for a in loop.axes + loop.reduced]
     for bounds in _chunks([n for _, n in grid], len(loop.axes)):
@@ -54,14 +70,14 @@ def changed_scores(
     size_values: Mapping[sympy.Symbol, int],
     precision: torch.dtype | None = torch.float64,
 ) -> torch.Tensor:
-    """What the `scores` of an Attention make of its scaled products (batch, heads, m, n)."""
+    """The scores that an Attention's `scores` computes from the scaled products (batch, heads, m, n)."""
     changed = torch.empty(products.shape, dtype=products.dtype, device=products.device)
     run_loop(loop, {**buffers, SCORES: changed}, size_values, precision, products)
     return changed
 
 
 def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:
-    """The grid in pieces of at most about CHUNK_POINTS points, cut along its longest axis that is not reduced."""
+    """Split the grid into chunks of about CHUNK_POINTS points, along its longest axis that is not reduced."""
     whole = [(0, n) for n in lengths]
     points = math.prod(lengths)
     if points <= CHUNK_POINTS or n_axes == 0:
@@ -74,14 +90,14 @@ def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:
 
 
 SAMPLED_POINTS = 1 << 18
-"""Points of a box of the grid that is computed alone; more only where a single row has more."""
+"""Number of points in a sampled box of the grid; a box has more only if a single row does."""
 MOST_SAMPLED = 1 << 26
-"""Points of a row from which on none is computed alone."""
+"""A loop whose rows have more points than this is not sampled."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a loop stores at some points: `value` in the elements of `buffer` in these strides from `offset` on."""
+    """Values that a loop stores at some points: `value` goes to the elements of `buffer` with these strides, from `offset` on."""
 
     buffer: str
     strides: tuple[int, ...]
@@ -95,9 +111,11 @@ def pieces_of(
     size_values: Mapping[sympy.Symbol, int],
     precision: torch.dtype | None = torch.float64,
 ) -> list[Piece] | None:
-    """What `loop` would store at the points of a few boxes of its grid, as `run_loop` computes it: at the grid's beginning,
-    its middle and its end. Writes nothing. None where it does more than set each element from what it does not write, or rows
-    are too long."""
+    """What `loop` would store in a few boxes at the beginning, middle and end of its grid, computed like `run_loop`.
+
+    Nothing is written. Returns None if rows are too long, or if the loop does more than set each element from buffers that it
+    does not write.
+    """
     if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores) or not loop.axes:
         return None
     if loop.reads() & loop.writes():
@@ -110,7 +128,7 @@ def pieces_of(
 
 
 def _boxes(lengths: list[int], n_axes: int) -> list[list[tuple[int, int]]]:
-    """Boxes of whole rows, of at most about SAMPLED_POINTS points; none where a row is too long."""
+    """Boxes of whole rows of about SAMPLED_POINTS points; none if a row is too long."""
     row = math.prod(lengths[n_axes:])
     if row > MOST_SAMPLED or 0 in lengths:
         return []
@@ -124,7 +142,7 @@ def _boxes(lengths: list[int], n_axes: int) -> list[list[tuple[int, int]]]:
 
 @dataclass
 class _Chunk:
-    """The evaluation of one piece of a loop's grid; `bounds` are (first, end) for each axis."""
+    """Evaluates one chunk of a loop's grid. `bounds` has (start, end) for each axis."""
 
     loop: Loop
     buffers: Mapping[str, torch.Tensor]
@@ -152,7 +170,7 @@ class _Chunk:
             self.store(store, [values[id(r)] for r in store.roots])
 
     def pieces(self) -> list[Piece | None]:
-        """What the stores would write, None for one whose index is not linear."""
+        """What the stores would write; None for a store whose index is not linear."""
         values = self.values()
         pieces: list[Piece | None] = []
         for store in self.loop.stores:
@@ -166,14 +184,14 @@ class _Chunk:
         return pieces
 
     def values(self) -> dict[int, Value]:
-        """What every root is, by its identity."""
+        """The value of every root, keyed by the identity of its node."""
         nodes = list(expr.walk(*self.loop.roots))
         kept = {id(root) for root in self.loop.roots}
         last_use = {id(child): i for i, node in enumerate(nodes) for child in node.children}
         values: dict[int, Value] = {}
         lean = leaning.active()
         for i, node in enumerate(nodes):
-            if lean is not None:  # which looks at values that are under those of a node
+            if lean is not None:  # it needs the values below a node's arguments too
                 values[id(node)] = self.value(node, lean.arguments(node, values, self.op))
                 continue
             values[id(node)] = self.value(node, [values[id(c)] for c in node.children])
@@ -183,7 +201,7 @@ class _Chunk:
         return values
 
     def type_of(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which values of type `dtype` are computed here."""
+        """The dtype in which this evaluation computes values of `dtype`."""
         return self.precision if self.precision is not None and dtype.is_floating_point else dtype
 
     # values ----------------------------------------------------------------------------------------------------------
@@ -222,7 +240,7 @@ class _Chunk:
     # indices ---------------------------------------------------------------------------------------------------------
 
     def number(self, index: sympy.Expr, env: Mapping[sympy.Symbol, Number]) -> Number:
-        """The value of an index expression at every point: an int where it does not vary, else an int64 tensor."""
+        """The value of an index expression at every point: an int if it does not vary, else an int64 tensor."""
         return _evaluate(self.at_sizes(index), {**self.axis_values, **env})
 
     def tensor(self, number: Number) -> torch.Tensor:
@@ -233,7 +251,8 @@ class _Chunk:
         return index.xreplace({s: sympy.Integer(self.sizes[s]) for s in index.free_symbols if s in self.sizes})
 
     def layout(self, index: sympy.Expr) -> tuple[list[int], list[int], int] | None:
-        """Sizes, strides and offset of the elements at `index`, size 1 along axes that do not occur; None if it is not linear."""
+        """Sizes, strides and offset of the elements at `index`, with size 1 along axes that do not occur; None if it is not
+        linear."""
         shape, strides, offset = [1] * self.rank, [0] * self.rank, 0
         for term, factor in self.at_sizes(index).expand().as_coefficients_dict().items():
             if not factor.is_Integer or not (term == 1 or term in self.position):
@@ -247,7 +266,7 @@ class _Chunk:
         return (shape, strides, offset) if 0 not in shape and min(strides, default=0) >= 0 else None
 
     def strided(self, flat: torch.Tensor, index: sympy.Expr) -> torch.Tensor | None:
-        """The elements `flat[index]` as a strided view; None where they are none."""
+        """The elements `flat[index]` as a strided view; None if the index is not linear."""
         layout = self.layout(index)
         if layout is None:
             return None
@@ -259,7 +278,7 @@ class _Chunk:
         return flat.as_strided(shape, strides, flat.storage_offset() + offset)
 
     def checked(self, index: Number, flat: torch.Tensor, what: str) -> torch.Tensor:
-        """`index` as a tensor, all of it inside `flat`."""
+        """`index` as a tensor; raises IRError if it reaches outside `flat`."""
         index = self.tensor(index)
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= flat.numel()):
             bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
@@ -270,7 +289,7 @@ class _Chunk:
 
     def load(self, node: Load, args: list[torch.Tensor]) -> torch.Tensor:
         flat = flat_view(self.buffer(node.buffer))
-        if 0 in self.lengths:  # no point at all: nothing is read
+        if 0 in self.lengths:  # an empty grid reads nothing
             none = [min(n, 1) for n in self.lengths]
             return torch.zeros(none, dtype=self.type_of(node.dtype), device=self.device)
         if not args:
@@ -293,7 +312,7 @@ class _Chunk:
         return self.buffers[name]
 
     def loaded(self, raw: torch.Tensor, node: Load) -> torch.Tensor:
-        """Stored elements as values: converted to the compute type, or bit-cast where the node names another type."""
+        """Convert stored elements to the compute dtype, or bit-cast them if the node has another dtype."""
         same = compute_dtype(raw.dtype) == node.dtype or raw.dtype == self.type_of(node.dtype)
         if not same and raw.dtype.itemsize == node.dtype.itemsize:
             raw = raw.contiguous().view(node.dtype)
@@ -305,7 +324,7 @@ class _Chunk:
             return
         if store.is_segment_sum and not any(start for start, _ in self.bounds):
             self.buffer(store.buffer).zero_()
-        if 0 in self.store_shape(store):  # no point at all: nothing is written
+        if 0 in self.store_shape(store):  # an empty grid writes nothing
             return
         flat = flat_view(self.buffer(store.buffer))
         k = len(store.indirect)
@@ -324,7 +343,7 @@ class _Chunk:
         flat.index_put_((index,), value[mask], accumulate=store.mode != "set")
 
     def add_up(self, store: Store, value: torch.Tensor) -> None:
-        """Sums over the axes that the index leaves out; a later chunk along one of these adds to what is there."""
+        """Sum over the axes that the index omits. Later chunks along such an axis add to the earlier sums."""
         axes = self.loop.axes + self.loop.reduced
         summed = [i for i, axis in enumerate(axes) if axis.symbol not in store.index.free_symbols]
         flat, part = flat_view(self.buffer(store.buffer)), value.expand(self.lengths).sum(summed, keepdim=True)
@@ -334,7 +353,7 @@ class _Chunk:
         flat[index] = (part + before).to(flat.dtype)
 
     def store_shape(self, store: Store) -> list[int]:
-        """The points at which a store runs: the whole grid, or that of the axes at row level."""
+        """The points at which a store runs: the whole grid, or only the axes for a row-level store."""
         if element_level(self.loop, store):
             return self.lengths
         return self.lengths[: self.n_axes] + [1] * (self.rank - self.n_axes)
@@ -342,13 +361,13 @@ class _Chunk:
     # reductions and scans --------------------------------------------------------------------------------------------
 
     def over_reduced(self, value: torch.Tensor) -> torch.Tensor:
-        """`value` with all reduced dimensions, at full length, made one at the end."""
+        """`value` with all reduced dimensions at full size, flattened into one last dimension."""
         lead = list(value.shape[: self.n_axes]) if value.dim() else [1] * self.n_axes
         full = value.expand(lead + self.lengths[self.n_axes :])
         return full.reshape(lead + [math.prod(self.lengths[self.n_axes :])])
 
     def along_reduced(self, node: Reduce | Scan, args: list[torch.Tensor]) -> Value:
-        """A reduction has one point along the reduced axes, a scan all of them."""
+        """Evaluate a reduction, with one point along the reduced axes, or a scan, with all of them."""
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
         results = reductions.definition_of(node).meaning(rows, self.type_of(node.dtype))
         points = [1] * (self.rank - self.n_axes) if isinstance(node, Reduce) else self.lengths[self.n_axes :]
@@ -357,7 +376,7 @@ class _Chunk:
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Everything in the tensor's storage from its first element on, as one dimension."""
+    """The tensor's storage from its first element on, as one dimension."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     return tensor.as_strided((max(count, 0),), (1,), tensor.storage_offset())
 
@@ -394,7 +413,7 @@ _FUNCTIONS: dict[Any, Callable[..., Number]] = {
 
 
 def _evaluate(index: sympy.Expr, env: Mapping[sympy.Symbol, Number]) -> Number:
-    """An index expression on integers and int64 tensors."""
+    """Evaluate an index expression on integers and int64 tensors."""
     if index.is_Integer:
         return int(index)
     if index.is_Symbol:

@@ -1,6 +1,6 @@
 """Expression nodes: what a loop computes at one point of its domain, as an interned, immutable DAG.
 
-Nodes are hash-consed: building the same node twice gives the same object, so sharing is automatic, equality is identity and
+Nodes are hash-consed: building the same node twice returns the same object. Sharing is automatic, equality is identity, and
 common subexpressions need no pass. Index expressions inside nodes are sympy expressions over the loop's axes.
 """
 
@@ -22,8 +22,7 @@ NodeT = TypeVar("NodeT", bound="Node")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """Base of all expression nodes; `dtype` is the type of the value as it is computed (bfloat16 and float16 tensors are
-    computed in float32)."""
+    """Base class of expression nodes. `dtype` is the compute dtype; bfloat16 and float16 tensors are computed in float32."""
 
     dtype: torch.dtype
 
@@ -33,12 +32,12 @@ class Node:
 
     @property
     def indices(self) -> tuple[sympy.Expr, ...]:
-        """Index expressions that the node itself holds."""
+        """Index expressions held by the node itself."""
         return ()
 
 
 def make(cls: type[NodeT], **values: Any) -> NodeT:
-    """The one node of class `cls` with these fields."""
+    """The unique node of class `cls` with these fields."""
     key = (cls, *[_key(values.get(f.name)) for f in fields(cls)])
     node = _interned.get(key)
     if node is None:
@@ -79,10 +78,10 @@ class Index(Node):
 
 @dataclass(frozen=True, eq=False)
 class Load(Node):
-    """Element `index` (in elements from the buffer's start) of `buffer`.
+    """Element `index` of `buffer`, counted in elements from its start.
 
-    `indirect[k]` is an integer node whose value stands for the symbol `indirect_symbol(k)` in `index`. Where `mask` is given
-    and false nothing is read and the value is zero.
+    `indirect[k]` is an integer node whose value replaces the symbol `indirect_symbol(k)` in `index`. Where `mask` is false,
+    nothing is read and the value is zero.
     """
 
     buffer: str
@@ -101,7 +100,7 @@ class Load(Node):
 
 @dataclass(frozen=True, eq=False)
 class Op(Node):
-    """A pointwise operation of the table in `ir/ops.py`."""
+    """A pointwise operation from the table in `ir/ops.py`."""
 
     name: str
     args: tuple[Node, ...]
@@ -113,7 +112,7 @@ class Op(Node):
 
 @dataclass(frozen=True, eq=False)
 class _Along(Node):
-    """What becomes of `args` along reduced axes. Several results are read through `Part`."""
+    """Combines `args` along the reduced axes. Multiple results are read through `Part`."""
 
     kind: str
     args: tuple[Node, ...]
@@ -128,12 +127,12 @@ class Reduce(_Along):
 
 
 class Scan(_Along):
-    """The inclusive prefix along the loop's reduced axis, of a kind in `reductions.SCANS`."""
+    """An inclusive prefix scan along the loop's reduced axis, of a kind in `reductions.SCANS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part(Node):
-    """Result number `k` of a multi-result Reduce or Scan."""
+    """Result number `k` of a Reduce or Scan with several results."""
 
     node: Node
     k: int
@@ -145,7 +144,7 @@ class Part(Node):
 
 @dataclass(frozen=True, eq=False)
 class Accumulator(Node):
-    """What a template computed at the current output element; stands only in epilogues."""
+    """The value of a template at the current output element; used only in epilogues."""
 
 
 def const(value: bool | int | float, dtype: torch.dtype) -> Const:
@@ -160,14 +159,14 @@ def const(value: bool | int | float, dtype: torch.dtype) -> Const:
 
 
 def index_value(expr: sympy.Expr, dtype: torch.dtype = torch.int64) -> Node:
-    """An index expression as a value; a constant where it is one."""
+    """The value of an index expression: a Const if it is an integer, else an Index."""
     if expr.is_Integer:
         return const(int(expr), dtype)
     return make(Index, dtype=dtype, expr=expr)
 
 
 def load(dtype: torch.dtype, buffer: str, index: sympy.Expr, indirect: tuple[Node, ...] = (), mask: Node | None = None) -> Load:
-    """The element `index` of `buffer`, as a value of the compute type `dtype`; see Load."""
+    """A Load of element `index` of `buffer`, with compute dtype `dtype`."""
     return make(Load, dtype=dtype, buffer=buffer, index=index, indirect=indirect, mask=mask)
 
 
@@ -188,12 +187,12 @@ def part(node: Node, k: int, dtype: torch.dtype) -> Part:
 
 
 def indirect_symbol(k: int) -> sympy.Symbol:
-    """The symbol that stands for `Load.indirect[k]` in a Load's (or Store's) index."""
+    """The symbol that stands for `indirect[k]` in the index of a Load or Store."""
     return sizes.axis(f"ind{k}")
 
 
 def walk(*roots: Node) -> Iterator[Node]:
-    """Every node under `roots` once, children before parents."""
+    """Visit every node under `roots` once, children before parents."""
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
@@ -209,7 +208,7 @@ def walk(*roots: Node) -> Iterator[Node]:
 
 
 def rewrite(roots: tuple[Node, ...], rule: Callable[[Node, tuple[Node, ...]], Node]) -> tuple[Node, ...]:
-    """Rebuilds the DAG bottom-up: `rule(node, new_children)` returns each node's replacement; shared nodes are visited once."""
+    """Rebuild the DAG bottom-up. `rule(node, new_children)` returns the replacement of a node; shared nodes are visited once."""
     new: dict[int, Node] = {}
     for node in walk(*roots):
         new[id(node)] = rule(node, tuple(new[id(c)] for c in node.children))
@@ -217,7 +216,7 @@ def rewrite(roots: tuple[Node, ...], rule: Callable[[Node, tuple[Node, ...]], No
 
 
 def rebuild(node: Node, children: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy.Expr] | None = None) -> Node:
-    """`node` with other children and mapped index expressions."""
+    """`node` with new children and mapped index expressions."""
     if children == node.children and (index_map is None or not node.indices):
         return node
     if isinstance(node, Index):
@@ -242,12 +241,12 @@ def map_indices(roots: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy
 
 
 def substitute(roots: tuple[Node, ...], mapping: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Node, ...]:
-    """Replaces index symbols throughout the DAG."""
+    """Replace index symbols throughout the DAG."""
     return map_indices(roots, lambda e: sizes.substitute(e, mapping))
 
 
 def mask_loads(root: Node, mask: Node) -> Node:
-    """`root` with every load under it done only where `mask` holds; its value elsewhere is arbitrary but harmless."""
+    """Mask every load under `root`. The value is arbitrary, but safe to compute, where `mask` is false."""
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = rebuild(node, children)
@@ -262,16 +261,16 @@ def mask_loads(root: Node, mask: Node) -> Node:
 
 
 def is_check(node: Node) -> TypeGuard[Op]:
-    """Whether a kernel gives up where `node`'s argument is wrong."""
+    """Whether `node` is a check that makes the kernel return an error."""
     return isinstance(node, Op) and node.name in _HARMLESS
 
 
 _HARMLESS = {"check_index": (0, 1), "check_divisor": (1,)}
-"""Arguments with which a check holds."""
+"""Arguments with which a check succeeds."""
 
 
 def _checked_where(check: Op, mask: Node) -> Node:
-    """A checked index or divisor that is an error only where `mask` holds, and 0 or 1 elsewhere."""
+    """A checked index or divisor that is an error only where `mask` holds; elsewhere it is 0 or 1."""
     args = (
         op("where", node.dtype, mask, node, const(other, node.dtype))
         for node, other in zip(check.args, _HARMLESS[check.name], strict=True)
@@ -284,7 +283,7 @@ def loads(*roots: Node) -> list[Load]:
 
 
 def free_symbols(*roots: Node) -> set[sympy.Symbol]:
-    """Index symbols anywhere in the DAG, indirect stand-ins aside."""
+    """Index symbols anywhere in the DAG, excluding the placeholders of indirect indices."""
     symbols: set[sympy.Symbol] = set()
     for node in walk(*roots):
         own = set().union(*map(sizes.symbols, node.indices))

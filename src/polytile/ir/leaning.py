@@ -1,10 +1,10 @@
-"""What rounding may decide: evaluation in which operands of comparisons and roundings are a little off.
+"""Evaluation with slightly perturbed operands of comparisons and roundings, to see what rounding errors may decide.
 
     with leaning(Leaning(+1, 1e-5)): reference(...)        and the same with -1
 
-(x @ w) > 0 is another boolean wherever the product is as small as its rounding, and no kernel is wrong for that. Two evaluations
-whose decisions lean to either side tell these elements from those that every right kernel decides alike. Only decisions see other
-values: what goes into sums and results stays as it is.
+(x @ w) > 0 may come out either way where the product is as small as its rounding error, and no kernel is wrong for that. Elements
+on which two evaluations, perturbed in opposite directions, agree are the ones that every correct kernel must decide alike. Only
+decisions see perturbed values; sums and results use the exact ones.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ import torch
 from polytile.ir.expr import Const, Index, Load, Node, Op
 
 DECIDING = frozenset("eq ne lt le gt ge sign signbit floor ceil trunc round floordiv truncdiv remainder fmod".split())
-"""Operations whose result jumps where an argument changes a little."""
+"""Operations whose result jumps when an argument changes slightly."""
 PASSING = frozenset("neg abs minimum maximum round_e5m2 round_e4m3 round_bf16 round_f16 where cast".split())
-"""Operations that pass a value on unchanged but for its sign or a rounding: their arguments are shifted, not their result."""
+"""Operations that pass a value on, up to its sign or a rounding. Their arguments are perturbed instead of their result."""
 
 
 @dataclass
 class Leaning:
-    """Computed values are off by `by`, relative to themselves plus their root mean square. `side` is 1 or -1; values that are
-    compared with each other are off to opposite sides, one after the other."""
+    """Perturbs computed values by `by`, relative to their magnitude plus their root mean square.
+
+    `side` is 1 or -1 and flips the sign of all perturbations. Successive values are perturbed in alternating directions, so that
+    values that are compared move apart.
+    """
 
     side: int
     by: float
@@ -36,13 +39,13 @@ class Leaning:
 
     @property
     def used(self) -> bool:
-        """Whether any computed value decided anything."""
+        """Whether any computed value affected a decision."""
         return bool(self._signs)
 
     def arguments(
         self, node: Node, values: Mapping[int, Any], again: Callable[[Op, list[torch.Tensor]], torch.Tensor]
     ) -> list[Any]:
-        """The values that `node` is evaluated on; `again` evaluates an operation."""
+        """The values on which to evaluate `node`. `again` evaluates an operation."""
         if not _decides(node):
             return [values[id(child)] for child in node.children]
         return [self._off(child, values, again) for child in node.children]
@@ -71,7 +74,7 @@ _active: ContextVar[Leaning | None] = ContextVar("leaning", default=None)
 
 @contextmanager
 def leaning(how: Leaning) -> Iterator[None]:
-    """Loops that are evaluated within the block have their decisions lean this way."""
+    """Perturb the decisions of loops that are evaluated within the block."""
     before = _active.set(how)
     try:
         yield

@@ -1,8 +1,7 @@
-"""When in a loop a value can be computed: row or element level, and after how many reductions.
+"""When in a loop a value can be computed: at row or element level, and after how many reductions.
 
-A loop with nested reductions runs in passes over its reduced axes. Pass d (from 0) can use what d reductions one
-inside the other have given; row-level work that needs d reductions is done between pass d-1 and pass d. As one
-number, the stage:
+A loop with nested reductions makes several passes over its reduced axes. Pass d (counted from 0) can use the results of d nested
+reductions. Row-level work that needs d reductions runs between pass d-1 and pass d. Numbered as stages:
 
     element level, needs d reductions   stage 2d
     row level, needs d reductions       stage 2d - 1
@@ -20,7 +19,7 @@ from polytile.ir.program import Loop, depends_on_point, element_level
 
 
 def depth(*roots: Node) -> int:
-    """The longest chain of reductions, one inside the other, under `roots`."""
+    """Length of the longest chain of nested reductions under `roots`."""
     depths: dict[int, int] = {}
     for node in expr.walk(*roots):
         inner = max((depths[id(c)] for c in node.children), default=0)
@@ -29,13 +28,13 @@ def depth(*roots: Node) -> int:
 
 
 def sweeps(node: Reduce) -> int:
-    """How often a reduction goes over its arguments: twice for welford, whose mean comes before its deviations."""
+    """How many passes a reduction makes over its arguments: two for welford, which needs the mean before the deviations."""
     return 2 if node.kind == "welford" else 1
 
 
 @dataclass(frozen=True)
 class Use:
-    """Values that are needed at `stage`: a store's (`buffer` names its target) or a reduction's arguments (None)."""
+    """Values that are needed at `stage`: those of a store to `buffer`, or the arguments of a reduction (None)."""
 
     stage: int
     roots: tuple[Node, ...]
@@ -43,7 +42,7 @@ class Use:
 
 
 def uses(loop: Loop) -> Iterator[Use]:
-    """Everything the loop evaluates at its top: its stores, and the arguments of its reductions."""
+    """Everything that the loop evaluates at its top: its stores, and the arguments of its reductions."""
     reduced = {a.symbol for a in loop.reduced}
     for store in loop.stores:
         stage = 2 * depth(*store.roots)
@@ -56,7 +55,7 @@ def uses(loop: Loop) -> Iterator[Use]:
 
 
 def loads_of(use: Use) -> set[Load]:
-    """The loads that are done for `use` itself: those outside any reduction under it."""
+    """The loads for `use` itself: those that are not inside a reduction under it."""
     loads: set[Load] = set()
     stack, seen = list(use.roots), set()
     while stack:
@@ -71,11 +70,10 @@ def loads_of(use: Use) -> set[Load]:
 
 
 def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | None:
-    """Why a buffer that the loop both reads and writes would be read after the loop has changed it; None if it is not.
+    """Why a buffer that the loop reads and writes would be read after it has changed; None if it would not.
 
-    Legal is: every read is of the very element that the same point writes, at no later stage than the write, and the
-    write is a plain one ("set", no indirect index). `aliases` maps written buffers to the buffers whose memory they
-    would share.
+    It is legal to read exactly the element that the same point writes, no later than the stage of the write, if the write is
+    plain ("set", without an indirect index). `aliases` maps written buffers to the buffers whose memory they would share.
     """
     aliases = aliases or {}
     all_uses = list(uses(loop))
@@ -93,16 +91,17 @@ def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | N
 
 
 def waits(loop: Loop) -> bool:
-    """Whether something at a point of a row needs a reduction of that row. The sum of a row's exponentials does not count: it is
-    computed together with the maximum, without which they would overflow."""
+    """Whether some value at a point of a row depends on a reduction of that row.
+
+    The sum of a softmax does not count: it is computed together with the maximum that keeps it from overflowing.
+    """
     reductions = [n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and softmax_argument(n) is None]
     nested = any(isinstance(below, Reduce) for node in reductions for below in expr.walk(*node.args))
     return nested or any(element_level(loop, store) and depth(*store.roots) > 0 for store in loop.stores)
 
 
 def softmax_argument(node: Node) -> Node | None:
-    """x where `node` is sum(exp(x - max(x))) over the row, or the same with 0 in place of a greatest value that is infinite, as a
-    logsumexp has it."""
+    """x if `node` is sum(exp(x - max(x))) over the row. As in logsumexp, an infinite maximum may be replaced by 0."""
     match node:
         case Reduce(kind="sum", args=(Op(name="exp", args=(Op(name="sub", args=(x, shift)),)),)):
             high = shift if isinstance(shift, Reduce) else _finite(shift)
@@ -112,7 +111,7 @@ def softmax_argument(node: Node) -> Node | None:
 
 
 def _finite(node: Node) -> Node | None:
-    """x where `node` is x, or 0 where |x| is infinite."""
+    """x if `node` is x with infinities replaced by 0, else None."""
     match node:
         case Op(name="where", args=(Op(name="eq", args=(Op(name="abs", args=(x,)), Const(value=limit))), Const(value=zero), y)):
             return x if x is y and limit == math.inf and zero == 0 else None

@@ -1,6 +1,6 @@
-"""Names of integers that several rooms ask for, without torch."""
+"""Names of kernel arguments that several packages share. This module does not import torch."""
 
 from __future__ import annotations
 
 IS_PACKED = "packed"
-"""The integer of a product that says whether its weight comes packed (ir.program.IS_PACKED)."""
+"""The integer argument of a product that says whether its weight is packed (see ir.program.IS_PACKED)."""

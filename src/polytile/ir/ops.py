@@ -17,8 +17,15 @@ from polytile.errors import IRError
 
 @dataclass(frozen=True)
 class OpDef:
-    """`result` says how the result type follows: "same" as the arguments, "bool", or "given" (stated by the node). `cost` is in
-    multiply-adds of one vector lane; 8 or more counts as worth keeping instead of recomputing."""
+    """A pointwise operation.
+
+    Attributes
+    ----------
+    result
+        The result dtype: "same" as the arguments', "bool", or "given" by the node.
+    cost
+        Multiply-adds of one vector lane. Results that cost 8 or more are worth keeping instead of recomputing.
+    """
 
     name: str
     arity: int
@@ -28,7 +35,7 @@ class OpDef:
 
 
 def _division(divide: Callable[..., torch.Tensor], **how: str) -> Callable[..., torch.Tensor]:
-    """A division in which an integer divisor of 0 counts as 1."""
+    """A division that treats an integer divisor of 0 as 1."""
 
     def meaning(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return divide(a, b if a.dtype.is_floating_point else torch.where(b == 0, torch.ones_like(b), b), **how)
@@ -100,7 +107,7 @@ BY_NAME: dict[str, OpDef] = {definition.name: definition for definition in TABLE
 
 
 def definition(name: str) -> OpDef:
-    """The table's row; raises IRError for an unknown name."""
+    """The definition of the named operation; raises IRError for an unknown name."""
     if name not in BY_NAME:
         raise IRError(f"there is no IR operation {name!r}; see polytile/ir/ops.py for the table.")
     return BY_NAME[name]

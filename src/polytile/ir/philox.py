@@ -1,7 +1,7 @@
-"""The counter-based generator that `philox_*` operations stand for: Philox 4x32 with 10 rounds.
+"""The counter-based generator behind the `philox_*` operations: Philox 4x32 with 10 rounds.
 
-Key: the 64-bit seed (low word, high word). Counter: (low, high word of a 64-bit number, 0, 0): the offset, and for uniform
-numbers, of which four neighbours share a block of words, the offset // 4. Every generator of code must give the same words.
+Key: the 64-bit seed (low word, high word). Counter: (low word, high word, 0, 0) of a 64-bit number, which is the offset. For
+uniform numbers it is offset // 4, since four neighbours share a block of words. Every code generator must produce the same words.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
     uniform   (w[offset % 4] >> 8) · 2⁻²⁴                                  in [0, 1)
@@ -16,7 +16,7 @@ import math
 import torch
 
 COUNTERS_PER_OPERATOR = 2**40
-"""Offsets that each operator of a program has to itself: operator number k begins at k times as many."""
+"""Number of offsets reserved for each operator of a program: operator k starts at offset k times this."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -25,7 +25,7 @@ _ROUNDS = 10
 
 
 def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The four 32-bit words, as int64 in [0, 2³²), for int64 `seed` and `offset` of shapes that broadcast together."""
+    """The four 32-bit words, as int64 in [0, 2³²), for int64 `seed` and `offset` of broadcastable shapes."""
     seed, offset = torch.broadcast_tensors(seed, offset)
     key0, key1 = seed & _WORD, (seed >> 32) & _WORD
     c0, c1 = offset & _WORD, (offset >> 32) & _WORD
@@ -39,13 +39,13 @@ def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def _multiply(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low words of the 64-bit product (int64 arithmetic wraps, and keeps all 64 bits)."""
+    """High and low words of the 64-bit product. int64 arithmetic wraps, which keeps all 64 bits."""
     product = word * factor
     return (product >> 32) & _WORD, product & _WORD
 
 
 def uniform(seed: torch.Tensor, offset: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Uniform in [0, 1), 24 bits."""
+    """Uniform in [0, 1), with 24 random bits."""
     four = torch.stack(words(seed, offset >> 2))
     own = four.gather(0, (offset & 3).expand(four.shape[1:])[None])[0]
     return (own >> 8).to(dtype) * 2.0**-24

@@ -1,4 +1,4 @@
-"""The IR as text a person can read.
+"""Prints the IR as readable text.
 
 loop softmax0 for p0 < s0 over r0 < s1        # softmax
   t0 = load arg0[p0*s1 + r0] : float32
@@ -59,7 +59,7 @@ def loop_text(loop: Loop, indent: str = "") -> str:
 
 
 def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
-    """One line a value and one a store."""
+    """One line per value and per store."""
     stores = list(stores)
     names = value_names(stores)
     nodes = [node for node in _nodes(stores) if not isinstance(node, Const)]
@@ -73,7 +73,7 @@ def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
 
 
 def value_names(stores: Iterable[Store]) -> dict[int, str]:
-    """The name of each value by its id: t0, t1, ... in evaluation order; a constant is its own."""
+    """The name of each value by id: t0, t1, … in evaluation order; constants are written out."""
     names: dict[int, str] = {}
     numbers = itertools.count()
     for node in _nodes(stores):
@@ -141,7 +141,7 @@ def _argument(value: object) -> str:
 
 
 def operation_text(op: Operation) -> str:
-    """One operation of a program; a loop, and the epilogue of a template, with a line for each value."""
+    """One operation of a program. Loops and epilogues have a line per value."""
     if isinstance(op, Loop):
         return loop_text(op)
     if isinstance(op, Template):

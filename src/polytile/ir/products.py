@@ -1,4 +1,4 @@
-"""What grouped and scaled products compute, by torch's operators: the definitions that every kernel is held to."""
+"""Reference definitions of grouped and scaled products, with which every kernel must agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
-    """Where each group begins and ends on an axis of this length: see ir.program.Grouping."""
+    """(start, end) of each group on an axis of this length (see ir.program.Grouping)."""
     first = 0
     for end in ends.tolist():
         end = min(max(end, 0), length)
@@ -19,8 +19,11 @@ def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
 def grouped_product(
     a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, axis: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The grouped product of `a` (1, m, k) and `b` (groups, k, n), or (1, k, n) where groups lie along k, in their type, of 8-bit
-    floats in float32: into `out`, (1, m, n) or (groups, m, n), or a new tensor."""
+    """The grouped product of `a` (1, m, k) and `b`, which is (groups, k, n), or (1, k, n) with groups along k.
+
+    The dtype of the computation is the operands', or float32 for 8-bit floats. The result is (1, m, n) or (groups, m, n), in
+    `out` or in a new tensor.
+    """
     m, k, n = a.shape[1], a.shape[2], b.shape[2]
     dtype = torch.float32 if a.dtype.itemsize == 1 else a.dtype
     if out is None:
@@ -40,7 +43,8 @@ def grouped_product(
 def scaled_operand(
     x: torch.Tensor, blocks: tuple[int, int], scale: torch.Tensor, zeros: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(batch, rows, columns) less `zeros` times `scale`, both (1, rows / blocks[0], columns / blocks[1]), rounded up."""
+    """(x - `zeros`) · `scale` for `x` of (batch, rows, columns). Both have sizes (1, rows / blocks[0], columns / blocks[1]),
+    rounded up."""
     down, across = (torch.arange(n, device=x.device) // by for n, by in zip(x.shape[-2:], blocks, strict=True))
     x = x if zeros is None else x - zeros[:, down][:, :, across]
     return x * scale[:, down][:, :, across]

@@ -20,22 +20,30 @@ COMPUTE_DTYPE = dict.fromkeys((torch.bfloat16, torch.float16, *FLOAT8), torch.fl
 
 
 def compute_dtype(storage: torch.dtype) -> torch.dtype:
-    """The type in which values of a tensor of type `storage` are computed."""
+    """The dtype in which values of a tensor of dtype `storage` are computed."""
     return COMPUTE_DTYPE.get(storage, storage)
 
 
 ROUNDING = {
     torch.float8_e5m2: "round_e5m2", torch.float8_e4m3fn: "round_e4m3", torch.bfloat16: "round_bf16", torch.float16: "round_f16",
 }  # fmt: skip
-"""The operation that rounds a value to a type of tensors narrower than the one in which it is computed, the coarsest first."""
+"""The operation that rounds a computed value to a dtype narrower than its compute dtype, from coarsest to finest."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or
-    "constant" (a tensor held by the graph). `weight` marks an input or constant that is mostly the same from call to call, as
-    a module's parameters and buffers are: "constant" if nothing is expected to change it, "trained" if something is; None for all
-    others."""
+    """A strided block of memory.
+
+    Attributes
+    ----------
+    sizes, strides
+        Sympy expressions; strides are in elements.
+    role
+        "input", "temp", or "constant" for a tensor that the graph holds.
+    weight
+        Set for inputs and constants that rarely change between calls, such as a module's parameters and buffers: "constant" if
+        nothing is expected to change the tensor, "trained" if training does. None for all others.
+    """
 
     name: str
     dtype: torch.dtype
@@ -51,24 +59,24 @@ class Buffer:
 
     @property
     def storage_size(self) -> sympy.Expr:
-        """Elements from the first to the last, for nonempty sizes."""
+        """Number of elements from the first to the last inclusive, if no size is 0."""
         return sum(((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)), algebra.ONE)
 
     @property
     def emptied_by(self) -> frozenset[sympy.Expr]:
-        """Factors of its sizes that may be 0: if one is, the buffer has no memory, whatever `storage_size` says."""
+        """Factors of the sizes that may be 0. If one is, the buffer has no memory, regardless of `storage_size`."""
         factors = {factor for n in self.sizes for factor in sympy.Mul.make_args(n)}
         return frozenset(factor for factor in factors if not algebra.is_nonnegative(factor - 1))
 
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
-        """Offset in elements of the element at `point`."""
+        """Offset, in elements, of the element at `point`."""
         return sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)
 
 
 @dataclass(frozen=True)
 class View:
-    """A strided look at a buffer: `offset` and strides in elements of the buffer's own type. `dtype` differs from the buffer's
-    only for a bit-cast view."""
+    """A strided view of a buffer. `offset` and `strides` count elements of the buffer's own dtype. `dtype` differs from the
+    buffer's only in a bit-cast view."""
 
     buffer: str
     dtype: torch.dtype
@@ -82,10 +90,21 @@ class View:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A kernel's argument that each call looks up: the copy of the weight at `view`, packed for vectors of `lanes` elements with
-    `together` k in a lane, if there is one. The integer IS_PACKED among the arguments is 1 if there is, else 0. `constant`:
-    nothing is expected to change the weight, so its first use packs it. `unpacked`: the operand, and the Loop that computes it
-    from all of the weight; None where the weight is the operand."""
+    """A kernel argument that is looked up at each call: the packed copy of a weight, if there is one.
+
+    The kernel's integer argument IS_PACKED is 1 if the copy exists, else 0.
+
+    Attributes
+    ----------
+    view
+        The weight.
+    lanes, together
+        The copy is packed for vectors of `lanes` elements, with `together` values of k in a lane.
+    constant
+        Nothing is expected to change the weight, so its first use packs it.
+    unpacked
+        The operand and the Loop that computes it from the whole weight; None if the weight is the operand.
+    """
 
     view: View
     lanes: int
@@ -98,7 +117,7 @@ IS_PACKED = algebra.axis(names.IS_PACKED)
 
 
 def whole(buffer: Buffer) -> View:
-    """The view of all of a buffer, as it lies."""
+    """The view of all of a buffer, in its own sizes and strides."""
     return View(buffer.name, buffer.dtype, buffer.sizes, buffer.strides)
 
 
@@ -111,15 +130,24 @@ class Axis:
 
 
 SEGMENT_SUM = "sum"
-"""The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
-is none."""
+"""Mode of a store that writes to each element of its buffer the sum of the values at all points that share the element, or 0 if
+there are none."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set"; or "add", which adds
-    the value to what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
-    out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
+    """Writes `value`, converted to the buffer's dtype, to element `index` of `buffer`.
+
+    Attributes
+    ----------
+    mode
+        "set"; "add", which adds the value to the element, so that several points may share an element; or SEGMENT_SUM, where
+        `index` omits some axes or is indirect.
+    indirect
+        As in Load.
+    mask
+        Nothing is written where it is false.
+    """
 
     buffer: str
     index: sympy.Expr
@@ -139,19 +167,22 @@ class Store:
 
     @property
     def is_segment_sum(self) -> bool:
-        """Whether it adds up all points that share an element: see SEGMENT_SUM."""
+        """Whether the store sums over all points that share an element (see SEGMENT_SUM)."""
         return self.mode == SEGMENT_SUM
 
     def symbols(self) -> set[sympy.Symbol]:
-        """Axis symbols that the stored element or its value depends on, through reductions too."""
+        """Axis symbols on which the address or the value depends, including through reductions."""
         own = self.index.free_symbols - {expr.indirect_symbol(k) for k in range(len(self.indirect))}
         return own | expr.free_symbols(*self.roots)
 
 
 @dataclass(frozen=True)
 class Made:
-    """What an earlier call returned, inside a Ref: result number `output` of several, None the only one. `call` is the name of an
-    operator of the graph (Trace), or among the calls of a loop a position."""
+    """Inside a Ref: the result of an earlier call.
+
+    `call` is the name of an operator of the graph (see Trace), or a position among a loop's library calls. `output` is the index
+    among several results, or None for a single one.
+    """
 
     call: str | int
     output: int | None = None
@@ -159,11 +190,20 @@ class Made:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """One of the ATen calls that together do what a loop does: `target(*args, **kwargs)`, with a Ref for every tensor and size. A
-    tensor is a View of memory that the loop reads, or Made by an earlier call; a view of no buffer ("") stands for a tensor of
-    which only the sizes matter. `outputs`: where the results go in memory, None for one that only later calls need; empty for a
-    target that changes its arguments. `whole`: the buffers that are only viewed in their own sizes and strides, so that they are
-    passed as they are. `moved`: bytes of arguments and results at each point of the loop, and at each of its rows."""
+    """One of the ATen calls that together compute what a loop computes: `target(*args, **kwargs)`.
+
+    Every tensor and size among the arguments is a Ref. A tensor is a View of memory that the loop reads, or Made by an earlier
+    call. A View of the buffer "" stands for a tensor of which only the sizes matter.
+
+    Attributes
+    ----------
+    outputs
+        Where the results go in memory; None for a result that only later calls need. Empty if `target` mutates its arguments.
+    whole
+        Buffers that are viewed only in their own sizes and strides, and so can be passed unchanged.
+    moved
+        Bytes of arguments and results per point of the loop, and per row.
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -173,20 +213,25 @@ class LibraryCall:
     moved: tuple[int, int] = (0, 0)
 
     def views(self) -> list[View]:
-        """All memory that it reads or writes."""
+        """All memory that the call reads or writes."""
         views = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
         return [view for view in views if view.buffer]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """For every point of `axes`, and where a value needs it every point of `reduced`: evaluate and store.
+    """Evaluates and stores values at every point of `axes`, and of `axes × reduced` where a value needs it.
 
-    A store whose index or value depends on a reduced axis outside any Reduce is done at every point of `axes × reduced`
-    (element level), else once per point of `axes` (row level). `origins` names the source operators.
+    A store whose index or value depends on a reduced axis outside any Reduce runs at every point of `axes × reduced` (element
+    level). Any other store runs once per point of `axes` (row level).
 
-    `library`: the ATen calls that the loop came from, in order; empty if it has no such form (passes/library.py). Passes that
-    change what a loop does leave them as they are; `ir.calls.calls_of` says whether they still hold.
+    Attributes
+    ----------
+    origins
+        Names of the source operators.
+    library
+        The ATen calls that the loop came from, in order; empty if it has no such form (see passes/library.py). Passes that change
+        what a loop computes keep them unchanged; `ir.calls.calls_of` says whether they still apply.
     """
 
     name: str
@@ -215,13 +260,13 @@ class Loop:
         return {s.buffer for s in self.stores}
 
     def accesses(self) -> list[Load | Store]:
-        """Every load, then every store; each has a buffer, an index, indirect parts and a mask."""
+        """Every load, then every store. Each has a buffer, an index, indirect parts and a mask."""
         return [*expr.loads(*self.roots), *self.stores]
 
     def map_roots(
         self, rule: Callable[[tuple[Node, ...]], tuple[Node, ...]], index_map: Callable[[sympy.Expr], sympy.Expr] | None = None
     ) -> Loop:
-        """The loop with `rule(roots) -> roots` applied to all its values at once and `index_map` to the store indices."""
+        """Apply `rule` to all values of the loop at once, and `index_map` to the store indices."""
         new = rule(self.roots)
         stores, at = [], 0
         for store in self.stores:
@@ -231,7 +276,7 @@ class Loop:
         return replace(self, stores=tuple(stores))
 
     def substitute(self, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Loop:
-        """Index symbols replaced in values and store indices (the axes themselves stay)."""
+        """Replace index symbols in values and store indices. The axes themselves are unchanged."""
         return self.map_roots(lambda roots: expr.substitute(roots, mapping), lambda i: algebra.substitute(i, mapping))
 
 
@@ -245,7 +290,7 @@ def element_level(loop: Loop, store: Store) -> bool:
 
 
 def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
-    """Whether a value varies with the reduced axes outside any Reduce (a Scan and an epilogue's Accumulator always do)."""
+    """Whether a value varies along the reduced axes outside any Reduce. A Scan and an epilogue's Accumulator always do."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
@@ -259,14 +304,16 @@ def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
 
 
 SCALED_ALONG_K = 128
-"""Elements along k that share a scale of 8-bit floats."""
+"""Number of elements along k that share one scale in block-scaled float8."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The float32 scales of an operand, one for every `rows` rows of A (columns of B) by `along` elements along k: `view` is
-    (1, rows of scales, scales along k) for A and (1, scales along k, columns of scales) for B. `zeros` has numbers at the same
-    places, of B, which are subtracted from the elements before they are scaled."""
+    """The float32 scales of an operand: one for every block of `rows` rows of A (columns of B) by `along` elements along k.
+
+    `view` is (1, blocks of rows, blocks along k) for A and (1, blocks along k, blocks of columns) for B. `zeros`, for B only, has
+    the same layout; a zero point is subtracted from the elements before they are scaled.
+    """
 
     view: View
     rows: int
@@ -280,13 +327,16 @@ class Scales:
 
 @dataclass(frozen=True)
 class Grouping:
-    """What makes a Template a grouped product: the rows of A ("m"), or the elements along k of both operands ("k"), belong to
-    groups that follow each other. `ends`, a dense vector of int32, says where each group ends: the sizes of groups are known in
-    memory alone. An end beyond the axis counts as the axis's; a group that ends before it begins has nothing.
+    """Makes a Template a grouped matmul, in which consecutive rows of A (axis "m") or consecutive k of both operands (axis "k")
+    form groups.
 
-    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, 0 for rows beyond the last end. `a` and `out` have a batch
-         of one, that of `b` is the groups.
-    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have a batch of one, that of `out` is the groups.
+    `ends` is a dense int32 vector with the end of each group, so the group sizes are known only in memory. An end beyond the axis
+    is clamped to its size; a group that ends before it begins is empty.
+
+    "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, and 0 for rows beyond the last end. `a` and `out` have
+         batch size 1; the batch of `b` is the groups.
+    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have batch size 1; the batch of `out` is the
+    groups.
     """
 
     ends: View
@@ -295,23 +345,31 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Template:
-    """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points. Operands of
-    different types are converted to their common type first.
+    """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], followed by `epilogue` over the same points (b, m, n).
 
-    `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
-    epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read
-    `Accumulator`; `out` is then written only if one of its stores says so. Where it has reductions, its axes are (batch, m) and n
-    is reduced.
+    Operands of different dtypes are first converted to their common dtype.
 
-    `prologues`: for an operand that is computed as it is read, the Loop over its (batch, rows, columns) that stores it in the
-    buffer of its view; None for an operand in memory. That buffer has no memory unless a kernel chooses to fill it.
-
-    `second`: operands (batch, m, l) and (batch, l, n) of the types of `a` and `b`, whose product is added to the same sums.
-
-    `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; None of `a`
-    where only `b` has scales. Then there are no prologues, no second product and no batch.
-
-    `grouping`: it is a grouped product. Then there are no prologues, no second product and no scales.
+    Attributes
+    ----------
+    a, b
+        Views of sizes (batch, m, k) and (batch, k, n).
+    out
+        The buffer that receives the product if there is no epilogue. Inside an epilogue it stands for the accumulator, and it is
+        written only if one of the epilogue's stores does so.
+    epilogue
+        A Loop over (batch, m, n) whose values read `Accumulator`. If it contains reductions, its axes are (batch, m) and n is
+        reduced.
+    prologues
+        For each operand that is computed as it is read, a Loop over its (batch, rows, columns) that stores it to the buffer of
+        its
+        view; None for an operand in memory. That buffer has no memory unless a kernel chooses to materialise it.
+    second
+        Operands (batch, m, l) and (batch, l, n), of the dtypes of `a` and `b`. Their product is added to the same accumulator.
+    scales
+        The scales of `a` and `b`; each product of elements is multiplied by them before it is accumulated. That of `a` is None if
+        only `b` is scaled. A scaled product has no prologues, no second product and no batch.
+    grouping
+        Set for a grouped matmul, which has no prologues, no second product and no scales.
     """
 
     name: str
@@ -330,7 +388,7 @@ class Template:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
 
     def operand_reads(self) -> set[str]:
-        """The buffers that the product itself reads, at other points than those it writes."""
+        """Buffers that the product itself reads, at other points than those that it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
         read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
         beside = [*(self.second or ()), *self.views_beside]
@@ -345,14 +403,14 @@ class Template:
 
     @property
     def views_beside(self) -> list[View]:
-        """What is read as it lies beside the operands: scales, the ends of groups."""
+        """Views that are read unchanged besides the operands: scales and group ends."""
         return [*self.scale_views, *([self.grouping.ends] if self.grouping is not None else [])]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What makes an Attention its own derivative: views of `grad`, the gradient of `out`, which is read like `out` and `lse`, and
-    of what is written, the gradients of q, k and v."""
+    """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
+    gradients of q, k and v are written to `dq`, `dk` and `dv`."""
 
     grad: View
     dq: View
@@ -361,13 +419,13 @@ class Gradients:
 
 
 SCORES = "scores"
-"""The name under which an Attention's `scores` store; no memory belongs to it."""
+"""The buffer name to which an Attention's `scores` store. It has no memory."""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the sequences of an attention lie, by tensors of integers that attention.layout explains. There are `count`, with up
-    to `rows` rows and `keys` keys."""
+    """Describes packed or paged sequences by integer tensors (see attention.layout). There are `count` sequences of at most
+    `rows` rows and `keys` keys."""
 
     count: sympy.Expr
     rows: sympy.Expr
@@ -379,7 +437,7 @@ class Sequences:
 
     @property
     def named(self) -> dict[str, View]:
-        """The tensors of integers that there are, in order."""
+        """The integer tensors that are present, by name, in order."""
         given = {name: getattr(self, name) for name in ("q_starts", "k_starts", "table", "k_used")}
         return {name: view for name, view in given.items() if view is not None}
 
@@ -390,20 +448,35 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Attention:
-    """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
-    None is d ** -0.5.
+    """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked.
 
-    `q` is (batch, heads, m, d), `k` and `v` (batch, heads of k, n, d) as views; group is how many heads of q share one of k.
-    `bias` is (batch, heads, m, n), with strides of 0 where it does not vary. A floating one is added to the score; where one of
-    booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
-    scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
-    float32. With `gradients` it is the derivative of all that: `out` and `lse` are read, the gradients written.
-
-    `window` hides keys besides, as ir.attention.window_mask says. With `sequences` rows lie as they say, and the sizes of
-    q, k and v are those in memory: see attention.layout.
-
-    `scores` is a Loop over (batch, heads, m, n) in place of `bias` and `causal`. Its one store has the score, which is computed
-    from the Accumulator, the scaled product; nothing is in memory of the buffer SCORES that it names, which is row-major.
+    Attributes
+    ----------
+    q, k, v
+        Views of sizes (batch, heads, m, d), (batch, heads of k, n, d) and (batch, heads of k, n, d of v). `group` is the number
+        of query heads per key head.
+    scale
+        None means d ** -0.5.
+    causal
+        "", "top left" or "bottom right" (see ir.attention.causal_mask).
+    bias, fill
+        (batch, heads, m, n), with stride 0 along broadcast dimensions. A floating-point bias is added to the score; where a
+        boolean
+        one is false, `fill` replaces the score.
+    empty_is_0
+        Whether a row whose scores are all -inf gives 0 instead of NaN.
+    lse
+        (batch, heads, m): if given, receives log Σ_n exp(score) in float32.
+    gradients
+        If given, the operation is the backward pass: `out` and `lse` are read and the gradients are written.
+    scores
+        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its only store computes the score from the
+        Accumulator,
+        the scaled product. The store names the row-major buffer SCORES, which has no memory.
+    window
+        Masks further keys (see ir.attention.window_mask).
+    sequences
+        Set for packed or paged sequences; then q, k and v have the sizes of their memory (see attention.layout).
     """
 
     name: str
@@ -425,7 +498,7 @@ class Attention:
 
     @property
     def extents(self) -> tuple[sympy.Expr, ...]:
-        """Batch, heads of q, heads of k, rows, keys, d, d of v: of the longest sequence where they differ."""
+        """Batch, heads of q, heads of k, rows, keys, d and d of v; rows and keys are those of the longest sequence."""
         (*_, q_heads, rows, d), (*_, heads, keys, _) = self.q.sizes, self.k.sizes
         batch = self.q.sizes[0]
         if self.sequences is not None:
@@ -447,7 +520,7 @@ class Attention:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """What it reads, then what it writes."""
+        """The views that are read, followed by those that are written."""
         return (*self.read, *self.written)
 
     def reads(self) -> set[str]:
@@ -459,18 +532,29 @@ class Attention:
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value inside a library call's arguments: a View, a symbolic size, or what another call has made."""
+    """A value inside a library call's arguments: a View, a symbolic size, or the result of another call."""
 
     value: View | sympy.Expr | Made
 
 
 @dataclass(frozen=True)
 class Extern:
-    """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
-    buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, even if
-    it has one element. `symbols` are numbers that only its result tells: (symbol, how), where how is ("item",), ("item", output
-    number), ("size" or "stride", output number, dimension), ("offset", output number), or an expression of symbols that are known
-    by then. `reason` says why it is a library call, `mutates` which buffers it changes."""
+    """A library (ATen) call, `target(*args, **kwargs)`. Every tensor and size among the arguments is a Ref.
+
+    Attributes
+    ----------
+    outputs
+        Names of the buffers that the call allocates; None for results that are unused or not tensors.
+    symbols
+        Numbers that are known only from the result, as pairs (symbol, how). `how` is ("item",), ("item", output), ("size" or
+        "stride", output, dimension), ("offset", output), or an expression of symbols that are known by then.
+    reason
+        Why this is a library call.
+    mutates
+        Names of the buffers that the call changes.
+    many
+        The target returns a tuple or list, even if it has one element.
+    """
 
     name: str
     target: Any
@@ -491,14 +575,14 @@ class Extern:
 
 
 def place_of(how: tuple[Any, ...]) -> tuple[str, int, int | None]:
-    """What an entry of Extern.symbols reads, of which output, and along which dimension."""
+    """What an entry of Extern.symbols reads, from which output, and along which dimension."""
     what, output, dim = (list(how) + [0, None][len(how) - 1 :])[:3]
     return what, output, dim
 
 
 @dataclass(frozen=True)
 class Assert:
-    """A run-time check on sizes: `condition` is a sympy Boolean; `error` is raised with `message` where it is false."""
+    """A run-time check on sizes: raises `error(message)` if `condition`, a sympy Boolean, is false."""
 
     name: str
     condition: Any
@@ -516,7 +600,7 @@ Operation = Loop | Template | Attention | Extern | Assert
 
 
 def refs_in(value: Any) -> Iterator[View | sympy.Expr | Made]:
-    """What the Refs inside nested arguments stand for."""
+    """The values of all Refs inside nested arguments."""
     if isinstance(value, Ref):
         yield value.value
     elif isinstance(value, tuple | list | dict):
@@ -525,7 +609,7 @@ def refs_in(value: Any) -> Iterator[View | sympy.Expr | Made]:
 
 
 def map_refs(value: Any, rule: Callable[[View | sympy.Expr | Made], Any]) -> Any:
-    """Nested arguments with what `rule` makes of what each Ref stands for in its place."""
+    """Nested arguments with each Ref replaced by `rule(value of the Ref)`."""
     if isinstance(value, Ref):
         return rule(value.value)
     if isinstance(value, tuple | list):
@@ -542,7 +626,7 @@ Part = TypeVar("Part")
 
 
 def map_views(part: Part, rule: Callable[[View], View]) -> Part:
-    """A product or an attention with `rule` applied to all its views; the loops in it stay as they are."""
+    """A product or an attention with `rule` applied to all its views. The loops inside it are unchanged."""
     if isinstance(part, View):
         return rule(part)  # type: ignore[return-value]
     if isinstance(part, tuple):
@@ -554,8 +638,8 @@ def map_views(part: Part, rule: Callable[[View], View]) -> Part:
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression), or an
-    object that only library calls take, or that is only returned, such as a generator (a symbol)."""
+    """One argument of the compiled function: a tensor (`buffer` names it), an integer (`size` is its symbol or expression), or an
+    object such as a generator that is only passed to library calls or returned (`size` is a symbol)."""
 
     name: str
     buffer: str | None = None
@@ -564,9 +648,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the graph that a program was lowered from: `target(*args, **kwargs)`, with a Ref for every tensor (Made)
-    and size; sizes and type of each of its results, None of those that are no tensors. `stored`: its results come from memory
-    alone, as those of library calls and products do, and the graph's arguments. `refused`: why no loop may call it, or ""."""
+    """One operator of the graph that a program was lowered from: `target(*args, **kwargs)`.
+
+    Every tensor (Made) and size among the arguments is a Ref.
+
+    Attributes
+    ----------
+    results
+        Sizes and dtype of each result; None for results that are not tensors.
+    stored
+        The results exist only in memory, like those of library calls and products, and the graph's arguments.
+    refused
+        Why no loop may call the operator, or "".
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -578,25 +672,36 @@ class Operator:
 
 @dataclass(frozen=True)
 class Trace:
-    """The operators of a graph by their names, in order, and where the results are that were stored as they are. `wholes`: for
-    results of what the tracer took apart, the result of the operator itself, which is among the operators too."""
+    """The operators of a graph by name, in order.
+
+    `places` says where results are in memory, for those that were stored unchanged. `wholes` maps results of a decomposed
+    operator's parts to results of the operator itself, which is among `operators` too.
+    """
 
     operators: Mapping[str, Operator]
     places: Mapping[Made, View]
     wholes: Mapping[Made, Made] = field(default_factory=dict)
 
     def renamed(self, names: Mapping[str, str]) -> Trace:
-        """The same in a program that has other buffers in place of those in `names`."""
+        """The trace after buffers have been renamed."""
         moved = {made: replace(view, buffer=names.get(view.buffer, view.buffer)) for made, view in self.places.items()}
         return replace(self, places=moved)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled graph: `operations` in execution order. `outputs` are views (a view of an input aliases it), sizes, or None.
+    """A compiled graph: its `operations` in execution order.
 
-    `constants` has the tensors of the buffers of that role; `scalars` the sizes that are read from a buffer of one element, once
-    that is filled. `trace` has the operators that the program was lowered from.
+    Attributes
+    ----------
+    outputs
+        Views (a view of an input aliases it), sizes, or None.
+    constants
+        The tensors behind the buffers whose role is "constant".
+    scalars
+        Sizes that are read from one-element buffers once those are filled.
+    trace
+        The operators that the program was lowered from.
     """
 
     name: str
@@ -615,5 +720,5 @@ class Program:
         return {o.buffer for o in self.outputs if isinstance(o, View)}
 
     def observed_buffers(self) -> set[str]:
-        """Buffers whose contents are seen outside the operations: inputs, results, and those that sizes are read from."""
+        """Buffers whose contents are visible outside the operations: inputs, results, and those that sizes are read from."""
         return self.input_buffers() | self.output_buffers() | set(self.scalars.values())

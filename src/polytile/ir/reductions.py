@@ -1,7 +1,7 @@
-"""The table of reductions and scans: kind, meaning, and how many arguments and results each has.
+"""The table of reductions and scans: kind, meaning, and number of arguments and results.
 
-The meaning is a function of rows [..., n], one for each argument, and of the result's type; a reduction gives one element
-for each row, a scan gives rows. As with the operations of `ops.py`, every code generator must agree with it.
+The meaning is a function of rows [..., n], one per argument, and of the result's dtype. A reduction returns one element per row,
+a scan returns rows. As with the operations of `ops.py`, every code generator must agree with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Meaning = Callable[[Rows, torch.dtype], Results]
 
 @dataclass(frozen=True)
 class Definition:
-    """What a kind of reduction or scan computes. Several `results` are read through `expr.Part`."""
+    """What a reduction or scan computes. Multiple `results` are read through `expr.Part`."""
 
     meaning: Meaning
     arguments: int = 1
@@ -31,12 +31,12 @@ class Definition:
 
 
 def smallest(dtype: torch.dtype) -> bool | int | float:
-    """The identity of max."""
+    """The identity element of max."""
     return False if dtype == torch.bool else -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def largest(dtype: torch.dtype) -> bool | int | float:
-    """The identity of min."""
+    """The identity element of min."""
     return True if dtype == torch.bool else math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
@@ -51,7 +51,7 @@ def _min(rows: Rows, dtype: torch.dtype) -> Results:
 
 
 def _arg(extreme: Meaning) -> Meaning:
-    """The extreme (NaN, if there is one) and the smallest index at which it stands."""
+    """The extreme value (NaN if there is one) and its smallest index."""
 
     def meaning(rows: Rows, dtype: torch.dtype) -> Results:
         value, index = rows
@@ -73,7 +73,7 @@ def _welford(rows: Rows, dtype: torch.dtype) -> Results:
 
 
 def _online_softmax(rows: Rows, dtype: torch.dtype) -> Results:
-    """The greatest value m, and the sum of exp(x - m)."""
+    """The maximum m, and the sum of exp(x - m)."""
     best = _max(rows, dtype)[0]
     return best, (rows[0].to(dtype) - best.unsqueeze(-1)).exp().sum(-1)
 
@@ -101,7 +101,7 @@ REDUCTIONS: dict[str, Definition] = {
     "welford": Definition(_welford, results=2),
     "online_softmax": Definition(_online_softmax, results=2),
 }
-"""argmax and argmin take the value and its index."""
+"""Definitions of all reductions. argmax and argmin take the value and its index."""
 
 SCANS: dict[str, Definition] = {
     "sum": Definition(lambda rows, dtype: (rows[0].cumsum(-1, dtype=dtype),)),
@@ -110,11 +110,17 @@ SCANS: dict[str, Definition] = {
     "max": Definition(_running_extreme(torch.cummax), arguments=2, results=2),
     "min": Definition(_running_extreme(torch.cummin), arguments=2, results=2),
 }
-"""max and min take the value and its index."""
+"""Definitions of all scans. max and min take the value and its index."""
 
 
 def definition_of(node: Reduce | Scan) -> Definition:
-    """The table's row of the node's kind; raises IRError for an unknown one."""
+    """The definition of the node's kind.
+
+    Raises
+    ------
+    IRError
+        If the kind is unknown.
+    """
     table = REDUCTIONS if isinstance(node, Reduce) else SCANS
     if node.kind not in table:
         what = type(node).__name__.lower()

@@ -1,12 +1,4 @@
-"""Parts of a program as JSON and back: canonical loops with their expressions, sizes, views, and the arguments of library calls.
-
-    Writer().document(kernel)   →   {"shared": [...], "value": ...}   →   Reader(document).value() == kernel
-
-What a part shares, expression nodes, sizes, symbols and objects with a state of their own, stands once in the table "shared",
-before what refers to it. Every other value is itself where JSON has it, and a list that begins with its kind where JSON does not.
-Nothing is evaluated or imported by a name from the file: sizes are made of sympy's and torch's own classes, operators are looked
-up among torch's.
-"""
+"""Reads and writes parts of a program as JSON: canonical loops, expressions, sizes, views, and arguments of library calls."""
 
 from __future__ import annotations
 
@@ -31,7 +23,7 @@ CLASSES: dict[str, type] = {
         program.Grouping, program.Scales, program.Store, program.View,
     )
 }  # fmt: skip
-"""Values that are written field by field."""
+"""Dataclasses that are written field by field."""
 
 NODES: dict[str, type[Node]] = {
     name: cls for name, cls in vars(expr).items() if isinstance(cls, type) and issubclass(cls, Node)
@@ -41,21 +33,25 @@ NUMBERS: dict[str, Basic] = {
     "oo": sympy.oo, "-oo": -sympy.oo, "nan": sympy.nan, "pi": sympy.pi, "E": sympy.E, "true": sympy.true, "false": sympy.false,
     "int_oo": numbers.int_oo, "-int_oo": -numbers.int_oo,
 }  # fmt: skip
-"""sympy's numbers that have a name instead of digits."""
+"""sympy's named numbers."""
 
 ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (RuntimeError, ValueError, IndexError, TypeError)}
-"""What checks of a program raise."""
+"""Exceptions that a program's checks raise."""
 
 PLAIN = (bool, int, float, str, type(None))
 
 
 class Unstorable(Exception):
-    """Something has no form on disk; says what and why."""
+    """Raised for a value that cannot be serialised; the message says which and why."""
 
 
 class Writer:
-    """`classes` are what may be written besides CLASSES: dataclasses, enums, and classes whose objects have in `made_from` the
-    arguments that they were made with; such an object is one again when it is read, however many refer to it."""
+    """Writes values as JSON.
+
+    `classes` may be written in addition to CLASSES: dataclasses, enums, and classes whose objects store their constructor
+    arguments in `made_from`. An object of the last kind that is referenced several times is written once, and read back as one
+    object.
+    """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._classes = frozenset(CLASSES.values()) | frozenset(classes)
@@ -142,18 +138,17 @@ class Writer:
 
 
 HOMES: Mapping[str, Any] = {"sympy": sympy, "torch": functions}
-"""Where the classes of sizes are looked up."""
 
 
 def _assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
-    """What a symbol was made with."""
+    """The assumptions with which a symbol was created."""
     made_with = getattr(symbol, "_assumptions_orig", None)
     return dict(symbol._assumptions.generator if made_with is None else made_with)
 
 
 class Reader:
-    """A document of Writer's, with the same `classes`. A malformed one raises KeyError, IndexError, TypeError, ValueError or
-    AttributeError (MALFORMED)."""
+    """Reads a document of Writer, with the same `classes`. A malformed document raises KeyError, IndexError, TypeError,
+    ValueError or AttributeError (MALFORMED)."""
 
     def __init__(self, document: Mapping[str, Any], classes: Iterable[type] = ()) -> None:
         self._classes = {**CLASSES, **{cls.__name__: cls for cls in classes}}
@@ -213,11 +208,11 @@ class Reader:
 
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a document raises that this version did not write."""
+"""Exceptions from reading a malformed document, or one of another version."""
 
 
 def operator_named(name: str) -> OpOverload:
-    """The operator "aten.add.Tensor". Raises AttributeError where torch has none of that name."""
+    """The operator of a name such as "aten.add.Tensor". Raises AttributeError if torch has none of that name."""
     namespace, operator, overload = name.split(".")
     return _checked(getattr(getattr(getattr(torch.ops, namespace), operator), overload), (OpOverload,))
 

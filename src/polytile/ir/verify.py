@@ -1,4 +1,4 @@
-"""The verifier: what makes a program legal, as a table of rules."""
+"""The verifier: a table of the rules that a legal program obeys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from polytile.ir.program import (
 
 @dataclass(frozen=True)
 class Scope:
-    """What is known where an operation stands: the program, buffers with contents, sizes with values."""
+    """What is known before an operation runs: the program, the buffers that are filled, and the sizes whose values are known."""
 
     program: Program
     filled: frozenset[str]
@@ -49,7 +49,13 @@ OperationCheck = Callable[[Operation, Scope], Iterator[str]]
 
 
 def verify(program: Program, after: str = "") -> None:
-    """Raises IRError naming the pass (`after`), the operation and the rule that `program` breaks."""
+    """Check that a program is legal.
+
+    Raises
+    ------
+    IRError
+        If a rule is broken. The message names the pass (`after`), the operation and the rule.
+    """
     symbols = frozenset(_input_symbols(program))
     filled = frozenset(program.input_buffers() | {n for n, b in program.buffers.items() if b.role == "constant"})
     for message in _program_faults(program):
@@ -195,7 +201,7 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
 
 
 def _sequences_shape(attention: Attention) -> Iterator[str]:
-    """Of packed or paged sequences."""
+    """Check an attention over packed or paged sequences."""
     placed = attention.sequences
     assert placed is not None
     if placed.table is not None and placed.k_starts is not None:
@@ -482,4 +488,4 @@ SCORE_RULES = (
     "an axis is defined once, by known sizes", "types are as the table of operations says",
     "one part of several results is named",
 )
-"""Those of LOOP_RULES that hold for the scores of an Attention, which have no memory."""
+"""The LOOP_RULES that apply to the scores of an Attention, which have no memory."""

@@ -1,4 +1,4 @@
-"""The decisions that a ranking of candidates takes, each judged by what it distinguishes and nothing else."""
+"""The decisions for which a ranking of candidates is used. Each is judged only by the distinctions that it makes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from polytile.learn.examples import Example
 from polytile.learn.offer import Offer
 
 TEN = 10
-"""Configs of a product that are tried."""
+"""Number of configs of a product to try."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One of them: which examples pose it, and what an offer answers."""
+    """A decision: the examples in which it arises, and the answer that an offer stands for."""
 
     name: str
     doc: str
@@ -22,8 +22,7 @@ class Decision:
     answer: Callable[[Offer], Hashable] = lambda offer: offer.name
 
     def examples_of(self, chosen: Sequence[Example]) -> list[Example]:
-        """Examples of this decision: an offer for each answer, the fastest of those that give it. What the answer costs is then
-        what the best of them costs."""
+        """The examples of this decision. Each answer costs as much as the fastest offer that gives it."""
         return [self._posed(example) for example in chosen if self.asked(example)]
 
     def _posed(self, example: Example) -> Example:

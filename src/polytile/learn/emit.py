@@ -1,4 +1,4 @@
-"""A model as plain Python, for people to read and for programs without polytile to run: the same trees, the same answers."""
+"""Writes a model as plain Python, for people to read and for programs without polytile: the same trees give the same answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def python(model: Trained) -> str:
 
 
 def about(model: Trained) -> str:
-    """What the model was made of and how it did, a sentence a line."""
+    """How the model was trained and how it performed, one sentence per line."""
     on = model.trained_on
     devices = ", ".join(f"{name} ({count})" for name, count in on.get("devices", {}).items())
     grown = model.settings

@@ -1,4 +1,4 @@
-"""Measurements as examples to learn from: a problem, its candidates as offers, and what each of them took."""
+"""Measurements as training examples: a problem, its candidates as offers, and their times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from polytile.tuning.decide import BUSY
 from polytile.tuning.replay import Recorded, matrices
 
 FOLDS, TEST = 5, 0
-"""Parts that all examples are in, by their sizes; the one that is held out for the report."""
+"""Number of folds into which all examples are split by their sizes, and the one held out for the report."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What was measured of one problem on one device: an offer and seconds for each candidate that ran, two at least."""
+    """The measurements of one problem on one device: an offer and a time in seconds for each candidate that ran, at least two."""
 
     problem: Problem
     machine: Mapping[str, str]
@@ -31,7 +31,7 @@ class Example:
 
     @property
     def family(self) -> tuple[str, str]:
-        """Whose model this is for: the problem's family, and the architecture of its device."""
+        """Identifies the model that the example trains: the problem's family, and the architecture of its device."""
         return self.problem.family, architecture(self.machine)
 
     @property
@@ -53,26 +53,33 @@ class Example:
 
     @property
     def fold(self) -> int:
-        """Which of FOLDS parts of all examples this is in. Its sizes alone say so: what was measured at the same sizes, of
-        another type or on another device, is in the same part."""
+        """The fold of this example, determined by its sizes alone: measurements at the same sizes, of other dtypes or on other
+        devices, are in the same fold."""
         return int(digest(compact(self.problem.sizes)), 16) % FOLDS
 
     def regret(self, place: int) -> float:
-        """How many times as long as the fastest the offer number `place` takes."""
+        """The time of offer number `place` relative to the fastest."""
         return self.seconds[place] / self.best
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples in an order that does not depend on when they were measured; how many problems had no two candidates that ran
-    while nothing else had the cores, and how many were measured before predictions left their terms."""
+    """Examples in an order that does not depend on when they were measured.
+
+    Attributes
+    ----------
+    alone
+        Number of problems without two candidates that ran undisturbed.
+    without_terms
+        Number of problems measured before predictions recorded their terms.
+    """
 
     found: tuple[Example, ...]
     alone: int = 0
     without_terms: int = 0
 
     def families(self) -> dict[tuple[str, str], list[Example]]:
-        """The examples for each model to be."""
+        """The examples of each model."""
         made: dict[tuple[str, str], list[Example]] = {}
         for example in self.found:
             made.setdefault(example.family, []).append(example)
@@ -80,9 +87,12 @@ class Examples:
 
 
 def examples(records: Iterable[Record]) -> Examples:
-    """The examples in a store's records. What was measured several times is combined as a program would combine it. Candidates
-    that could not run are left out, as a program does not offer them either once that is known, and so are times that were taken
-    while other programs had the cores: kernels of two threads then took 50 times as long as predicted on a machine of two."""
+    """The examples in a store's records.
+
+    Repeated measurements are combined as at run time. Candidates that could not run are left out, as programs do not offer them
+    once that is known. So are times that were taken while other programs used the cores: on a machine with two cores, kernels
+    with two threads then took 50 times the predicted time.
+    """
     found: list[Example] = []
     alone = without = 0
     for matrix in matrices(sorted(records, key=lambda record: (record.taken_at, record.uid))):

@@ -1,15 +1,15 @@
-"""What models know of a problem's candidates: numbers by name, the same for every device.
+"""The features of a problem's candidates: numbers by name, the same for every device.
 
-    work.*          what the terms say of the problem: sizes, bytes of an element, layouts, operations
-    device.*        numbers of the device, as its fingerprint stands for them
+    work.*          facts about the problem: sizes, bytes of an element, layouts, operations
+    device.*        numbers of the device, from its fingerprint
     best            binary logarithm of the best candidate's predicted µs
     behind          logarithm of the candidate's predicted time over the best candidate's
-    memory_s, ...   the terms that are seconds, as shares of the predicted time
-    places, ...     the other terms
+    memory_s, ...   terms in seconds, as shares of the predicted time
+    places, ...     other terms
     config.m, ...   numbers of the config
-    origin=triton   1 where it is so, 0 elsewhere; likewise each word of the config: variant=tile
+    origin=triton   1 if true, else 0; likewise each string of the config: variant=tile
 
-Times are shares, so that devices with different clocks have features alike. -1 stands for what a candidate does not say.
+Times are shares, so that devices with different clocks have similar features. -1 stands for a missing number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polytile.learn.offer import Offer
 from polytile.problem import Problem
 
 VERSION = 1
-"""Of what the features mean. Models and the terms that stores hold of an earlier one are not used; see also
+"""Version of the features' meaning. Models, and terms in stores, of an earlier version are not used; see also
 tests/learn/golden."""
 
 OWN = ("work.", "device.")
-"""Beginnings of the names of features that all candidates of a problem share, as they share `best`."""
+"""Prefixes of features that all candidates of a problem share, like `best`."""
 
 UNSAID = -1.0
 
@@ -37,7 +37,7 @@ CPU_NUMBERS = ("cores", "threads", "max_mhz")
 
 
 def features(problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> list[Row]:
-    """The features of each offer. `machine` are the facts that the problem's device fingerprint stands for, as text."""
+    """The features of each offer. `machine` has the facts behind the problem's device fingerprint, as text."""
     best = min(offer.predicted for offer in offers)
     shared = {"best": math.log2(best * 1e6), **device_numbers(machine)}
     for offer in offers:
@@ -58,7 +58,7 @@ def _own(offer: Offer, best: float) -> Row:
 
 
 def words(problem: Problem, offers: Sequence[Offer]) -> set[str]:
-    """What a model must have seen to speak of these offers: element types, origins, and the words of configs."""
+    """What a model must have seen in order to rank these offers: dtypes, origins, and the strings of configs."""
     found = {f"dtype={dtype}" for dtype in problem.dtypes} | {f"origin={offer.origin}" for offer in offers}
     return found | {f"{n}={said}" for offer in offers for n, said in offer.config.values if isinstance(said, str)}
 
@@ -74,8 +74,8 @@ def is_shared(name: str) -> bool:
 
 
 def device_numbers(machine: Mapping[str, str]) -> Row:
-    """Multiprocessors, clock, caches and memory of a GPU; cores, threads, clock and caches of a processor; as far as they are
-    known."""
+    """Known numbers of a device: multiprocessors, clock, caches and memory of a GPU; cores, threads, clock and caches of a
+    CPU."""
     on_gpu = machine.get("kind") == "cuda"
     found = {f"device.{name}": _number(machine.get(name)) for name in (GPU_NUMBERS if on_gpu else CPU_NUMBERS)}
     if on_gpu:
@@ -87,7 +87,7 @@ def device_numbers(machine: Mapping[str, str]) -> Row:
 
 
 def architecture(machine: Mapping[str, str]) -> str:
-    """What devices must have in common for a model to serve them: "cuda sm90", "cuda gfx942", "cpu avx512"; "" where unknown."""
+    """What devices must share for one model to serve them: "cuda sm90", "cuda gfx942", "cpu avx512"; "" if unknown."""
     if machine.get("kind") == "cuda":
         return f"cuda {machine.get('arch') or 'sm' + machine.get('capability', '?')}"
     return f"cpu {machine['isa']}" if "isa" in machine else ""

@@ -1,8 +1,8 @@
-"""Trees as one flat table, which C reads (forest.c) and, where there is no compiler, Python.
+"""Trees as one flat table, read by C (forest.c), or by Python without a compiler.
 
-Nodes of all trees stand one after the other, children side by side. A node of feature ≥ 0 goes `down` that many nodes where that
-feature of the row is at most `number`, and to the one after that where it is more. A leaf has the feature -1, and `number` is
-what it says. A node takes 8 bytes in C: a float32 and two 16-bit integers.
+The nodes of all trees are consecutive, with siblings adjacent. A node with feature ≥ 0 moves `down` this many nodes if the row's
+feature is at most `number`, and one further if it is greater. A leaf has feature -1, and `number` is its value. A node takes 8
+bytes in C: a float32 and two 16-bit integers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SIGNATURE = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class Forest:
-    """`roots` are the first nodes of the trees; `feature`, `down` and `number` the nodes', one each. Raises OptionError for
-    what is no forest: a walk through one ends."""
+    """Trees with the first nodes `roots`; `feature`, `down` and `number` have one entry per node. Raises OptionError if a walk
+    might not end."""
 
     roots: tuple[int, ...]
     feature: tuple[int, ...]
@@ -52,11 +52,11 @@ class Forest:
 
     @property
     def table_bytes(self) -> int:
-        """What the table takes in C."""
+        """Size of the table in C, in bytes."""
         return NODE.size * len(self.feature)
 
     def says(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """What each tree says of each row: a list of the rows' numbers for each tree."""
+        """The value of each tree for each row: one list of the rows' values per tree."""
         walk = _compiled()
         if walk is None:
             return [[self._leaf_value(root, row) for row in rows] for root in self.roots]
@@ -73,7 +73,7 @@ class Forest:
 
     @cached_property
     def _numbers(self) -> array[float]:
-        """As float32, which is what C compares with."""
+        """The numbers as float32, with which C compares."""
         return array("f", self.number)
 
     def _leaf_value(self, node: int, row: Sequence[float]) -> float:
@@ -83,13 +83,13 @@ class Forest:
 
 
 def prepare() -> compiler.Compilation:
-    """Starts compiling what reads forests, where that was not done before."""
+    """Start compiling the C code that reads forests, unless it is compiled already."""
     source = Path(__file__).with_name("forest.c").read_text(encoding="utf-8")
     return compiler.compile_c("forest", source)
 
 
 def _compiled() -> Walk | None:
-    """The C function; None while it is being compiled, as nobody waits for it, and where there is no compiler."""
+    """The C function; None while it is being compiled, which nothing waits for, or without a compiler."""
     promise = prepare()
     if not promise.done():
         return None

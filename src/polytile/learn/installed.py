@@ -1,8 +1,7 @@
-"""The models in use: those that come with the package, and the user's, which take the place of the package's for the same family
-and architecture.
+"""The models in use: those shipped with the package, and the user's, which replace them for the same family and architecture.
 
-The package's are in `models/` beside this file, the user's in `models/` of the cache directory, where `polytile learn train` puts
-them. A model that cannot be read, or was not better than the prediction where it was tried, is reported once and left out.
+The package's are in `models/` beside this file, the user's in `models/` of the cache directory, where `polytile learn train`
+writes them. A model that cannot be read, or that did not beat the prediction in its test, is logged once and skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SHIPPED = Path(__file__).with_name("models")
 
 
 def users() -> Path:
-    """Where the user's models are."""
+    """The folder of the user's models."""
     return _users_of(options.cache_dir())
 
 
@@ -31,7 +30,7 @@ def _users_of(directory: Path) -> Path:
 
 
 def models() -> tuple[Trained, ...]:
-    """The models that may be asked, one for each family and architecture; none where the option `learned` is off."""
+    """The models in use, one per family and architecture; none if option `learned` is off."""
     if not options.get("learned"):
         return ()
     found: dict[tuple[str, str], Trained] = {}
@@ -43,7 +42,7 @@ def models() -> tuple[Trained, ...]:
 
 @functools.cache
 def usable(folder: Path) -> tuple[Trained, ...]:
-    """The models in a folder that are to be used, as they were when it was first asked for."""
+    """The usable models in a folder, as of the first call."""
     found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
@@ -54,7 +53,7 @@ def usable(folder: Path) -> tuple[Trained, ...]:
 
 
 def checked(path: Path) -> Trained:
-    """The model in a file. Raises ModelError for one that is not to be used, too."""
+    """The model in a file. Raises ModelError also for one that is not to be used."""
     model = load(path)
     if why := model.why_unused():
         raise ModelError(f"the model {path} is not better than the prediction: {why}. Train it on more measurements.")

@@ -1,11 +1,11 @@
-"""A trained model: which candidate it expects to be fastest, how sure it is, and the file that it is kept in.
+"""A trained model: which candidate it predicts to be fastest, how sure it is, and its file format.
 
-Each tree corrects the logarithm of every candidate's predicted time. The mean over all trees ranks the candidates. What the first
-of them is expected to lose to the others follows from how far behind they are expected, how much the trees disagree about that,
-and how much all of them are off (NOISE). Above the threshold, which validation has set, the model is unsure. It says nothing of
-problems outside of the range of what it was trained on.
+Each tree corrects the logarithm of every candidate's predicted time. The mean over all trees ranks the candidates. The expected
+loss of the first one follows from how far behind the others are predicted, how much the trees disagree about that, and the common
+error of all trees (NOISE). Above the threshold, which was set by validation, the model is unsure. It does not answer for problems
+outside the range of its training data.
 
-A model is a JSON file of numbers and words. Nothing in it is run.
+A model is a JSON file of numbers and strings. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from polytile.store import words
 
 FORMAT, FORMAT_VERSION = "polytile model", 2
 FEWEST_HELD_OUT = 10
-"""Problems that a model must have been tried on that took no part in making it."""
+"""Minimum number of held-out problems on which a model must have been tested."""
 
 NEARLY = 1.5
-"""How far numbers of a device may be from those that a model was trained on, as a factor: an H200 has 1.4 times the memory
-bandwidth of an H100."""
+"""Factor by which a device's numbers may differ from those in training: an H200 has 1.4 times the memory bandwidth of an H100."""
 
 COMPETES = {"cuda": 2.0, "cpu": 8.0}
-"""Candidates that are predicted to take so many times as long as the best, or more, are not ranked. Of 718 products on an H100
-and an H200 the fastest was never among them; of 3458 problems on a CPU it was among those of twice the time in 2 %, and the
-model then lost up to 2.4 times."""
+"""Candidates with at least this multiple of the best predicted time are not ranked.
+
+Of 718 products on an H100 and an H200, the fastest was never among them. Of 3458 problems on a CPU, the fastest was beyond twice
+the best predicted time in 2 %, and the model then lost up to 2.4 times.
+"""
 
 NOISE = 0.1
-"""How far all trees are off together, as a logarithm of a time: about what those of candidates near the fastest are off by. (From
-0.05 to 0.2 a model is sure of as many problems within 2 %, on all the tables of benchmarks.learned.)"""
+"""Common error of all trees as a logarithm of a time: about the error for candidates near the fastest. (From 0.05 to 0.2, a model
+is sure of equally many problems within 2 %, on all the tables of benchmarks.learned.)"""
 
 
 class ModelError(PolytileError):
@@ -52,7 +53,7 @@ class ModelError(PolytileError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How trees were grown."""
+    """The settings with which trees were grown."""
 
     max_depth: int
     min_samples_leaf: int
@@ -62,19 +63,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """How a model did on a part of the examples, beside the analytical prior on the same ones.
+    """The performance of a model on a set of examples, and of the analytical model on the same ones.
 
     set                     "train", "validation" or "test"
-    correct, wrong, unsure  problems where the answer was as fast as the fastest, within NOISE; where it was not; without one
-    far                     of the wrong, those by more than FAR
-    max_wrong_speedup       how many times as long the worst wrong answer took as the fastest
-    gman_wrong_speedup      the geometric mean of that, over the wrong ones
-    answered                geometric mean of the times over the fastest, where there was an answer
-    regret, p95             of its first choice on all problems, sure or not: geometric mean, 95th percentile
-    top3, top3_p95, top10   of the best of its first three (ten)
-    prior, prior_p95, prior_top3   the same of the analytical prior's ranking
-    speedup, slowdown       geometric mean of the prior's time over the answer's where the answer is faster, and of the inverse
-                            where it is slower
+    correct, wrong, unsure  problems whose answer was within NOISE of the fastest, was not, or without an answer
+    far                     the number of wrong answers beyond FAR
+    max_wrong_speedup       time of the worst wrong answer relative to the fastest
+    gman_wrong_speedup      geometric mean of that over the wrong answers
+    answered                geometric mean of the answers' times relative to the fastest
+    regret, p95             of first choices on all problems, sure or not: geometric mean, 95th percentile
+    top3, top3_p95, top10   of the best among the first three (ten)
+    prior, prior_p95, prior_top3   the same for the analytical model's ranking
+    speedup, slowdown       geometric mean of the analytical choice's time over the answer's where the answer is faster, and of
+    the
+                            inverse where it is slower
     """
 
     set: str
@@ -101,9 +103,19 @@ class Tried:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a model makes of the candidates of a problem: their names, the first expected to be fastest; the seconds that it
-    expects of each, up to a factor that all share; by how much, as a logarithm, the first is expected to be slower than the
-    fastest; whether that is little enough to go by."""
+    """A model's judgement of a problem's candidates.
+
+    Attributes
+    ----------
+    ranking
+        Their names, the predicted fastest first.
+    seconds
+        The predicted time of each, up to a common factor.
+    risk
+        Expected loss of the first one to the fastest, as a logarithm.
+    sure
+        Whether the risk is low enough to use the first one.
+    """
 
     ranking: tuple[str, ...]
     seconds: Mapping[str, float]
@@ -113,10 +125,18 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A model of one family of problems on one architecture, such as "mm" on "cuda sm90".
+    """A model for one family of problems on one architecture, such as "mm" on "cuda sm90".
 
-    `names` are the features in the order of the forest's rows, `ranges` the least and the largest value of those that all
-    candidates of a problem share, `known` the words that it has seen (features.words). `trained_on` says on what, for people.
+    Attributes
+    ----------
+    names
+        The features, in the order of the forest's rows.
+    ranges
+        Minimum and maximum of the features that all candidates of a problem share.
+    known
+        The words that occurred in training (features.words).
+    trained_on
+        A description of the training data, for people.
     """
 
     family: str
@@ -132,12 +152,12 @@ class Trained:
 
     @cached_property
     def name(self) -> str:
-        """What decisions name as their grounds: "trees for mm on cuda sm90 3f0c2a"."""
+        """The name in the grounds of decisions: "trees for mm on cuda sm90 3f0c2a"."""
         return f"trees for {self.family} on {self.architecture} {self.digest}"
 
     @cached_property
     def digest(self) -> str:
-        """Names what the model says: equal for equal trees, ranges and threshold."""
+        """Digest of the model's behaviour: the same for equal trees, ranges and threshold."""
         said = replace(self, reports=(), trained_on={})
         return digest(_text(said), 6)
 
@@ -150,29 +170,29 @@ class Trained:
         return f"{self.family}-{self.architecture.replace(' ', '-')}.json"
 
     def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
-        """The name of the candidate that it is sure of; None where it is not, or knows nothing of such problems."""
+        """The candidate of which the model is sure; None if it is unsure, or the problem is outside its training range."""
         found = self.judge(problem, offers)
         return found.ranking[0] if found is not None and found.sure else None
 
     def expect(self, problem: Problem, offers: Sequence[Offer]) -> Mapping[str, float] | None:
-        """The seconds that it expects of each candidate, for a shortlist; None where it knows nothing of such problems."""
+        """The predicted seconds of each candidate, for a shortlist; None outside its training range."""
         found = self.judge(problem, offers)
         return found.seconds if found is not None else None
 
     def judge(self, problem: Problem, offers: Sequence[Offer]) -> Judgement | None:
-        """What it makes of these candidates on the device that the problem names; None outside of what it was trained on."""
+        """The judgement of these candidates on the problem's device; None outside its training range."""
         if problem.family != self.family or features.architecture(dict(device.described(problem.device))) != self.architecture:
             return None
         return _judged(self, problem, tuple(offers))
 
     def judge_on(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
-        """The same for a device with the facts `machine`, whatever its architecture."""
+        """The same for a device with the facts `machine`, of any architecture."""
         able = competing(offers, self.on_gpu)
         rows = features.features(problem, machine, able) if able else []
         return self.of_rows(problem, able, rows)
 
     def of_rows(self, problem: Problem, offers: Sequence[Offer], rows: Sequence[features.Row]) -> Judgement | None:
-        """The same of offers that compete, by their features."""
+        """The same for competing offers, by their features."""
         return self.judged(offers, rows) if rows and not self.why_outside(problem, offers, rows[0]) else None
 
     def judged(self, offers: Sequence[Offer], rows: Sequence[features.Row]) -> Judgement:
@@ -186,8 +206,8 @@ class Trained:
         return Judgement(tuple(seconds), seconds, risk, risk <= self.threshold)
 
     def why_outside(self, problem: Problem, offers: Sequence[Offer], row: features.Row) -> str:
-        """What keeps the model from speaking of these candidates, the features of one of which are `row`, as a sentence; "" where
-        nothing does."""
+        """Why these candidates are outside the training range, as a sentence; "" if they are not. `row` has the features of one
+        of them."""
         strange = features.words(problem, offers) - self.known
         if strange:
             return f"it was trained without {', '.join(sorted(strange))}"
@@ -198,7 +218,7 @@ class Trained:
         return ""
 
     def why_unused(self) -> str:
-        """Why the model is not to be used, as a sentence; "" where it is better than the prior on problems held out."""
+        """Why the model is not to be used, as a sentence; "" if it beats the analytical model on held-out problems."""
         tested = next((report for report in self.reports if report.set == "test"), None)
         if tested is None or tested.total < FEWEST_HELD_OUT:
             count = tested.total if tested else 0
@@ -213,22 +233,25 @@ class Trained:
 
 @functools.lru_cache(maxsize=64)
 def _judged(model: Trained, problem: Problem, offers: tuple[Offer, ...]) -> Judgement | None:
-    """Remembered, as several links ask about one choice."""
+    """Memoised, as several links ask about one choice."""
     return model.judge_on(problem, dict(device.described(problem.device)), offers)
 
 
 def competing(offers: Sequence[Offer], on_gpu: bool) -> list[Offer]:
-    """Those that a model ranks."""
+    """The offers that a model ranks."""
     able = [offer for offer in offers if 0 < offer.predicted < math.inf]
     within = COMPETES["cuda" if on_gpu else "cpu"] * min((offer.predicted for offer in able), default=0.0)
     return [offer for offer in able if offer.predicted < within]
 
 
 def expected_loss(said: Sequence[Sequence[float]], first: int) -> float:
-    """What the candidate number `first` is expected to take more than the fastest, as a logarithm, at most: the sum of what it
-    is expected to lose to each other one. `said` are logarithms of the candidates' times by each tree. The difference of two is
-    taken to be normally distributed, with the mean and the variance that the trees give and that of NOISE; the mean of its
-    positive part is known as expected improvement (Jones, Schonlau and Welch 1998)."""
+    """An upper bound of the expected loss of candidate `first` to the fastest, as a logarithm: the sum of its expected losses to
+    each other one.
+
+    `said` has the logarithm of each candidate's time by each tree. The difference between two candidates is assumed to be
+    normally distributed, with the mean and variance over the trees plus the variance of NOISE. The mean of its positive part is
+    known as expected improvement (Jones, Schonlau and Welch 1998).
+    """
     return sum(_improvement([tree[first] - tree[k] for tree in said]) for k in range(len(said[0])) if k != first)
 
 
@@ -241,7 +264,7 @@ def _improvement(gains: Sequence[float]) -> float:
 
 
 def save(model: Trained, path: Path) -> None:
-    """Writes the model's file. Raises ModelError where it cannot be written."""
+    """Write the model's file. Raises ModelError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, _text(model))
@@ -250,7 +273,7 @@ def save(model: Trained, path: Path) -> None:
 
 
 def load(path: Path) -> Trained:
-    """The model in a file. Raises ModelError for one that cannot be read, is no model, or is of another version."""
+    """The model in a file. Raises ModelError if it cannot be read, is not a model, or has another version."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

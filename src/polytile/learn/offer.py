@@ -1,4 +1,4 @@
-"""An Offer: a candidate as models see it, whether it can run here or is known by what was measured of it."""
+"""An Offer: a candidate as models see it, whether it can run here or is known only from its measurements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polytile.problem import Config
 
 @dataclass(frozen=True)
 class Offer:
-    """A candidate of a problem: its name, config and origin, the seconds that its own model predicts, and what `ask` gives when
-    they are first asked for: the terms of that prediction (candidates/candidate.py)."""
+    """A candidate of a problem. `predicted` is the time in seconds by its cost model; `ask` returns the terms of that prediction
+    when they are first needed (candidates/candidate.py)."""
 
     name: str
     config: Config
@@ -22,5 +22,5 @@ class Offer:
 
     @cached_property
     def terms(self) -> Mapping[str, float]:
-        """What the prediction is made of: seconds ("memory_s"), facts of the problem ("work.M") and other numbers."""
+        """The terms of the prediction: seconds ("memory_s"), facts of the problem ("work.M") and other numbers."""
         return self.ask()

@@ -1,8 +1,8 @@
-"""Problems to collect measurements of: for each operation, sizes without end, the same ones for the same seed.
+"""Problems for collecting measurements: for each operation an endless sequence of sizes, reproducible from a seed.
 
-Sizes are drawn in four ways by turns: any number, a power of two, a multiple of a power of two from 8 to 128, and an odd number;
-each logarithmically uniform in its range. Problem number n is the same however many are asked for, so that collecting goes
-on where it stopped.
+Sizes are drawn in four ways in turn: any number, a power of two, a multiple of a power of two from 8 to 128, and an odd number,
+each log-uniform in its range. Problem n does not depend on how many are requested, so that collecting can resume where it
+stopped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,19 @@ STEPS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Operation:
-    """A function to compile; `make(sizes, dtype, device)` gives its arguments. `ranges` are the least and the largest of
-    each size, `work` what must not exceed a device's limit (multiply-adds of products, elements of loops), `family` whose
-    problems it makes."""
+    """A function to compile.
+
+    Attributes
+    ----------
+    family
+        The family of its problems.
+    make
+        `make(sizes, dtype, device)` returns its arguments.
+    ranges
+        Minimum and maximum of each size.
+    work
+        The work, which must not exceed a device's limit: multiply-adds of products, elements of loops.
+    """
 
     name: str
     family: str
@@ -38,7 +48,7 @@ class Operation:
     work: Callable[[Sizes], int]
 
     def sizes(self, number: int, seed: int, limit: int) -> dict[str, int]:
-        """The sizes of problem `number`, whose work is no more than `limit`."""
+        """The sizes of problem `number`, with at most `limit` work."""
         draw, way = random.Random(f"{self.name} {seed} {number}"), WAYS[number % len(WAYS)]
         while True:
             found = {name: _drawn(draw, way, low, high) for name, (low, high) in self.ranges.items()}
@@ -160,7 +170,7 @@ def _with_bias(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
 
 
 def _parameters(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    """A module's: on a CPU a copy of the weights is packed ahead."""
+    """Arguments of a module: on a CPU, a copy of the weights is packed ahead of calls."""
     x, *weights = _with_bias(s, dtype, device)
     return (x, *[torch.nn.Parameter(each) for each in weights])
 
@@ -176,7 +186,7 @@ def _mixed(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
 
 
 def _matrix(count: int, *vectors: str) -> Callable[[Sizes, torch.dtype, torch.device], Args]:
-    """`count` matrices of rows × columns, then vectors of a row's length."""
+    """`count` matrices of rows × columns, then vectors of the length of a row."""
 
     def make(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
         whole = [_normal((s["rows"], s["columns"]), dtype, device) for _ in range(count)]
@@ -236,4 +246,4 @@ LIMITS: Mapping[tuple[str, str], int] = {
     ("mm", "cuda"): 1 << 34, ("loop", "cuda"): 1 << 25, ("attention", "cuda"): 1 << 34,
     ("mm", "cpu"): 1 << 28, ("loop", "cpu"): 1 << 22, ("attention", "cpu"): 1 << 28,
 }  # fmt: skip
-"""(family, type of device) → the most work of a problem."""
+"""(family, device type) → maximum work of a problem."""

@@ -1,4 +1,4 @@
-"""What a way of choosing costs on examples: the columns of a report, regret before accuracy."""
+"""The cost of a way of choosing, measured on examples: the columns of a report, regret before accuracy."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from polytile.learn.examples import Example
 from polytile.learn.model import Judgement, Trained, Tried
 
 NOISE = 1.02
-"""An answer that takes no more than so many times as long as the fastest counts as right: the tuner would not tell them apart."""
+"""An answer within this factor of the fastest counts as correct: the tuner could not tell them apart."""
 
 FAR = 1.1
-"""An answer that takes more than that is far off."""
+"""An answer beyond this factor is far off."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An example, the regrets of a model's ranking in its order, the prior's, and whether the model was sure. `risk` is what the
-    model expected to lose."""
+    """An example with the regrets of a model's ranking and of the analytical model's, in order, and whether the model was sure.
+    `risk` is the loss that the model expected."""
 
     example: Example
     ranking: tuple[float, ...]
@@ -30,12 +30,12 @@ class Case:
 
     @property
     def regret(self) -> float:
-        """Of the first choice."""
+        """The regret of the first choice."""
         return self.ranking[0]
 
 
 def case(example: Example, found: Judgement | None) -> Case:
-    """What a judgement is worth on an example. Without one, the prior's ranking stands and nobody is sure."""
+    """The score of a judgement on an example. Without one, the analytical ranking is used and counts as unsure."""
     regrets = {offer.name: example.regret(place) for place, offer in enumerate(example.offers)}
     by_prior = sorted(example.offers, key=lambda offer: offer.predicted)
     prior = tuple(regrets[offer.name] for offer in by_prior)
@@ -45,12 +45,12 @@ def case(example: Example, found: Judgement | None) -> Case:
 
 
 def cases(model: Trained, chosen: Iterable[Example]) -> list[Case]:
-    """The model on these examples, whatever device they are from; outside of its range the prior's ranking stands."""
+    """The model's scores on these examples, from any device. Outside its range the analytical ranking is used."""
     return [case(each, model.of_rows(each.problem, *each.ranked)) for each in chosen]
 
 
 def tried(name: str, found: Sequence[Case]) -> Tried:
-    """The report of the set `name`. Raises ValueError where there are no cases: nothing was tried."""
+    """The report on the set `name`. Raises ValueError if there are no cases."""
     if not found:
         raise ValueError(f"there are no examples in the set {name!r}.")
     sure = [each for each in found if each.sure]
@@ -91,13 +91,13 @@ def _prior_ranking(each: Case) -> tuple[float, ...]:
 
 
 def geomean(ratios: Iterable[float]) -> float:
-    """1 where there are none."""
+    """The geometric mean; 1 if there are no ratios."""
     found = list(ratios)
     return _rounded(statistics.geometric_mean(found)) if found else 1.0
 
 
 def quantile(ratios: Sequence[float], share: float) -> float:
-    """The ratio that so large a share of them does not exceed."""
+    """The ratio that this share of them does not exceed."""
     ordered = sorted(ratios)
     return _rounded(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
 

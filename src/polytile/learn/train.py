@@ -1,13 +1,13 @@
-"""Training: forests that correct predictions, chosen by what their choices cost. Needs scikit-learn.
+"""Training: forests that correct predictions, selected by the cost of their choices. Needs scikit-learn.
 
-What is learned of a candidate is the logarithm of its time over its predicted time, less the mean of that over the problem's
-candidates, as only differences decide. Candidates count the more the nearer they are to the fastest (NEAR): how slow the
-slow ones are is of no use; all candidates of a problem together count as much as those of another. The examples are in five
-parts by their sizes (Example.fold), one of which is held out for the report. The others are dealt into four parts anew, by their
-kernels where these are many, as programs mostly ask about kernels that no data has; each is judged by a forest of the other
-three. What these choices cost decides between settings, and sets the threshold of being sure: the highest at which
-answers are as good as asked (ANSWERED, FAR_SHARE, MOST_FAR). The forest that is kept learns from all four. The same examples give
-the same bytes.
+The target for a candidate is the logarithm of its time over its predicted time, less the mean over the problem's candidates, as
+only differences decide. Candidates are weighted by how close they are to the fastest (NEAR), as the times of slow ones do not
+matter. Each problem has the same total weight.
+
+The examples are in five folds by their sizes (Example.fold), one of which is held out for the report. The others are split into
+four parts for cross-validation, by kernel if there are many, since programs mostly ask about kernels without data. The cost of
+the resulting choices selects the settings, and sets the threshold of being sure: the highest at which answers are as good as
+required (ANSWERED, FAR_SHARE, MOST_FAR). The final forest learns from all four parts. The same examples give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,30 +28,35 @@ from polytile.learn.score import FAR, Case, cases, geomean, tried
 
 DEPTHS, LEAVES, CRITERIA = (8, 14), (3, 8), ("squared_error", "absolute_error")
 TREES, MOST_LEAVES = 16, 256
-"""Of a forest, and leaves of a tree, so that a table takes 64 KiB at most. On 254 products held out by size, first choices
-took 1.034 times the fastest's time with these, 1.037 with 24 trees of 170 leaves, 1.030 with 50 trees as large as they grow,
-of ten times the bytes. Random forests took 1.044, trees that predict the regret itself rather than correct predictions
-1.049."""
+"""Trees per forest, and leaves per tree, so that a table takes at most 64 KiB.
+
+On 254 products held out by size, first choices took 1.034 times the fastest's time with these, 1.037 with 24 trees of 170 leaves,
+and 1.030 with 50 unbounded trees, which take ten times the bytes. Random forests took 1.044, and trees that predict the regret
+itself instead of correcting predictions 1.049.
+"""
 GRID_ROWS = 8_000
-"""Rows that settings are compared on, at most; the forest that is kept learns from all."""
+"""Maximum number of rows on which settings are compared. The final forest learns from all."""
 
 NEAR = 0.5
-"""The logarithm of a regret at which a candidate counts 1/e of what the fastest does."""
+"""The logarithm of the regret at which a candidate's weight falls to 1/e."""
 LEAST = 0.02
-"""What those far behind count: their trees must still keep them behind."""
+"""Minimum relative weight of slow candidates: trees must still keep them behind."""
 
 ANSWERED, FAR_SHARE = 1.012, 0.01
-"""What answers may cost in validation, as a geometric mean; and what part of them may be far off."""
+"""Limits in validation: the geometric mean of the answers' regrets, and the share of answers far off."""
 MOST_FAR, CONFIDENCE = 0.02, 0.9
-"""What part of all answers like these may be far off, with so much confidence. Of fewer than 114 answers in validation nobody
-knows that, even if none of them is."""
+"""Limit on the share of all such answers that are far off, with this confidence. Fewer than 114 answers in validation cannot
+establish that, even if none of them is far off."""
 
 MANY_KERNELS = 12
-"""So many kernels are told apart in validation. Of 17 kernels of loops on a CPU, models that had learned from others chose at
-1.027 times the fastest's time, those that had seen them at other sizes at 1.015, the prior at 1.048."""
+"""Minimum number of kernels for splitting by kernel in validation.
+
+Of 17 kernels of loops on a CPU, models that had learned from other kernels chose at 1.027 times the fastest's time, those that
+had seen them at other sizes at 1.015, and the analytical model at 1.048.
+"""
 
 FEWEST = 20
-"""Examples that a model is trained on, at least."""
+"""Minimum number of training examples."""
 
 SEED = 20
 
@@ -64,8 +69,7 @@ class TrainingError(PolytileError):
 
 @dataclass(frozen=True)
 class Table:
-    """Examples as numbers: the features by name, a row for each offer of each example, what is to be learned of it, and how
-    much it counts."""
+    """Examples as numbers: the names of the features, and for each offer of each example a row, its target and its weight."""
 
     names: tuple[str, ...]
     rows: list[list[float]]
@@ -74,8 +78,8 @@ class Table:
 
 
 def table(chosen: Sequence[Example]) -> Table:
-    """The rows of all offers of these examples; those too that a model does not rank, as they tell of others like them. (On 254
-    products held out by size, first choices took 1.036 times the fastest's time so, and 1.048 without them.)"""
+    """The rows of all offers of these examples, including those that a model does not rank, as they are informative about similar
+    ones. (On 254 products held out by size, first choices took 1.036 times the fastest's time with them, and 1.048 without.)"""
     names = tuple(sorted({name for example in chosen for row in example.rows for name in row}))
     rows, corrections, weights = [], [], []
     for example in chosen:
@@ -93,8 +97,15 @@ Tell = Callable[[str], None]
 
 
 def train(chosen: Sequence[Example], tell: Tell = lambda text: None, test: int = TEST) -> Trained:
-    """The model of these examples, all of one family and architecture, of which the part `test` is held out. Raises TrainingError
-    where there are too few of them, or no scikit-learn; ValueError for examples of several families."""
+    """Train a model on these examples, all of one family and architecture, with fold `test` held out.
+
+    Raises
+    ------
+    TrainingError
+        If there are too few examples, or scikit-learn is not installed.
+    ValueError
+        If the examples belong to several families.
+    """
     if len({example.family for example in chosen}) > 1:
         raise ValueError("a model is of one family on one architecture; train one for each.")
     held = [example for example in chosen if example.fold == test]
@@ -117,8 +128,8 @@ Parts = Sequence[Sequence[Example]]
 
 
 def _dealt(learned: Sequence[Example]) -> Parts:
-    """The examples in parts for validation: whole kernels to each where there are MANY_KERNELS, those with the most examples
-    first; whole sizes where there are fewer."""
+    """Split the examples for validation: by whole kernels if there are MANY_KERNELS, those with the most examples first;
+    otherwise by sizes."""
     counts = Counter(example.problem.kernel for example in learned)
     if len(counts) < MANY_KERNELS:
         folds = [[example for example in learned if example.fold == fold] for fold in range(FOLDS)]
@@ -130,7 +141,7 @@ def _dealt(learned: Sequence[Example]) -> Parts:
 
 
 def _settings(parts: Parts, tell: Tell) -> Settings:
-    """Those whose first choices cost least on each part after learning from the others."""
+    """The settings with the lowest cost of first choices in cross-validation."""
     rows = sum(len(example.offers) for part in parts for example in part)
     step = max(1, -(-rows // GRID_ROWS))
     some = [part[::step] for part in parts]
@@ -142,7 +153,7 @@ def _settings(parts: Parts, tell: Tell) -> Settings:
 
 
 def _fresh_cases(parts: Parts, settings: Settings) -> list[Case]:
-    """What a model of the other parts makes of each part."""
+    """The score on each part of a model trained on the other parts."""
     found: list[Case] = []
     for place, part in enumerate(parts):
         others = [example for other in (*parts[:place], *parts[place + 1 :]) for example in other]
@@ -151,20 +162,20 @@ def _fresh_cases(parts: Parts, settings: Settings) -> list[Case]:
 
 
 def held_out(chosen: Sequence[Example]) -> Iterator[tuple[Trained, list[Example]]]:
-    """For each part of the examples a model that it took no part in, and the part."""
+    """For each fold of the examples, a model trained without it, and the fold."""
     for fold in range(FOLDS):
         yield train(chosen, test=fold), [example for example in chosen if example.fold == fold]
 
 
 def grid() -> Iterator[Settings]:
-    """All settings that are tried."""
+    """All settings to try."""
     for depth, leaf, criterion in itertools.product(DEPTHS, LEAVES, CRITERIA):
         yield Settings(depth, leaf, criterion, TREES)
 
 
 def threshold(found: Sequence[Case]) -> float:
-    """The largest risk up to which answers cost no more than they may, and are far off no more often; less than any where there
-    is none. The bound of MOST_FAR holds whatever the distribution."""
+    """The largest risk up to which answers are within the limits on cost and on the share far off; -1 if there is none. The bound
+    of MOST_FAR is distribution-free."""
     ordered = sorted((each for each in found if math.isfinite(each.risk)), key=lambda each: each.risk)
     best, far, lost = -1.0, 0, 0.0
     for count, each in enumerate(ordered, 1):
@@ -177,8 +188,8 @@ def threshold(found: Sequence[Case]) -> float:
 
 
 def largest_share(found: int, count: int) -> float:
-    """The largest share of all of which so many in a sample of `count` are to be expected, with CONFIDENCE (Clopper and Pearson
-    1934). Raises TrainingError where scikit-learn is not installed."""
+    """Upper confidence bound (CONFIDENCE) of a share, `found` of `count` in a sample (Clopper and Pearson 1934). Raises
+    TrainingError without scikit-learn."""
     try:
         from scipy.special import betaincinv
     except ImportError as error:
@@ -187,7 +198,7 @@ def largest_share(found: int, count: int) -> float:
 
 
 def grown(learned: Sequence[Example], settings: Settings) -> Trained:
-    """A model without threshold and reports. Raises TrainingError where scikit-learn is not installed."""
+    """A model without threshold and reports. Raises TrainingError without scikit-learn."""
     try:
         import numpy
         from sklearn.ensemble import ExtraTreesRegressor
@@ -217,7 +228,7 @@ def grown(learned: Sequence[Example], settings: Settings) -> Trained:
 
 
 def flat(trees: Sequence[Any]) -> Forest:
-    """scikit-learn's trees as one table, each in the order of its levels."""
+    """scikit-learn's trees as one table, each in level order."""
     roots: list[int] = []
     feature: list[int] = []
     down: list[int] = []
@@ -237,7 +248,7 @@ def flat(trees: Sequence[Any]) -> Forest:
 
 
 def _short(number: float) -> float:
-    """To six digits: what is beyond is noise, and the file is read by people."""
+    """Round to six digits: the rest is noise, and people read the file."""
     return float(f"{number:.6g}")
 
 

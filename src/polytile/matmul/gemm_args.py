@@ -1,4 +1,4 @@
-"""A product's flat arguments: as named tensors, how far kernels index into them, and random ones to try candidates on."""
+"""A product's flat arguments: named tensors, upper bounds of their indices, and random examples for trying candidates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from polytile.schedule.facts import reaches
 
 
 def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Flat arguments of a product of operands in memory as named tensors, A, B, P, Q and C as strided (batch, rows, columns)
-    views; and the epilogue's integers."""
+    """The flat arguments of a product whose operands are in memory: named tensors, and the epilogue's integers.
+
+    A, B, P, Q and C are strided (batch, rows, columns) views.
+    """
     named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     ints = args[len(kernel.tensors) :]
     size = dict(zip(kernel.size_names, ints, strict=False))
@@ -36,13 +38,13 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
 
 
 def batch_of(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
-    """How many matrices an operand, or the result, is: of a grouped product only one of them is a batch."""
+    """The batch size of an operand or of the result. In a grouped product only one of the three is batched."""
     alone = {"m": "AC", "k": "AB"}.get(kernel.spec.grouped, "")
     return 1 if operand in alone else size["batch"]
 
 
 def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
-    """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
+    """Upper bounds of all offsets that a kernel computes, one per tensor, as expressions in its integers."""
     from polytile.matmul.triton.operands import symbol
     from polytile.matmul.triton.unit import epilogue_kernel
 
@@ -62,8 +64,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
 
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
-    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
-    in these layouts."""
+    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands in
+    the kernel's layouts."""
     full = {**kernel.dense_strides(size), **size}
     loops = [(prologue_kernel.loop, prologue_kernel.symbols) for prologue_kernel in kernel.prologue_kernels]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
@@ -84,7 +86,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
 
 
 def _ends(groups: int, length: int, target: torch.device | None) -> torch.Tensor:
-    """Where groups of random sizes end, the last of them at the end."""
+    """The ends of groups of random sizes; the last one is `length`."""
     ends = noise.integers(0, length + 1, max(1, groups), torch.int64, target).sort().values
     ends[-1] = length
     return ends.to(torch.int32)
@@ -97,7 +99,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
 
 
 def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:
-    """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
+    """Number of elements of the tensor `name` that the loop reaches; 0 if it does not access it."""
     values = {s: size[s.name] for s in symbols}
     top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
     reached = (sizes.evaluate(access.index, {**values, **top}) + 1 for access in loop.accesses() if access.buffer == name)

@@ -1,4 +1,4 @@
-"""Matrix products in canonical form: the kernel that equal products share, and what each call of it passes."""
+"""Matrix products in canonical form: the kernel that equal products share, and what each call passes to it."""
 
 from __future__ import annotations
 
@@ -22,35 +22,49 @@ from polytile.schedule import canonical
 from polytile.schedule.canonical import TensorArg
 
 DECIDING = {**dict.fromkeys(("batch", "M", "N", "K", "L"), regime.BUCKET), IS_PACKED.name: regime.EXACT}
-"""Integers on which the choice depends, and what matters of them; strides are passed and do not."""
+"""The integers that a choice depends on, and whether by bucket or exactly. Strides are passed but do not affect the choice."""
 
 SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_stride_k", "q_stride_n")
-"""Integers of a second product: the length of its sums, and the strides of its operands."""
+"""Integers of a second product: the length of its reduction, and the strides of its operands."""
 
 
 ENDS = "ENDS"
-"""The name of the tensor that says where the groups of a grouped product end."""
+"""The name of the tensor with the ends of a grouped product's groups."""
 
 
 @dataclass(frozen=True)
 class GemmKernel:
-    """A matmul in canonical names: what is the same for all products that share its kernels.
+    """A matmul under canonical names: what is common to all products that share its kernels.
 
-    Its tensors are A, B, then C, or the epilogue's own tensors e0, e1, ... Its integers are those of the generated kernels' ABI
-    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `scales` and `packed`.
+    The tensors are A, B, and then C or the epilogue's own tensors e0, e1, … The integers are those of the generated kernels' ABI
+    (`leading`), followed by the size symbols of the epilogue and of the prologues, and by those of `second`, `scales` and
+    `packed`.
 
-    tf32       float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
-               anew when that changes)
-    prologues  an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from; its
-               strides are those with which it would be stored
-    packed     the last tensor, P, is B packed ahead of the call, or is absent; the last integer, IS_PACKED, says which
-               (matmul/packed_weights.py)
-    second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
-               tensors follow A and B. A kernel with a second product has no prologues
-    scales     how many rows and columns of A, if it has scales, and of B share a scale (matmul/scales.py)
+    Attributes
+    ----------
+    tf32
+        Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled. (Dynamo
+        recompiles
+        when the switch changes.)
+    prologues
+        An operand with a prologue is not in memory. The tensors A0, A1, … from which it is computed take its place; its strides
+        are
+        those with which it would be stored.
+    packed
+        If set, the last tensor, P, is B packed ahead of the call, or absent; the last integer, IS_PACKED, says which
+        (matmul/packed_weights.py).
+    second
+        The layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. They follow A
+        and B
+        among the tensors. Such a kernel has no prologues.
+    scales
+        The block sizes (rows, columns) that share a scale, for A (None if unscaled) and for B (matmul/scales.py).
 
-    Where its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. Along m these are the batch
-    of B alone, along k that of the result alone; the other strides of the batch are passed and mean nothing.
+    Notes
+    -----
+    If its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. With groups along m, only B
+    has a
+    batch; with groups along k, only the result has one. The other batch strides are passed but unused.
     """
 
     spec: GemmSpec
@@ -69,7 +83,7 @@ class GemmKernel:
 
     @property
     def prologue_kernels(self) -> tuple[canonical.LoopKernel, ...]:
-        """The prologues that there are."""
+        """The prologues that are present."""
         return tuple(prologue_kernel for prologue_kernel in self.prologues if prologue_kernel is not None)
 
     @cached_property
@@ -108,7 +122,7 @@ class GemmKernel:
 
     @cached_property
     def operand_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """The type of each operand's elements as a kernel loads or computes them: its tensor's, or its prologue's result."""
+        """The dtype of each operand's elements as loaded or computed: that of its tensor, or of its prologue's result."""
         a, b = (
             tensors[0].dtype if operand_prologue is None else operand_prologue.tensors[-1].dtype
             for tensors, operand_prologue in zip(self.inputs, self.prologues, strict=True)
@@ -116,13 +130,13 @@ class GemmKernel:
         return a, b
 
     def misaligned(self, size: Mapping[str, int]) -> bool:
-        """Whether the rows of a stored operand are not a multiple of 16 bytes apart."""
+        """Whether the row pitch of a stored operand is not a multiple of 16 bytes."""
         pitches = zip(self._row_pitches(size), self.operand_dtypes, strict=True)
         return any(elements * dtype.itemsize % 16 for elements, dtype in pitches)
 
     def scalar_loads(self, size: Mapping[str, int]) -> tuple[bool, bool]:
-        """Whether generated kernels load A, and B, element by element: neither axis is known to have stride 1, or the
-        rows are not a multiple of 16 elements apart."""
+        """Whether generated kernels load A, and B, element by element: no axis is known to have stride 1, or the row pitch is not
+        a multiple of 16 elements."""
         a, b = (
             bool(elements % 16) or (operand_prologue is None and layout == "any")
             for elements, operand_prologue, layout in zip(self._row_pitches(size), self.prologues, self.layouts, strict=True)
@@ -130,8 +144,8 @@ class GemmKernel:
         return a, b
 
     def _row_pitches(self, size: Mapping[str, int]) -> tuple[int, int]:
-        """How many elements the rows of A and of B are apart in memory, 0 where there is one row, or the operand is computed.
-        Strides that `size` lacks are those of dense operands."""
+        """The row pitches of A and B in elements; 0 if there is a single row or the operand is computed. Strides that `size`
+        lacks are dense."""
         full, spec = {**self.dense_strides(size), **size}, self.spec
         rows = ("a_stride_k", "K") if spec.a_layout == "m" else ("a_stride_m", "M")
         columns = ("b_stride_n", "N") if spec.b_layout == "k" else ("b_stride_k", "K")
@@ -143,7 +157,7 @@ class GemmKernel:
 
     @cached_property
     def plain(self) -> GemmKernel:
-        """The same product of operands in memory, without packed copies of them."""
+        """The same product with all operands in memory and no packed weight."""
         if not any(self.prologues):
             return replace(self, tensors=self.tensors[:-1], packed=False) if self.packed else self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.operand_dtypes, strict=True))
@@ -151,7 +165,7 @@ class GemmKernel:
         return replace(self, prologues=(None, None), tensors=(*operands, *others), packed=False)
 
     def average(self, size: Mapping[str, int]) -> dict[str, int]:
-        """These sizes, of a grouped product those of a batch of products that share its rows, or its length of sums, evenly."""
+        """For a grouped product, the sizes of the batched product with groups of equal size; otherwise `size`."""
         axis = {"m": "M", "k": "K"}.get(self.spec.grouped)
         if axis is None:
             return dict(size)
@@ -165,7 +179,7 @@ class GemmKernel:
 
     @property
     def product_storage(self) -> torch.dtype:
-        """The type in which a library call leaves the product for the epilogue."""
+        """The dtype in which a library call stores the product for the epilogue."""
         if self.scales is not None:
             return self.product_dtype
         if not self.in_dtype.is_floating_point:
@@ -201,7 +215,7 @@ class ProductSite:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """A part of a product's argument list: tensors, the buffer or view to pass for each, and the integers they need."""
+    """Part of a product's argument list: tensors, the buffer or view to pass for each, and the integers that they need."""
 
     tensors: tuple[TensorArg, ...] = ()
     passed: tuple[str | View, ...] = ()
@@ -212,7 +226,8 @@ class _Arguments:
 
 
 def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, ProductSite]:
-    """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
+    """The canonical kernel of `template`, and how to call it. Views of A and B are passed if they do not start at the first
+    element."""
     a, b, spec = template.a, template.b, _spec(template)
     dtype = _common_type(template)
     first, other = (
@@ -271,19 +286,20 @@ def _spec(template: Template) -> GemmSpec:
 
 
 def _in_memory(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
-    """A tensor in memory. Its strides are not among the sizes: the caller adds them in the order of the ABI."""
+    """A tensor in memory. Its strides are not included: the caller adds them in the order of the ABI."""
     return _Arguments((TensorArg(name, view.dtype, "in"),), (_buffer_or_view(view, buffers),))
 
 
 def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
-    """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
+    """An operand, or the tensors from which its prologue computes it: all of the prologue's tensors but the last, which is the
+    operand."""
     if computed is None:
         return _in_memory(name, view, buffers)
     return _Arguments(computed.kernel.tensors[:-1], computed.site.buffers[:-1], computed.site.sizes)
 
 
 def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Arguments, Loop | None, tuple[sympy.Symbol, ...]]:
-    """C and its strides; or the epilogue's own tensors and integers, with the epilogue on them."""
+    """C and its strides, or the epilogue with its own tensors and integers."""
     out, loop = template.out, template.epilogue
     if loop is None:
         return _Arguments((TensorArg("C", out.dtype, "out"),), (_buffer_or_view(out, buffers),), out.strides), None, ()
@@ -294,16 +310,16 @@ def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Argume
 
 
 def _unit_stride_axis(view: View, letters: Mapping[int, str]) -> str:
-    """Which axis of an operand is known to have stride 1."""
+    """The axis of an operand that is known to have stride 1, or "any"."""
     return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
 
 
 def _buffer_or_view(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
+    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
-    """A readable name: the first four of its operators, without repetitions, and its digest."""
+    """A readable name: up to four distinct operators, and the kernel's digest."""
     words = [re.sub(r"\W", "", o.split(".")[1] if o.count(".") > 1 else o) for o in dict.fromkeys(origins)]
     return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"

@@ -2,9 +2,9 @@
 
     mm(A, B, C, sizes)   →   P = find(B); mm(A, B, C, P, sizes, P is there)
 
-`find` belongs to a Site (runtime/weights.py). It checks that the weight has not changed and packs it again (cpp/panels.py) where
-it has; where there is no packed copy, P is None. Whether P is there is part of the regime: candidates that read P take part only
-where it is there, beside those that read B, and a measurement says which case it was. Packing is not part of what is measured.
+`find` belongs to a Site (runtime/weights.py). It checks that the weight has not changed, and repacks it (cpp/panels.py) if it
+has. P is None if there is no packed copy. Whether P exists is part of the regime: candidates that read P compete with those that
+read B only if it exists, and measurements record which case it was. Packing time is not measured.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel, ProductSite
 
 PANELS = "P"
-"""The argument's name. Its type is bytes: nothing but the kernels that read it knows what they mean."""
+"""The argument's name. Its dtype is bytes: only the kernels that read it know its layout."""
 
 SMALLEST = 1 << 15
-"""Elements of a weight from which on it is packed: products by smaller ones take few µs, of which copying is a small part."""
+"""Minimum number of elements of a weight for it to be packed. Products by smaller ones take a few µs, of which copying is a small
+part."""
 
 
 def with_packed_weight(
     kernel: GemmKernel, site: ProductSite, template: Template, buffers: Mapping[str, Buffer]
 ) -> tuple[GemmKernel, ProductSite]:
-    """The kernel and its call with a packed B as well, where B is a weight that can be packed, or computed from one; otherwise as
-    they are."""
+    """The kernel and its call with a packed B added, if B is a weight that can be packed, or computed from one; otherwise
+    unchanged."""
     b, loop = template.b, template.prologues[1]
     source = whole(buffers[next(iter(loop.reads()))]) if loop is not None and len(loop.reads()) == 1 else b
     buffer = buffers[source.buffer]
@@ -52,12 +53,12 @@ def with_packed_weight(
 
 
 def site_of(argument: PackedWeight) -> weights.Site:
-    """What looks up the packed copy in each call, under the limit of the option `packed_weights_mib`; with stall="never" no call
-    waits for it."""
+    """Looks up the packed copy at each call, within the limit of option `packed_weights_mib`. With stall="never" no call waits
+    for it."""
     view, lanes, together = argument.view, argument.lanes, argument.together
     b, loop = argument.unpacked or (view, None)
     _, k, n = (int(size) for size in b.sizes)
-    matrix = 1 if loop is None else 0  # of the operand without its batch, or of all of the weight
+    matrix = 1 if loop is None else 0  # the operand without its batch, or all of the weight
     recipe = weights.Recipe(
         ("panels", lanes, together, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
         tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together),
@@ -67,7 +68,7 @@ def site_of(argument: PackedWeight) -> weights.Site:
 
 
 def _computed(weight: torch.Tensor, name: str, b: View, loop: Loop) -> torch.Tensor:
-    """Operand `b` (K x N) that `loop` computes from the weight."""
+    """The operand `b` (K x N) that `loop` computes from the weight."""
     (_, k, n), (_, *strides) = (tuple(map(int, numbers)) for numbers in (b.sizes, b.strides))
     out = torch.empty(k * n, dtype=b.dtype, device=weight.device)
     evaluate.run_loop(loop, {name: weight, b.buffer: out}, {}, None)
@@ -75,12 +76,12 @@ def _computed(weight: torch.Tensor, name: str, b: View, loop: Loop) -> torch.Ten
 
 
 def waits_for_packing() -> bool:
-    """Whether calls of a program that is compiled now wait until weights are packed."""
+    """Whether calls of a program compiled now wait until weights are packed."""
     return bool(options.get("stall") != "never")
 
 
 def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool:
-    """Whether panels are made of operand `b`, which is `source` or computed from it, the view of a buffer."""
+    """Whether operand `b` can be packed into panels. `source`, a view of a buffer, is `b` itself or what it is computed from."""
     numbers = (*b.sizes, *b.strides, b.offset, *source.sizes, *source.strides, source.offset)
     if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != source.dtype:
         return False
@@ -92,18 +93,18 @@ def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool
 
 
 def lanes_of(spec: GemmSpec) -> int:
-    """Sums in a vector of this machine. Raises CompilerMissing where there is no compiler to ask."""
+    """Number of accumulators in a vector of this machine. Raises CompilerMissing without a compiler to ask."""
     lanes = toolchain.find().lanes
     return max(1, lanes // 2) if spec.accumulator == "float64" else lanes
 
 
 def together_of(kernel: GemmKernel) -> int:
-    """How many k of B lie in a lane of its panels."""
+    """Number of consecutive k of B in a lane of its panels."""
     return 1 if kernel.spec.b_dtype else panels.TOGETHER[kernel.in_dtype]
 
 
 def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> torch.Tensor | None:
-    """Operand B packed, for the kernel's integers `size`; None where these say that it is not packed."""
+    """Operand B, packed, for the kernel's integers `size`; None if these say that it is not packed."""
     if not size.get(IS_PACKED.name):
         return None
     prologue_b = kernel.prologues[1]
@@ -116,5 +117,5 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
 
 
 def assumed_sizes(argument: PackedWeight | None) -> dict[sympy.Symbol, int]:
-    """The value of IS_PACKED that is assumed ahead of calls: 1 for weights that nothing is expected to change."""
+    """The value of IS_PACKED to assume before any call: 1 for weights that nothing is expected to change."""
     return {} if argument is None else {IS_PACKED: int(argument.constant)}

@@ -1,8 +1,8 @@
-"""Operands that are computed where they are read.
+"""Operands that are computed as they are read.
 
-A prologue is a LoopKernel over an operand's (batch, rows, columns): its tensors are those it reads, named A0, A1, ... (B0, ...),
-then the operand itself, A or B; its size symbols are named after the operand too, so that those of both prologues and of the
-epilogue stand side by side among a product's integers.
+A prologue is a LoopKernel over an operand's (batch, rows, columns). Its tensors are its inputs, named A0, A1, … (B0, …), followed
+by the operand, A or B. Its size symbols carry the operand's name too, so that those of both prologues and of the epilogue can
+coexist among a product's integers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 Prologues = tuple[LoopKernel | None, LoopKernel | None]
-"""Of A and of B; None where the operand is in memory."""
+"""The prologues of A and of B; None if the operand is in memory."""
 
 AXES = {
     "A": (("M", "m"), ("K", "k")), "B": (("K", "k"), ("N", "n")), "P": (("M", "m"), ("L", "k")), "Q": (("L", "k"), ("N", "n")),
@@ -41,7 +41,7 @@ class Canonical:
 
 
 def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Canonical:
-    """The prologue of operand "A" or "B" by canonical names. The operand is the last tensor."""
+    """The prologue of operand "A" or "B" under canonical names. The operand is its last tensor."""
     kernel, site = canonical.canonicalize(loop, buffers)
     letter = operand.lower()
     names = {t.name: f"{operand}{k}" for k, t in enumerate(kernel.tensors[:-1])} | {kernel.tensors[-1].name: operand}
@@ -55,12 +55,12 @@ def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Can
 
 
 def tensor_count(kernel: LoopKernel | None) -> int:
-    """How many tensors an operand with this prologue is read from."""
+    """Number of tensors that an operand with this prologue is read from."""
     return 1 if kernel is None else len(kernel.tensors) - 1
 
 
 def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
-    """Elements from the first to the last of an operand with the strides among the kernel's integers."""
+    """Number of elements from the first to the last of an operand with the given strides."""
     letter, (rows, columns) = operand.lower(), AXES[operand]
     axes = (("batch", "b"), rows, columns)
     return max(1, 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes))
@@ -69,8 +69,8 @@ def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
 def split_arguments(
     kernel: GemmKernel, args: Sequence[Any]
 ) -> tuple[list[tuple[Any, ...]], tuple[Any, ...], list[tuple[int, ...]]]:
-    """Flat arguments taken apart: the tensors of each operand; the other tensors and the integers of the plain product; the
-    integers of each prologue."""
+    """Split flat arguments into the tensors of each operand, the remaining tensors with the integers of the plain product, and
+    the integers of each prologue."""
     first, second = map(len, kernel.inputs)
     tensors = args[: len(kernel.tensors)]
     ints = dict(zip(kernel.size_names, args[len(kernel.tensors) :], strict=True))
@@ -83,8 +83,8 @@ def split_arguments(
 def materialise_operands(
     kernel: GemmKernel, args: Sequence[Any], run: Sequence[Callable[..., None] | None], wide: bool
 ) -> list[Any]:
-    """The arguments of the plain product, with the operands that have a prologue stored by `run`, which takes the prologue's
-    own arguments. `wide`: in float64."""
+    """The arguments of the plain product. `run` stores each operand that has a prologue; it takes the prologue's own arguments.
+    With `wide`, the operands are float64."""
     read, rest, ints = split_arguments(kernel, args)
     size = dict(zip(kernel.plain.size_names, rest[len(rest) - len(kernel.plain.size_names) :], strict=True))
     in_memory: list[Any] = []

@@ -1,9 +1,9 @@
-"""The scales of a product's operands by blocks, among its flat arguments: the tensors SA, SB and ZB, as far as there are any,
-which follow A and B, and their strides, which come last.
+"""Block scales of a product's operands among its flat arguments: the tensors SA, SB and ZB that are present follow A and B, and
+their strides come last.
 
-SA is one scale for so many rows of A by so many elements along k; SB for so many elements along k by so many columns of B. Both
-counts round up: the last scale of a row may serve fewer elements. ZB has what is subtracted from B before that. The scales and
-zeros of a B alone lie row by row.
+SA has one scale per block of rows of A by elements along k; SB has one per block of elements along k by columns of B. Block
+counts round up, so the last block may be partial. ZB has zero points, which are subtracted from B before scaling. If only B is
+scaled, its scales and zero points are row-major.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STRIDES = {name: tuple(f"{name.lower()}_stride_{axis.lower()}" for axis in axes)
 
 
 def blocks_of(scales: tuple[Scales | None, Scales]) -> tuple[Blocks | None, Blocks]:
-    """Of A, if it has scales, and of B."""
+    """The blocks of A, if it has scales, and of B."""
     a, b = scales
     return (a.rows, a.along) if a is not None else None, (b.along, b.rows)
 
 
 def blocks(kernel: GemmKernel) -> dict[str, Blocks]:
-    """By name, of the scales that the kernel has."""
+    """The blocks of the scales that the kernel has, by name."""
     if kernel.scales is None:
         return {}
     a, b = kernel.scales
@@ -45,13 +45,14 @@ def size_names(kernel: GemmKernel) -> tuple[str, ...]:
 
 
 def shape(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> tuple[int, int]:
-    """Rows and columns of one of them."""
+    """Rows and columns of a tensor of scales."""
     down, across = (-(-size[axis] // by) for axis, by in zip(AXES[name], blocks(kernel)[name], strict=True))
     return down, across
 
 
 def dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]:
-    """Strides as the library has them: scales of single rows and columns next to each other, of blocks those along k."""
+    """Strides as the library lays scales out: per-row and per-column scales are contiguous, block scales are contiguous along
+    k."""
     strides: dict[str, int] = {}
     for name, (down, across) in blocks(kernel).items():
         rows, columns = shape(kernel, name, size)
@@ -61,13 +62,13 @@ def dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]
 
 
 def elements(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:
-    """Elements from the first to the last of one of them."""
+    """Number of elements from the first to the last of a tensor of scales."""
     strides = [size[stride] for stride in STRIDES[name]]
     return 1 + sum(max(0, n - 1) * stride for n, stride in zip(shape(kernel, name, size), strides, strict=True))
 
 
 def views(kernel: GemmKernel, named: Mapping[str, torch.Tensor], size: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Those that there are as strided (1, ., .) views."""
+    """The tensors of scales that are present, as strided (1, ., .) views."""
     by_name = {}
     for name in blocks(kernel):
         strides = [size[stride] for stride in STRIDES[name]]

@@ -1,8 +1,7 @@
-"""Dead code goes: stores to temporaries that are never read, operations without effect, unused buffers and
-constants.
+"""Removes dead code: stores to temporaries that are never read, operations without effect, unused buffers and constants.
 
-Kept always: what the program returns, writes to inputs, library calls with effects (random numbers, changed arguments),
-assertions, calls that give a size its value.
+Always kept are the results, writes to inputs, library calls with side effects (random numbers, mutated arguments), assertions,
+and calls that define a size.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def eliminate_dead_code(program: Program) -> Program:
 
 
 def _needed(operation: Operation, live: set[str]) -> Operation | None:
-    """What is left of `operation` if only the buffers in `live` matter afterwards."""
+    """The part of `operation` that is needed if only the buffers in `live` matter afterwards; None if it is dead."""
     match operation:
         case Loop():
             return _with_live_stores(operation, live)

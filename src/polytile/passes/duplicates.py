@@ -1,8 +1,8 @@
-"""One buffer for what is stored twice: a loop that stores one value at the same elements of two like buffers.
+"""Merges duplicate buffers: a loop that stores one value at the same elements of two buffers of the same kind.
 
-loop a for p0                       loop a for p0
-  buf0[p0] = t3                 →     buf0[p0] = t3
-  buf1[p0] = t3                     (every use of buf1 reads buf0)
+    loop a for p0                       loop a for p0
+      buf0[p0] = t3                 →     buf0[p0] = t3
+      buf1[p0] = t3                     (every use of buf1 reads buf0)
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from polytile.passes.loops import map_loop
 
 
 def merge_duplicates(program: Program) -> Program:
-    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two
-    outputs."""
+    """`program` with duplicate temporaries merged. Buffers with another writer are kept, as are two outputs."""
     writers: dict[str, int] = {}
     for operation in program.operations:
         for name in operation.writes():
@@ -37,7 +36,7 @@ def merge_duplicates(program: Program) -> Program:
 
 
 def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str]]:
-    """Buffers of the loop that get the same values at the same elements."""
+    """Pairs of buffers that receive the same values at the same elements of the loop."""
     plain = [s for s in loop.stores if s.mode == "set" and not s.indirect and s.mask is None]
     for i, one in enumerate(plain):
         for other in plain[i + 1 :]:
@@ -47,14 +46,13 @@ def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
-    """Whether the two can be one block of memory: the same elements are written at the same places, so shapes may
-    differ."""
+    """Whether the two can share a block of memory. Their shapes may differ: the same elements are written at the same offsets."""
     same = (a.dtype, a.device, a.role, b.role) == (b.dtype, b.device, "temp", "temp")
     return same and sizes.equal(a.storage_size, b.storage_size)
 
 
 def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
-    """`program` with uses of the buffers in `mapping` made uses of others, and stores to them left out."""
+    """`program` with buffers renamed, and without stores to the old names."""
     operations = tuple(_renamed_operation(o, mapping) for o in program.operations)
     outputs = tuple(_renamed_view(o, mapping) if isinstance(o, View) else o for o in program.outputs)
     return replace(program, operations=operations, outputs=outputs, trace=program.trace.renamed(mapping))

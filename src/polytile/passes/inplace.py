@@ -1,8 +1,8 @@
-"""Which temporaries may take over the memory of one that dies: `reuse(program)` → {new buffer: old buffer}.
+"""Finds temporaries that may reuse the memory of a dying buffer: `reuse(program)` → {new buffer: old buffer}.
 
-A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both
-have the same number and type of elements, and every element is read by the point that writes it, not later (see
-`ir.levels`). Inputs keep their memory. The mapping is a permission: the wrapper's memory planner decides.
+A buffer may reuse the memory of another if the operation that fills it is the last to use the other, both have the same dtype and
+number of elements, and every element is read by the point that writes it, and not later (see `ir.levels`). Inputs keep their
+memory. The mapping is only a permission: the wrapper's memory planner decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polytile.ir.program import Buffer, Loop, Operation, Program, Template
 
 
 def reuse(program: Program) -> dict[str, str]:
-    """New buffer → old buffer; an old buffer is given once."""
+    """Map new buffers to old ones. Each old buffer is reused once."""
     last_use, first_write = _lifetimes(program)
     needed_later = program.observed_buffers() | maybe_aliased(program)
     given: dict[str, str] = {}
@@ -58,13 +58,13 @@ def _lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _same_memory(new: Buffer, old: Buffer) -> bool:
-    """Shapes may differ: what counts is that the same point reads and writes the same offset."""
+    """Whether dtype, device and extent agree. Shapes may differ, as long as the same point reads and writes the same offset."""
     like = new.dtype == old.dtype and new.device == old.device
     return like and sizes.equal(new.storage_size, old.storage_size)
 
 
 def _safe(loop: Loop, new: str, old: str, given: Mapping[str, str]) -> bool:
-    """Whether the loop stays right when `new` is written over `old`, along with what was given before."""
+    """Whether the loop is still correct if `new` overwrites `old`, along with the pairs in `given`."""
     if any(s.buffer == new and s.mask is not None for s in loop.stores):
         return False
     return levels.in_place_fault(loop, {**given, new: old}) is None

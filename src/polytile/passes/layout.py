@@ -1,13 +1,13 @@
-"""Temporaries laid out as they are written, where every reader can follow.
+"""Chooses the layout of temporaries so that they are written contiguously, if every reader can follow.
 
     mm mm0 ... epilogue for b, m, n                    mm mm0 ... epilogue for b, m, n
       buf4[n*s0 + m] = t1                        →       buf4[m*s1 + n] = t1
     mm mm1: buf5 = buf4(s1, s0):(s0, 1) @ x            mm mm1: buf5 = buf4(s1, s0):(1, s1) @ x
 
-A store across the direction in which its loop runs scatters every vector, while a product reads an operand in either
-direction. So a temporary whose store has no unit stride along the innermost axis (of an epilogue: n; of a loop: that
-of its largest load) is laid out in the order of those axes, if all its readers are products, or loops whose indices
-stay linear.
+A store that is strided along the loop's innermost axis scatters every vector, whereas a product reads its operands in either
+direction. So a temporary whose store has no unit stride along the innermost axis is laid out in the order of the loop's axes, if
+all its readers are products, or loops whose indices stay linear. An epilogue's innermost axis is n; a loop's is that of its
+largest load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polytile.passes.loops import linear, touching
 
 
 def choose_layouts(program: Program) -> Program:
-    """`program` with temporaries that are written across laid out anew where their readers allow it."""
+    """`program` with a new layout for temporaries that are written with a stride, where all readers allow it."""
     observed = program.observed_buffers()
     operations, buffers, trace = list(program.operations), dict(program.buffers), program.trace
     users = touching(program.operations)
@@ -49,8 +49,8 @@ def choose_layouts(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a buffer are (`old`) and are to be (`new`), by the axes of the loop that writes it; `axes`
-    stand in the order of the new layout, the innermost last."""
+    """The location of a buffer's elements before (`old`) and after (`new`), as functions of the axes of the loop that writes it.
+    `axes` are in the order of the new layout, the innermost last."""
 
     axes: tuple[Axis, ...]
     old: sympy.Expr
@@ -61,8 +61,13 @@ class Layout:
         return replace(buffer, sizes=shape, strides=sizes.contiguous_strides(shape))
 
     def index(self, index: sympy.Expr, axes: tuple[Axis, ...]) -> sympy.Expr:
-        """`index` over a reader's `axes` into the old layout, as one into the new. Raises Unfit where it does not go over
-        every element, or would not stay linear."""
+        """Translate `index`, over a reader's `axes`, from the old layout to the new one.
+
+        Raises
+        ------
+        Unfit
+            If the reader does not read every element, or the new index would not be linear.
+        """
         unified = unify(axes, self.axes, ((index, self.old),))
         common = tuple(s.axis.symbol for s in unified.shared)
         here, there = sizes.substitute(index, unified.first), sizes.substitute(self.old, unified.second)
@@ -88,8 +93,8 @@ def _stores(operation: Operation) -> tuple[Store, ...]:
 
 
 def _wanted(operation: Operation, store: Store) -> Layout | None:
-    """The layout in which `store` would be written along its loop; None where it is already, or where the store is not a
-    plain one over every point."""
+    """The layout in which `store` would be contiguous along its loop; None if it is so already, or is not a plain store at every
+    point."""
     loop = operation.epilogue if isinstance(operation, Template) else operation
     if not isinstance(loop, Loop) or store.mode != "set" or store.indirect or store.mask is not None:
         return None
@@ -107,7 +112,7 @@ def _wanted(operation: Operation, store: Store) -> Layout | None:
 
 
 def _is_dense(axes: tuple[Axis, ...], strides: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
-    """Whether the strides are those of a row-major array of these axes in some order."""
+    """Whether the strides are those of a row-major array of these axes, in some order."""
     left, stride = list(axes), sizes.ONE
     while left:
         axis = next((a for a in left if a.symbol in strides and sizes.equal(strides[a.symbol], stride)), None)
@@ -119,8 +124,8 @@ def _is_dense(axes: tuple[Axis, ...], strides: Mapping[sympy.Symbol, sympy.Expr]
 
 
 def _order_of_loads(loop: Loop, axes: tuple[Axis, ...]) -> tuple[Axis, ...] | None:
-    """`axes` by falling stride in the largest load that goes over all of them; None where there is no such load, or the
-    loads do not agree on the innermost axis."""
+    """`axes` by decreasing stride in the largest load that covers all of them; None if there is no such load, or if the loads
+    disagree on the innermost axis."""
     points = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
     symbols = tuple(a.symbol for a in axes)
     orders = []
@@ -135,7 +140,7 @@ def _order_of_loads(loop: Loop, axes: tuple[Axis, ...]) -> tuple[Axis, ...] | No
 
 
 def _following(operation: Operation, name: str, layout: Layout, writes: bool) -> Operation:
-    """`operation` with its uses of the buffer `name` in the new layout. Raises Unfit."""
+    """`operation` with its accesses to buffer `name` in the new layout; raises Unfit if it cannot follow."""
     if name in operation.writes() and not writes:
         raise Unfit("somebody else writes the buffer")
     if isinstance(operation, Loop):
@@ -160,7 +165,7 @@ def _following_view(view: View, layout: Layout) -> View:
 
 
 def _following_trace(trace: Trace, name: str, layout: Layout) -> Trace:
-    """The trace with the places of results in the buffer `name` in the new layout; those that have none there are forgotten."""
+    """The trace with results in buffer `name` in the new layout. Results that cannot be viewed there are dropped."""
     places = dict(trace.places)
     for made, view in trace.places.items():
         if view.buffer == name:

@@ -1,11 +1,11 @@
-"""Loops remember the ATen calls that they came from, so that these can run in their place.
+"""Records the ATen calls that each loop came from, as an alternative to running the loop.
 
     loop a for p0 over r0                                   or   %0 = aten.mul(x, 2)
       out[p0] = reduce sum maximum (x[p0, r0] * 2) 0             %1 = aten.relu(%0)
                                                                  aten.sum.dim_IntList(%1, [1])  -> out
 
-The calls are those of the graph's operators on the way from what the loop loads to what it stores, whatever was fused, inlined or
-split in between. `calls_from` says why a loop has none.
+The calls are the graph's operators between what the loop loads and what it stores, no matter how these were fused, inlined or
+split. The NoCalls exception says why a loop has none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polytile.ir.calls import calls_of, changes_nothing, mapped, numbers_in
 from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View, refs_in
 
 MOST_CALLS = 48
-"""Calls of one loop: more are no match for it, and each brings numbers for the kernel to take."""
+"""Maximum number of calls for one loop. More calls cannot compete with the loop, and each adds arguments to the kernel."""
 
 
 def remember_calls(program: Program) -> Program:
-    """`program` with the calls of every loop that is not known to be one operator, where it has such a form."""
+    """`program` with the equivalent ATen calls recorded for every loop that is not known to be a single operator."""
     known = _Known.of(program)
 
     def one(loop: Loop) -> Loop:
@@ -44,13 +44,22 @@ def remember_calls(program: Program) -> Program:
 
 
 class NoCalls(Exception):
-    """A loop has no form as ATen calls; the message says why."""
+    """Raised when a loop has no equivalent ATen calls; the message says why."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a program: how many operations write to each buffer (the caller counts as one of an input's), the first result of an
-    operator that is all of a buffer, and the sizes that are known before anything has run."""
+    """Facts about a program.
+
+    Attributes
+    ----------
+    writers
+        How many operations write to each buffer. The caller counts as a writer of an input.
+    makers
+        The first operator result that fills all of a buffer.
+    symbols
+        Size symbols whose values are known before anything has run.
+    """
 
     program: Program
     writers: Mapping[str, int]
@@ -74,15 +83,17 @@ class _Known:
 
 
 def _is_all(view: View, buffer: Buffer) -> bool:
-    """Whether a view is all of a buffer, its dimensions in any order."""
+    """Whether a view covers all of a buffer, with its dimensions in any order."""
     mine, own = (Counter(p for p in zip(x.sizes, x.strides, strict=True) if p[0] != 1) for x in (view, buffer))
     return view.dtype == buffer.dtype and view.offset == 0 and mine == own
 
 
 @dataclass
 class _Slice:
-    """The calls of one loop as they are collected: `positions` has the place of each operator among them. `wholes`: what the
-    tracer took apart is called whole where all that it takes is at hand."""
+    """Collects the calls of one loop in `steps`; `positions` has the index of each operator among them.
+
+    With `wholes`, a decomposed operator is called as a whole if all its arguments are available.
+    """
 
     loop: Loop
     known: _Known
@@ -91,7 +102,13 @@ class _Slice:
     positions: dict[str, int] = field(default_factory=dict)
 
     def calls(self) -> tuple[LibraryCall, ...]:
-        """Raises NoCalls."""
+        """Collect the calls.
+
+        Raises
+        ------
+        NoCalls
+            If the loop has no equivalent calls.
+        """
         loop, trace = self.loop, self.known.program.trace
         shared = [name for name in loop.reads() | loop.writes() if self.known.writers.get(name, 0) > 1]
         if shared or loop.reads() & loop.writes():
@@ -107,7 +124,7 @@ class _Slice:
         for made, view in wanted.items():
             self._store(self._called(made), view)
         taken = {view.buffer for call in self.steps for view in call.views()} - loop.writes()
-        if taken != loop.reads():  # a value may be in several places, of which one is known
+        if taken != loop.reads():  # a value may be stored in several buffers, of which the trace knows one
             raise NoCalls(f"it loads {', '.join(sorted(loop.reads() - taken))}, which no operator takes from there")
         return tuple(self.steps)
 
@@ -115,7 +132,7 @@ class _Slice:
         return self.known.program.trace.operators[str(made.call)]
 
     def _visit(self, last: str) -> None:
-        """Adds the call of an operator behind those of all that it needs."""
+        """Append the call of an operator, after the calls of all operators that it depends on."""
         stack = [last]
         while stack:
             name = stack[-1]
@@ -137,7 +154,8 @@ class _Slice:
             self.steps.append(self._call(operator))
 
     def _called(self, made: Made) -> Made:
-        """The result of the operator that is called for this one: of what was taken apart, if its arguments are at hand."""
+        """The result that stands for `made` in the calls: that of a decomposed operator as a whole, if its arguments are
+        available."""
         whole_one = self.known.program.trace.wholes.get(made) if self.wholes else None
         if whole_one is None:
             return made
@@ -146,7 +164,7 @@ class _Slice:
         return whole_one if at_hand else made
 
     def _is_computed(self, made: Made) -> bool:
-        """Whether a result is neither in memory that the loop reads nor one whose sizes alone matter."""
+        """Whether a call must compute this result: the loop does not load it, and more of it is needed than its sizes."""
         return not self._loaded(made) and not self._operator(made).stored
 
     def _loaded(self, made: Made) -> bool:
@@ -170,14 +188,14 @@ class _Slice:
         return LibraryCall(operator.target, args, kwargs, (None,) * len(operator.results), moved=self._moved(operator))
 
     def _sizes_alone(self, made: Made) -> View:
-        """A view of no buffer, like a result that is in memory and that the loop does not read."""
+        """A view without a buffer, in place of a result in memory that the loop does not read."""
         result = self._result(made)
         if result is None:
             raise NoCalls(f"{made.call} is no tensor")
         return View("", result[1], result[0], (sizes.ZERO,) * len(result[0]))
 
     def _result(self, made: Made) -> tuple[tuple[sympy.Expr, ...], torch.dtype] | None:
-        """The shape and the type of a result; None of what is no tensor."""
+        """The sizes and dtype of a result; None if it is not a tensor."""
         results = self._operator(made).results
         return results[made.output or 0] if len(results) > (made.output or 0) else None
 
@@ -191,7 +209,7 @@ class _Slice:
     # traffic -----------------------------------------------------------------------------------------------------------
 
     def _moved(self, operator: Operator) -> tuple[int, int]:
-        """Bytes that the call moves at each point of the loop and at each row; what is smaller does not count."""
+        """Bytes that the call moves per point of the loop and per row. Smaller tensors are not counted."""
         if changes_nothing(operator.target):
             return 0, 0
         tensors = [result for result in operator.results if result is not None]

@@ -1,4 +1,4 @@
-"""What passes do to loops (other axes for the same points, other names, other bodies), and what they ask of them."""
+"""Transformations that passes share (reindexing, renaming, replacing bodies), and queries on loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mapped = Mapping[sympy.Symbol, sympy.Expr]
 
 
 def reindexed(loop: Loop, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], mapping: Mapped) -> Loop:
-    """`loop` over other axes: every index has `mapping` applied and is simplified under the new ranges."""
+    """`loop` over new axes. `mapping` is applied to every index, which is then simplified for the new ranges."""
     new = replace(loop, axes=axes, reduced=reduced)
     ranges = new.ranges
 
@@ -29,7 +29,7 @@ def reindexed(loop: Loop, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], map
 
 
 def canonical(loop: Loop) -> Loop:
-    """`loop` without axes of size 1, its axes named p0, p1, ... and r0, r1, ... in order."""
+    """`loop` without axes of size 1, and with its axes named p0, p1, … and r0, r1, … in order."""
     mapping: dict[sympy.Symbol, sympy.Expr] = {a.symbol: sizes.ZERO for a in loop.axes + loop.reduced}
     groups = []
     for prefix, kept in zip("pr", kept_axes(loop), strict=True):
@@ -42,25 +42,25 @@ def canonical(loop: Loop) -> Loop:
 
 
 def kept_axes(loop: Loop) -> tuple[list[Axis], list[Axis]]:
-    """The axes and reduced axes of other sizes than 1; a reduction of one element keeps an axis."""
+    """The axes and reduced axes whose size is not 1. A reduction over one element keeps one axis."""
     axes, reduced = ([a for a in group if a.size != 1] for group in (loop.axes, loop.reduced))
     return axes, reduced or list(loop.reduced[:1])
 
 
 def has_scan(loop: Loop) -> bool:
-    """Whether some value of the loop is a prefix."""
+    """Whether the loop contains a scan."""
     return any(isinstance(node, Scan) for node in expr.walk(*loop.roots))
 
 
 def indices(loop: Loop) -> list[sympy.Expr]:
-    """Every index expression of the loop, once each, in order of evaluation; those of stores last."""
+    """Every distinct index expression of the loop in evaluation order, followed by those of the stores."""
     of_nodes = [index for node in expr.walk(*loop.roots) for index in node.indices]
     return list(dict.fromkeys(of_nodes + [store.index for store in loop.stores]))
 
 
 @dataclass(frozen=True)
 class Linear:
-    """index = Σ coefficient·axis + rest, where `rest` and the coefficients hold none of the axes."""
+    """index = Σ coefficient·axis + rest, where neither `rest` nor the coefficients contain an axis."""
 
     coefficients: Mapped
     rest: sympy.Expr
@@ -68,7 +68,7 @@ class Linear:
 
 @functools.lru_cache(maxsize=50_000)
 def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
-    """`index` as a linear function of `axes` (zero coefficients left out); None where it is not one."""
+    """`index` as a linear function of `axes`, without zero coefficients; None if it is not linear."""
     coefficients: dict[sympy.Symbol, sympy.Expr] = {}
     rest = sizes.ZERO
     held = set(axes)
@@ -86,7 +86,7 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
 
 
 def map_loop(operation: Operation, rule: Callable[[Loop], Loop]) -> Operation:
-    """`operation` with `rule` applied to the loop that it is, or to its epilogue or its scores."""
+    """Apply `rule` to a loop, to a product's epilogue or to an attention's scores."""
     match operation:
         case Loop():
             return rule(operation)
@@ -98,28 +98,28 @@ def map_loop(operation: Operation, rule: Callable[[Loop], Loop]) -> Operation:
 
 
 def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = False) -> Program:
-    """`program` with `rule` applied to every loop, and to epilogues and scores of attention where asked."""
+    """Apply `rule` to every loop of the program; with `epilogues`, also to epilogues and to the scores of attentions."""
     mapped = [map_loop(o, rule) if epilogues or isinstance(o, Loop) else o for o in program.operations]
     return replace(program, operations=tuple(mapped))
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether kernels for this device are a GPU's: those that the option `interpret` runs on a CPU's memory are, too."""
+    """Whether kernels for this device are GPU kernels. With option `interpret`, they are, and run on CPU memory."""
     return device.type == "cuda" or bool(options.get("interpret"))
 
 
 def merged_origins(*groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Source operators of several operations, each once, in order."""
+    """The source operators of several operations, without duplicates, in order."""
     return tuple(dict.fromkeys(origin for group in groups for origin in group))
 
 
 def node_count(*roots: Node) -> int:
-    """How many different values the roots are computed from, themselves included."""
+    """Number of distinct nodes under the roots, including the roots."""
     return sum(1 for _ in expr.walk(*roots))
 
 
 def touching(operations: Sequence[Operation]) -> dict[str, list[int]]:
-    """For each buffer the positions of the operations that read or write it."""
+    """For each buffer, the positions of the operations that read or write it."""
     positions: dict[str, list[int]] = {}
     for i, operation in enumerate(operations):
         for name in operation.reads() | operation.writes():

@@ -1,14 +1,17 @@
-"""Fewer and longer axes, in the best order.
+"""Merges axes and chooses their order.
 
     loop for p0 < s0, p1 < s1                loop for p0 < s0*s1
       out[p0*s1 + p1] = x[p0*s1 + p1]   →      out[p0] = x[p0]
 
-Two axes of one group are merged where every index is linear in both and strides fit: stride(outer) =
-size(inner)·stride(inner). Axes of size 1 go. Where a pointwise loop on a CPU compares the outer axis alone, as concatenation
-and padding do, it compares both then: p0 < s2 is p0·s1 + p1 < s2·s1, and vectors run on through all rows that lie side by
-side. (On a GPU a comparison that is the same along a row lets the row be read in whole vectors.) Then the axes of each group
-are put in order: innermost the axis with the most unit-stride accesses (bytes count), outside it by falling stride in the
-loop's largest access.
+Two axes of a group merge if every index is linear in both and the strides are compatible: stride(outer) =
+size(inner)·stride(inner). Axes of size 1 are dropped.
+
+A pointwise CPU loop that compares only the outer axis, as concatenation and padding do, compares both axes after the merge: p0 <
+s2 becomes p0·s1 + p1 < s2·s1. Vectors then run across contiguous rows. On a GPU the comparison is kept: it is uniform along a
+row, so the row can be loaded in full vectors.
+
+Finally the axes of each group are ordered: innermost is the axis with the most unit-stride accesses, weighted by bytes; the
+others follow by decreasing stride in the loop's largest access.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from polytile.passes.loops import canonical, has_scan, indices, linear, map_loop
 
 
 def merge_axes(program: Program) -> Program:
-    """`program` with the axes of every loop merged and ordered; epilogues keep (batch, m, n)."""
+    """`program` with the axes of every loop merged and ordered. Epilogues keep (batch, m, n)."""
 
     def merged(loop: Loop) -> Loop:
         on_cpu = all(program.buffers[store.buffer].device.type == "cpu" for store in loop.stores)
@@ -37,8 +40,8 @@ def merge_axes(program: Program) -> Program:
 
 
 def merge_loop(loop: Loop, compared: bool = False) -> Loop:
-    """One loop with its axes merged, pair after pair, and what is left put in order; those too, if asked, of which the outer one
-    is `compared`."""
+    """One loop with its axes merged pairwise, and the remaining ones ordered. With `compared`, axes also merge if only the outer
+    one is compared."""
     loop = canonical(loop)
     while True:
         merged = _merge_once(loop, compared)
@@ -65,7 +68,7 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def _comparing_both(loop: Loop, outer: Axis, inner: Axis) -> Loop:
-    """The loop, in which what compares `outer` compares outer·size(inner) + inner with that many times as much:
+    """Scale each comparison of `outer` to a comparison of outer·size(inner) + inner:
 
     p + rest <  0  →  p·n + q + rest·n <  0        p + rest <= 0  →  p·n + q + rest·n <  n        > and >= : the opposites
     """
@@ -97,7 +100,7 @@ def _accessed(loop: Loop) -> list[sympy.Expr]:
 
 
 def _fit(found: Sequence[sympy.Expr], outer: Axis, inner: Axis) -> bool:
-    """Whether all of these are linear in both axes with strides that fit."""
+    """Whether all these indices are linear in both axes, with compatible strides."""
     for index in found:
         form = linear(index, (outer.symbol, inner.symbol))
         if form is None:
@@ -109,7 +112,8 @@ def _fit(found: Sequence[sympy.Expr], outer: Axis, inner: Axis) -> bool:
 
 
 def _merged(loop: Loop, outer: Axis, inner: Axis) -> Loop:
-    """One axis for the two: outer = 0 and inner = the new axis, since every index is linear with fitting strides."""
+    """Merge the two axes. As every index is linear with compatible strides, setting outer = 0 and inner = the new axis does
+    it."""
     new = Axis(inner.symbol, sizes.expand(outer.size * inner.size))
 
     def group(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -130,7 +134,7 @@ Access = tuple[int, sympy.Expr]
 
 
 def _accesses(loop: Loop) -> list[Access]:
-    """(elements touched, index) of every load and store, the largest first, stores before loads."""
+    """(elements touched, index) of every store and load, the largest first."""
     points = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
     accesses = [(touched(s.index, points, False), s.index) for s in loop.stores]
     accesses += [(touched(n.index, points, False), n.index) for n in expr.loads(*loop.roots)]

@@ -1,4 +1,4 @@
-"""Collectives begin early and are waited for late, so that other operations run while they are under way:
+"""Starts collectives early and waits for them late, so that other operations overlap with the communication.
 
     a = all_reduce(x)                   a = all_reduce(x)
     w = wait_tensor(a)                  loop y = ...
@@ -6,8 +6,9 @@
     loop z = ... y                      w = wait_tensor(a)
     loop out = ... w, z                 loop out = ... w, z
 
-Collectives keep their order among themselves, as all ranks have to call them in one order. One that moves up passes at most one
-wait for another: each that is under way holds memory, and a program that gathers its weights layer by layer would hold them all.
+Collectives keep their relative order, as all ranks must call them in the same order. A collective that moves up passes at most
+one wait for another. Each collective in flight holds memory, and a program that gathers its weights layer by layer would
+otherwise hold all of them at once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from polytile.ir.aliases import COLLECTIVES, returns_alias
 from polytile.ir.program import Assert, Extern, Operation, Program
 
 MOST_WAITS_PASSED = 1
-"""Waits for other collectives that a collective may begin before, as it moves up."""
+"""Maximum number of waits for other collectives that a collective may move ahead of."""
 
 
 def overlap_collectives(program: Program) -> Program:
-    """`program` with its collectives as far from the waits for them as what they work on allows."""
+    """`program` with its collectives as far from their waits as data dependencies allow."""
     if not any(is_wait(operation) for operation in program.operations):
         return program
     memory, operations = _Memory.of(program), list(program.operations)
@@ -35,12 +36,12 @@ def overlap_collectives(program: Program) -> Program:
 
 
 def is_wait(operation: Operation) -> bool:
-    """Whether it ends a collective."""
+    """Whether the operation waits for a collective."""
     return _is_collective(operation) and "wait_tensor" in str(operation.target)  # type: ignore[union-attr]  # an Extern
 
 
 def is_start(operation: Operation) -> bool:
-    """Whether it begins a collective."""
+    """Whether the operation starts a collective."""
     return _is_collective(operation) and not is_wait(operation)
 
 
@@ -50,8 +51,11 @@ def _is_collective(operation: Operation) -> bool:
 
 @dataclass(frozen=True)
 class _Memory:
-    """`name_of`: a name for the memory of each buffer, the same for those that library calls may make one. `only_read`: the
-    buffers that collectives take and do not change; others may read them meanwhile."""
+    """Which buffers share memory, and which may be read while a collective is in flight.
+
+    `name_of` maps each buffer to a name of its memory; buffers that library calls may alias have the same one. `only_read` holds
+    the buffers that collectives read but do not change.
+    """
 
     name_of: Mapping[str, str]
     only_read: frozenset[str]
@@ -80,7 +84,7 @@ class _Memory:
 
 
 def _move_up(operations: list[Operation], start: Operation, memory: _Memory) -> None:
-    """To behind the last operation that it needs, or that comes first by the rules of the module."""
+    """Move the start of a collective up to the last operation that must precede it."""
     place = before = operations.index(start)
     waits = 0
     while before > 0:
@@ -95,7 +99,7 @@ def _move_up(operations: list[Operation], start: Operation, memory: _Memory) -> 
 
 
 def _move_down(operations: list[Operation], wait: Operation, memory: _Memory) -> None:
-    """To before the first operation that uses what it waits for, or changes what the collective works on."""
+    """Move a wait down to the first operation that uses its result, or writes memory that the collective uses."""
     place = operations.index(wait)
     after = place + 1
     while after < len(operations) and not _uses(operations[after], wait, memory):
@@ -104,12 +108,12 @@ def _move_down(operations: list[Operation], wait: Operation, memory: _Memory) ->
 
 
 def _is_fixed(operation: Operation) -> bool:
-    """Whether what comes after it stays there: it ends the program if it fails, or later operations need numbers of it."""
+    """Whether later operations must stay behind this one: it may raise, or defines numbers that they need."""
     return isinstance(operation, Assert) or (isinstance(operation, Extern) and bool(operation.symbols))
 
 
 def _writes(other: Operation, moved: Operation, memory: _Memory) -> bool:
-    """Whether `other` may change what `moved` reads or writes."""
+    """Whether `other` may write memory that `moved` reads or writes."""
     schema = getattr(other.target, "_schema", None) if isinstance(other, Extern) else None
     unknown = isinstance(other, Extern) and not other.mutates and (schema is None or not schema.returns)
     return unknown or bool(memory.of_all(other.writes()) & memory.of_all(moved.reads() | moved.writes()))

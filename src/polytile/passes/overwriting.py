@@ -1,9 +1,11 @@
-"""Inputs that are changed in part are written in place. The tracer turns such a change into a new tensor, a copy of the old one
-with some values replaced, and copies that back: a cache of keys and values would be copied twice for every token.
+"""Updates inputs in place instead of through a copy.
 
-loop a:  buf0[p0] = arg0[p0]             (nothing)
-loop b:  buf0[arg1[p0]] = arg2[p0]   →   arg0[arg1[p0]] = arg2[p0]
-loop c:  arg0[p0] = buf0[p0]             (nothing; every use of buf0 reads arg0)
+The tracer functionalises a partial update of an input: it copies the input, updates the copy, and copies it back. A key-value
+cache would be copied twice per token.
+
+    loop a:  buf0[p0] = arg0[p0]             (nothing)
+    loop b:  buf0[arg1[p0]] = arg2[p0]   →   arg0[arg1[p0]] = arg2[p0]
+    loop c:  arg0[p0] = buf0[p0]             (nothing; every use of buf0 reads arg0)
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from polytile.passes.loops import touching
 
 
 def write_in_place(program: Program) -> Program:
-    """`program` without temporaries that are copies of an input, changed by loops, and copied back, and without copies between
-    the changes."""
+    """`program` without temporaries that copy an input, are updated by loops and copied back, and without copies between such
+    updates."""
     while (better := _step(program)) is not None:
         program = better
     return program
@@ -37,7 +39,7 @@ def _step(program: Program) -> Program | None:
 
 
 def _as_one(program: Program, copying: Operation, old: str, copy: str) -> Program | None:
-    """`program` with the temporary `old` in the place of its `copy`; None where one of the two is more than that."""
+    """Replace the buffer `copy` by the temporary `old` that it copies; None if either has other uses that forbid it."""
     at, here = touching(program.operations), program.operations.index(copying)
     fixed = program.output_buffers() | set(program.scalars.values()) | maybe_aliased(program)
     if (
@@ -52,7 +54,7 @@ def _as_one(program: Program, copying: Operation, old: str, copy: str) -> Progra
 
 
 def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program | None:
-    """`program` with `old` in the place of its `copy`, which `last` copies back; None where that would not be the same."""
+    """Replace the buffer `copy` by the input `old`, to which `last` copies it back; None if that would change the result."""
     at = touching(program.operations)
     end = program.operations.index(last)
     start = next((i for i in at[copy] if _copied(program.operations[i], program) == (old, copy)), end)
@@ -61,14 +63,14 @@ def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program
     if start == end or copy in fixed or old in maybe_aliased(program) or min(at[copy]) < start:
         return None
     if any(start < i < end for i in at[old]) or any(i > end and old in program.operations[i].writes() for i in at[old]):
-        return None  # someone reads what the input was before, or writes to it again
+        return None  # something reads the input's old value, or writes to it again
     if max(changes) > end or not all(isinstance(program.operations[i], Loop) for i in changes):
         return None
     return _renamed(program, {copy: old}, (start, end))
 
 
 def _renamed(program: Program, names: Mapping[str, str], without: Collection[int]) -> Program:
-    """`program` with other buffers in place of those in `names`, and without the operations of these numbers."""
+    """`program` with buffers renamed, and without the operations at these positions."""
     operations = [o for i, o in enumerate(program.operations) if i not in without]
     touched = [i for i, o in enumerate(operations) if names.keys() & (o.reads() | o.writes())]
     met = renamed(replace(program, operations=tuple(_storing(operations[i], names) for i in touched)), names)
@@ -79,7 +81,7 @@ def _renamed(program: Program, names: Mapping[str, str], without: Collection[int
 
 
 def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:
-    """(source, target) of a loop that copies the whole of one buffer to another that is laid out alike, and does nothing else."""
+    """(source, target) of a loop that only copies one whole buffer to another of the same layout; None for other operations."""
     if not isinstance(operation, Loop) or operation.reduced or len(operation.stores) != 1:
         return None
     (store,), point = operation.stores, tuple(a.symbol for a in operation.axes)

@@ -1,7 +1,7 @@
 """The passes in order, and the instruments around them.
 
-Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 prints the IR
-wherever a pass changed it.
+Option `fuse=False` skips the fusions, `verify_ir` runs the verifier after each pass, and `debug` 3 prints the IR after each pass
+that changed it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from polytile.passes.strides import plain_strides
 
 @dataclass(frozen=True)
 class Pass:
-    """A step of the pipeline; the option `fuse` leaves out those that are a `fusion`."""
+    """A step of the pipeline. Option `fuse=False` skips steps with `fusion` set."""
 
     name: str
     run: Callable[[Program], Program]
@@ -77,14 +77,20 @@ PASSES: tuple[Pass, ...] = (
 
 
 class Optimized(NamedTuple):
-    """The program after all passes, and which new buffer may be written over which old one (`passes.inplace`)."""
+    """The optimised program, and which new buffer may reuse the memory of which old one (see `passes.inplace`)."""
 
     program: Program
     reuse: dict[str, str]
 
 
 def optimize(program: Program) -> Optimized:
-    """`program` after every pass. Raises IRError, with option `verify_ir`, where a pass breaks a rule of the IR."""
+    """Run every pass on `program`.
+
+    Raises
+    ------
+    IRError
+        With option `verify_ir`, if a pass breaks a rule of the IR.
+    """
     _inspect(program, "lowering", 0.0, True)
     for step in PASSES:
         if step.fusion and not options.get("fuse"):
@@ -96,7 +102,7 @@ def optimize(program: Program) -> Optimized:
 
 
 def _inspect(program: Program, after: str, seconds: float, changed: bool) -> None:
-    """The instruments: verifier and what the option `debug` shows."""
+    """Run the verifier, and print what option `debug` asks for."""
     if options.get("verify_ir"):
         verify(program, after)
 

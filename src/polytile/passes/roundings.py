@@ -1,8 +1,8 @@
-"""Roundings that a store does by itself. `buf` is bfloat16:
+"""Removes roundings that a store repeats. With `buf` in bfloat16:
 
 buf[p0] = round_bf16 t   →   buf[p0] = t
 
-Runs after all fusions: until then a value may still be read in place of its stored copy, and then has to be rounded like it.
+The pass runs after all fusions. Until then a value may still replace its stored copy, and must then be rounded like it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polytile.passes.loops import map_loops
 
 
 def drop_roundings(program: Program) -> Program:
-    """`program` with nothing rounded twice on its way to memory."""
+    """`program` without a rounding right before a store that rounds anyway."""
 
     def simpler(store: Store) -> Store:
         if store.buffer == SCORES:

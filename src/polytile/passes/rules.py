@@ -1,9 +1,8 @@
-"""The algebra of values as a table: (reading, pattern, result). Tried in order at every operation, arguments first.
+"""Algebraic simplifications as a table of (reading, pattern, result), tried in order at every operation, arguments first.
 
-A pattern is an operation's name with arguments that are a number (the constant of that value), a letter (any node;
-the same letter twice: the same node), or a pattern. `when` is a further condition. No rule changes a floating-point
-result in any bit, NaN payloads aside: x + 0 is not x where x is -0, so that rule is for integers, and x + -0.0 has
-its own.
+A pattern is an operation's name with arguments, each of which is a number (a constant of that value), a letter (any node; the
+same letter twice means the same node), or a pattern. `when` is a further condition. No rule changes any bit of a floating-point
+result, except NaN payloads: x + 0 is not x if x is -0, so that rule is for integers, and x + -0.0 has its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Pattern = Any  # (name, argument, ...), a number, or a letter
 
 @dataclass(frozen=True)
 class Rule:
-    """`reading` says it in a person's words; `result` gets the bindings and the node that matched."""
+    """A simplification. `reading` states it for people; `result` gets the bindings and the matched node."""
 
     reading: str
     pattern: tuple[Any, ...]
@@ -65,7 +64,7 @@ def _constant_first(m: Bindings, node: Node) -> bool:
 
 
 def _nonzero_first(m: Bindings, node: Node) -> bool:
-    """Of 0 and -0 an extreme may give the one that stands first."""
+    """A constant comes first that is not zero: of 0 and -0, an extreme may return the one that comes first."""
     return _constant_first(m, node) and isinstance(m["c"], Const) and m["c"].value != 0
 
 
@@ -73,7 +72,7 @@ def _same_compare(m: Bindings, node: Node) -> bool:
     return not m["x"].dtype.is_floating_point
 
 
-# What each type holds exactly: a cast there and back through a type that holds all values changes nothing.
+# The wider types that represent all values of each type exactly: a cast through one of them is lossless.
 _EXACT: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.bool: (
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64,
@@ -87,13 +86,12 @@ _EXACT: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 
 
 def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every value of `narrow` is a value of `wide`."""
+    """Whether `wide` represents every value of `narrow` exactly."""
     return wide == narrow or wide in _EXACT.get(narrow, ())
 
 
 def _lossless_inside(m: Bindings, node: Node) -> bool:
-    """cast(cast(x)): the inner cast loses nothing, and casting x directly means the same (a bool target tests for
-    zero)."""
+    """cast(cast(x)): the inner cast is exact, so casting x directly gives the same result, as a test for zero does for bool."""
     assert isinstance(node, Op)
     return holds(node.args[0].dtype, m["x"].dtype)
 
@@ -103,7 +101,7 @@ def _no_cast(m: Bindings, node: Node) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    # constants stand last
+    # constants come last
     Rule("c + x → x + c", ("add", "c", "x"), _op("add", "x", "c"), _constant_first),
     Rule("c · x → x · c", ("mul", "c", "x"), _op("mul", "x", "c"), _constant_first),
     Rule("c ∧ x → x ∧ c", ("logical_and", "c", "x"), _op("logical_and", "x", "c"), _constant_first),
@@ -167,7 +165,7 @@ _BY_NAME: dict[str, tuple[Rule, ...]] = {
 
 
 def match(pattern: Pattern, node: Node, bindings: Bindings) -> bool:
-    """Whether `node` has the form of `pattern`; the letters' nodes go into `bindings`."""
+    """Whether `node` matches `pattern`. Adds the letters' nodes to `bindings`."""
     if isinstance(pattern, str):
         return bindings.setdefault(pattern, node) is node
     if isinstance(pattern, tuple):
@@ -178,7 +176,7 @@ def match(pattern: Pattern, node: Node, bindings: Bindings) -> bool:
 
 
 def is_number(node: Const, value: bool | int | float) -> bool:
-    """Whether the constant is `value`: of the same sign where it is a zero, a bool only for a bool."""
+    """Whether the constant equals `value`. Zeros must have the same sign, and a bool matches only a bool."""
     if isinstance(value, bool) or isinstance(node.value, bool):
         return node.value is value
     same_sign = math.copysign(1.0, node.value) == math.copysign(1.0, value)
@@ -186,7 +184,7 @@ def is_number(node: Const, value: bool | int | float) -> bool:
 
 
 def apply(node: Node) -> Node:
-    """`node` rewritten by the first rule that fits, again and again; its arguments are rewritten already."""
+    """Rewrite `node` by the first matching rule until none matches. Its arguments have been rewritten already."""
     for _ in range(16):
         new = _apply_once(node)
         if new is node:
@@ -212,7 +210,7 @@ _NOT_FOLDED = ("check_index", "check_divisor", "bitcast", "philox_uniform", "phi
 
 
 def fold(node: Node) -> Node:
-    """An operation on constants alone as the constant it gives, computed in its own type."""
+    """Evaluate an operation on constants in its own dtype; any other node is returned unchanged."""
     if not isinstance(node, Op) or node.name in _NOT_FOLDED or not all(isinstance(a, Const) for a in node.args):
         return node
     args = [torch.tensor(a.value, dtype=a.dtype, device="cpu") for a in node.args if isinstance(a, Const)]

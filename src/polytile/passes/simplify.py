@@ -1,10 +1,8 @@
-"""Algebra on values and indices: the table of `rules.py`, and what a loop's ranges decide.
+"""Simplifies values and indices, by the rules of `rules.py` and by what a loop's ranges decide.
 
-p0 < s0 holds:   lt (index p0) (index s0)  →  true
-load x[p0 // 4 * 4 + p0 % 4]               →  load x[p0]
-load x[p0] where true                      →  load x[p0]
-load x[i0] with i0 = index (p0 + 1)        →  load x[p0 + 1]
-index p0 + 1  (an addition of indices)     →  index (p0 + 1)
+p0 < s0 holds:   lt (index p0) (index s0)  →  true load x[p0 // 4 * 4 + p0 % 4]               →  load x[p0] load x[p0] where true
+→  load x[p0] load x[i0] with i0 = index (p0 + 1)        →  load x[p0 + 1] index p0 + 1  (an addition of indices)     →  index (p0
++ 1)
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from polytile.passes.loops import map_loops
 
 
 def simplify(program: Program) -> Program:
-    """`program` with sizes, and the values and indices of every loop and epilogue, simplified; floating-point results
-    stay as they are."""
+    """`program` with sizes simplified, and with the values and indices of every loop and epilogue simplified. Floating-point
+    results are unchanged."""
     program = replace(program, buffers={name: _simple_buffer(b) for name, b in program.buffers.items()})
     return map_loops(program, lambda loop: simplify_loop(loop, program.buffers), epilogues=True)
 
 
 def _simple_buffer(buffer: Buffer) -> Buffer:
-    """`buffer` with sizes such as s²//s written s."""
+    """`buffer` with simplified sizes, for example s²//s → s."""
     if not any(sizes.has_division(n) for n in buffer.sizes + buffer.strides):
         return buffer
     shape, strides = (tuple(sizes.simplify(n, {}) for n in group) for group in (buffer.sizes, buffer.strides))
@@ -38,8 +36,11 @@ def _simple_buffer(buffer: Buffer) -> Buffer:
 
 
 def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
-    """The loop with simpler sizes, indices and values: masks and comparisons that its ranges decide, reductions of one element,
-    positions that are no data, then the rules of algebra (rules.py). Stores that never happen are gone."""
+    """Simplify one loop's sizes, indices and values.
+
+    Masks and comparisons that the ranges decide become constants, reductions over one element disappear, indirect indices that
+    are index expressions become direct, and the algebraic rules (rules.py) are applied. Stores whose mask is false are dropped.
+    """
     loop = replace(loop, axes=_simple_axes(loop.axes), reduced=_simple_axes(loop.reduced))
     ranges = loop.ranges
     single = bool(loop.reduced) and all(a.size == 1 for a in loop.reduced)
@@ -75,18 +76,18 @@ def _simple_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _decided_load(node: Load) -> Node:
-    """A load whose mask is known."""
+    """A load whose mask is constant."""
     assert isinstance(node.mask, Const)
     return expr.load(node.dtype, node.buffer, node.index, node.indirect) if node.mask.value else expr.const(0, node.dtype)
 
 
 def _is_place(value: Node) -> bool:
-    """Whether a position is an index expression, not data."""
+    """Whether an indirect index is an index expression and not data."""
     return isinstance(value, Index) and not value.dtype.is_floating_point
 
 
 def _direct_load(node: Load, index_map: Callable[[sympy.Expr], sympy.Expr]) -> Node:
-    """A load in whose index what positions stand for is written out, where that is an index expression."""
+    """A load with those of its indirect indices substituted that are index expressions."""
     places: dict[sympy.Symbol, sympy.Expr] = {}
     rest: list[Node] = []
     for k, value in enumerate(node.indirect):
@@ -134,7 +135,7 @@ _KEEPS_ROUNDING = ("neg", "abs", "minimum", "maximum", "trunc", "floor", "ceil",
 
 
 def is_rounded(node: Node, rounding: str, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether `node` surely is a value of the half type that `rounding` rounds to, so that rounding changes nothing."""
+    """Whether `node` is known to be representable in the dtype that `rounding` rounds to, so that rounding changes nothing."""
     if isinstance(node, Const):
         value = torch.tensor(node.value, dtype=torch.float64, device="cpu")
         return bool(value.to(_HALF[rounding]).to(torch.float64) == value)
@@ -151,7 +152,7 @@ def is_rounded(node: Node, rounding: str, buffers: Mapping[str, Buffer]) -> bool
 
 
 def _as_index(node: Node) -> sympy.Expr | None:
-    """The exact index expression that an integer node stands for (int64, where no axis or size overflows)."""
+    """The exact index expression of an int64 node, if it is one. No axis or size overflows int64."""
     if node.dtype != torch.int64:
         return None
     if isinstance(node, Index):
@@ -173,7 +174,7 @@ def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
 
 
 def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
-    """Whether `difference` < 0; None where it is at some points only, or nobody knows."""
+    """Whether `difference` < 0; None if that varies between points or is unknown."""
     if _at_most(difference, -1, ranges):
         return True
     return False if _at_most(-difference, 0, ranges) else None

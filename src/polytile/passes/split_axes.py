@@ -1,10 +1,9 @@
-"""Divisions and moduli of axes removed by splitting the axis.
+"""Splits axes to remove divisions and moduli from indices.
 
     loop for p0 < 6*s0                          loop for p0 < s0, p1 < 6
       out[p0] = x[(p0 % 6)*s0 + p0 // 6]   →      out[6*p0 + p1] = x[p1*s0 + p0]
 
-An axis is split where its size divides exactly and fewer divisions are left then. The reduced axis of a scan stays
-whole.
+An axis is split if its size divides exactly and fewer divisions remain. The reduced axis of a scan is never split.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def split_loop(loop: Loop) -> Loop:
 
 
 def traced_split(loop: Loop) -> tuple[Loop, dict[sympy.Symbol, sympy.Expr]]:
-    """The loop with its axes split, and the new axes as functions of the old ones (floor-divisions and moduli)."""
+    """The loop with its axes split, and the new axes as functions of the old ones (floor divisions and moduli)."""
     origin: dict[sympy.Symbol, sympy.Expr] = {a.symbol: a.symbol for a in loop.axes + loop.reduced}
     before = _divisions(loop)
     if before:
@@ -52,15 +51,15 @@ def traced_split(loop: Loop) -> tuple[Loop, dict[sympy.Symbol, sympy.Expr]]:
 
 @dataclass(frozen=True)
 class _Split:
-    """`loop` has `axis` as OUTER and INNER, of `inner` elements."""
+    """`loop` with `axis` split into OUTER and INNER, where INNER has `inner` elements."""
 
     loop: Loop
     axis: sympy.Symbol
     inner: sympy.Expr
 
     def renamed(self, origin: Mapped) -> tuple[Loop, dict[sympy.Symbol, sympy.Expr]]:
-        """The loop with canonical names, and its axes as functions of the original ones by `origin`, those of the loop
-        before the split."""
+        """The loop with canonical axis names, and its axes as functions of the original ones. `origin` is that mapping before the
+        split."""
         parts = {OUTER: FloorDiv(origin[self.axis], self.inner), INNER: Mod(origin[self.axis], self.inner)}
         after = canonical(self.loop)
         axes, reduced = kept_axes(self.loop)
@@ -69,14 +68,14 @@ class _Split:
 
 
 def _divisions(loop: Loop) -> set[sympy.Expr]:
-    """Divisions and moduli of the loop's axes in its indices."""
+    """Divisions and moduli of loop axes among the indices."""
     axes = loop.ranges.keys()
     found = set().union(*(index.atoms(*_DIVISIONS) for index in indices(loop) if sizes.has_division(index)))
     return {division for division in found if sizes.symbols(division) & axes}
 
 
 def _candidates(loop: Loop, divisions: set[sympy.Expr]) -> Iterator[_Split]:
-    """The loop with one axis split at the divisor of one of its divisions, simple ones first."""
+    """The loop with one axis split at the divisor of one of its divisions, the simplest division first."""
     tried = set()
     whole = {a.symbol for a in loop.reduced} if has_scan(loop) else set()
     for division in sorted(divisions, key=lambda e: (len(sizes.structure(e)), sizes.structure(e))):
@@ -95,7 +94,7 @@ def _candidates(loop: Loop, divisions: set[sympy.Expr]) -> Iterator[_Split]:
 
 
 def _split(loop: Loop, axis: Axis, outer: sympy.Expr, inner: sympy.Expr) -> Loop:
-    """`axis` as (outer, inner), axis = outer·size(inner) + inner."""
+    """Replace `axis` by (outer, inner) with axis = outer·size(inner) + inner."""
     pair = (Axis(OUTER, outer), Axis(INNER, inner))
     mapping = {axis.symbol: pair[0].symbol * inner + pair[1].symbol}
 

@@ -1,9 +1,8 @@
-"""Strides of dense tensors without their case for emptiness: Max(1, n) → n in every index of a buffer that n = 0
-leaves empty.
+"""Drops the empty case from the strides of dense tensors: Max(1, n) → n in every index of a buffer that n = 0 leaves empty.
 
-Torch writes the stride of a dimension as the product of Max(1, n) over the dimensions inside it. Where one of them is
-0 the buffer has no element, no index into it is ever used, and n serves as well: indices become polynomials that
-fusion can match. The buffers themselves keep their strides, which is what the caller sees.
+torch writes the stride of a dimension as the product of Max(1, n) over the dimensions inside it. If such an n is 0, the buffer
+has no elements and its indices are never used, so n serves as well. Indices become polynomials that fusion can match. The buffers
+keep their strides, which the caller can see.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's
 
 
 def plain_strides(program: Program) -> Program:
-    """`program` with Max(1, n) gone from the indices of loops, epilogues, products and attention."""
+    """`program` without Max(1, n) in the indices of loops, epilogues, products and attentions."""
     buffers = program.buffers
 
     def one(operation: Operation) -> Operation:

@@ -1,7 +1,7 @@
-"""What a store says of each kernel at each size: the candidates' times, which of them would run, and how sure that is.
+"""The contents of a store by kernel and sizes: the candidates' times, which of them would run, and how certain that is.
 
-A Panel is one kernel on one device in one environment; a Cell is one problem of it. Choices follow tuning/decide.py, as
-`polytile why` does, with the options in force.
+A Panel is one kernel on one device in one environment; a Cell is one of its problems. Choices follow tuning/decide.py, as in
+`polytile why`, with the current options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 class Certainty(enum.Enum):
-    """How far a cell's choice is to be trusted."""
+    """How far a cell's choice can be trusted."""
 
     CLEAR = "clear"
     TIE = "within noise"
@@ -35,9 +35,11 @@ class Certainty(enum.Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate at one size: its score, and what its newest measurement says of it. `seconds`, of a call, are None where it has
-    no time, or one that a clock was too coarse for. `measured` counts all its measurements, `live` those of them that timed a
-    program's own calls."""
+    """A candidate at one size: its score, and facts of its newest measurement.
+
+    `seconds` per call is None if there is no time, or the clock was too coarse for it. `measured` counts all its measurements,
+    `live` those that timed a program's own calls.
+    """
 
     candidate: str
     config: str
@@ -56,18 +58,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cell:
-    """One problem: its candidates, fastest first and those without a time last, and the place among them of the one that runs."""
+    """One problem: its candidates, fastest first and those without a time last, and the position of the one that runs."""
 
     sizes: Sizes
     entries: tuple[Entry, ...]
     chosen: int | None
     certainty: Certainty
     rivals: tuple[str, ...]
-    """The others that count as equal to the fastest."""
+    """Other candidates that count as equal to the fastest."""
 
     @property
     def best(self) -> float | None:
-        """Seconds of the fastest candidate; None where none has a time."""
+        """Seconds of the fastest candidate; None if none has a time."""
         return next((entry.seconds for entry in self.entries if entry.seconds is not None), None)
 
     @property
@@ -77,7 +79,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Panel:
-    """A kernel's cells, by their sizes. `layouts` are the facts about its arguments that sizes do not tell."""
+    """A kernel's cells, by their sizes. `layouts` are the facts about its arguments that do not follow from sizes."""
 
     name: str
     digest: str
@@ -105,8 +107,10 @@ class Panel:
 
 
 def panels(records: Iterable[Record], name: Callable[[Problem], str]) -> tuple[Panel, ...]:
-    """A Panel for each kernel, device and environment in the records, which come oldest first; `name` says what the kernel of a
-    problem is called. By name, then as they were first measured."""
+    """A Panel for each kernel, device and environment in the records, which come oldest first.
+
+    `name` returns the name of a problem's kernel. Panels are sorted by name, then by first measurement.
+    """
     problems: dict[tuple[Problem, Environment], list[Record]] = {}
     for record in records:
         problems.setdefault((record.measurement.problem, record.measurement.environment), []).append(record)
@@ -118,12 +122,13 @@ def panels(records: Iterable[Record], name: Callable[[Problem], str]) -> tuple[P
 
 
 def work_of(problem: Problem) -> tuple[object, ...]:
-    """What the problems of a panel have in common besides device and environment: all but sizes, and what sizes tell."""
+    """What the problems of a panel share besides device and environment: everything but sizes, and facts that follow from
+    sizes."""
     return problem.family, problem.kernel, problem.dtypes, layouts_of(problem)
 
 
 def layouts_of(problem: Problem) -> tuple[str, ...]:
-    """The facts about a problem's arguments that its sizes do not tell."""
+    """The facts about a problem's arguments that do not follow from its sizes."""
     sizes = problem.size
     told = Divisible, PowerOfTwo
     return tuple(str(fact) for fact in problem.layouts if not (isinstance(fact, told) and fact.name in sizes))

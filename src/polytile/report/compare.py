@@ -1,4 +1,4 @@
-"""What changed between two stores, size by size, beyond what measuring alone varies by."""
+"""The differences between two stores, size by size, beyond measurement noise."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from polytile.runtime.device import kind_of
 from polytile.tuning.decide import noise_band
 
 ERRORS = 2.0
-"""A difference of less than so many standard errors of the two times together is noise."""
+"""Differences of less than this many standard errors of both times together are noise."""
 
 FASTER, SLOWER, NOISE = "faster", "slower", "within noise"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One size in both stores: what runs before and after, and by which relative difference two times count as equal. `panel` and
-    `cell` are the places in what came after; `differs` says in what the two measurements' places differ."""
+    """One size in both stores: what runs before and after, and the relative difference up to which two times count as equal.
+
+    `panel` and `cell` are positions in the later store. `differs` says how the devices or environments of the two measurements
+    differ.
+    """
 
     panel: int
     cell: int
@@ -44,8 +47,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All sizes that have a time in both stores, those that became slower most first; and how many have one in one of them
-    alone."""
+    """All sizes with a time in both stores, the largest slowdown first, and the number of sizes with a time in only one."""
 
     changes: tuple[Change, ...]
     only_before: int
@@ -53,7 +55,7 @@ class Comparison:
 
     @property
     def geomean(self) -> float | None:
-        """Of the times after over those before; None where no size has both."""
+        """Geometric mean of the times after over those before; None if no size has both."""
         return statistics.geometric_mean(change.ratio for change in self.changes) if self.changes else None
 
     def count(self, verdict: str) -> int:
@@ -61,12 +63,12 @@ class Comparison:
 
 
 Spot = tuple[int, int]
-"""The places of a panel and of a cell in it."""
+"""The positions of a panel and of a cell in it."""
 
 
 def compare(before: Sequence[Panel], after: Sequence[Panel]) -> Comparison:
-    """Each size of `after` against the same work in `before`: on the same device and in the same environment where that was
-    measured, else where the fewest facts differ. Each cell is compared once."""
+    """Compare each size of `after` with the same work in `before`, on the same device and in the same environment if possible,
+    else where the fewest facts differ. Each cell is compared once."""
     old, new = _spots(before), _spots(after)
     changes = []
     for work, spots in new.items():

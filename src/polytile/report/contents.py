@@ -1,4 +1,4 @@
-"""Everything that a report says, as data: the printers (pages.py, html.py) add no fact of their own."""
+"""The contents of a report as data: the printers (pages.py, html.py) add no facts of their own."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from polytile.report.slowdown import Curve, curves
 from polytile.store.reading import Record
 
 DIGITS = 8
-"""Digits of a kernel's digest that stand in its name."""
+"""Number of digits of a kernel's digest in its name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where measurements came from, as a command line names it. `exported`: a file of measurements, and no store."""
+    """Where measurements came from, as on a command line. `exported`: a file of measurements instead of a store."""
 
     name: str
     exported: bool = False
 
     def why(self, kernel: str, sizes: Sizes) -> str:
-        """The command that shows a cell's choice again: of a kernel, by its digest, at these sizes."""
+        """The command that shows a cell's choice again, for a kernel by digest at these sizes."""
         if self.exported:
             return f"polytile replay {self._quoted} --kernel {kernel[:DIGITS]} --choices"
         return f"polytile why {kernel} {sizes_text(sizes, ' ')} --store {self._quoted}"
@@ -41,8 +41,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Report:
-    """One store; or, with a comparison, `source` after what `before` names. `curves` has those of each panel. `made` is when, in
-    seconds since 1970, `command` how."""
+    """One store, or, with a comparison, `source` after `before`.
+
+    `curves` holds the curves of each panel. `made` is the time of the report in seconds since 1970, `command` the command that
+    made it.
+    """
 
     source: Source
     overview: Overview
@@ -68,7 +71,7 @@ class Held:
 
 
 def report(held: Held, before: Held | None, name: Callable[[Problem], str], made: float, command: str) -> Report:
-    """The report on these measurements, and on what changed since `before`; `name` says what a problem's kernel is called."""
+    """The report on these measurements, and on the changes since `before`. `name` returns the name of a problem's kernel."""
     found = panels(held.records, name)
     seen = overview(held.records, found)
     everything = tuple(map(curves, found))

@@ -1,4 +1,4 @@
-"""The machine and the software this process runs on, as text values: what a result must carry to be compared later."""
+"""The machine and the software of this process as text values: what a result must carry to be comparable later."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PACKAGES = ("numpy", "sympy", "triton")
 
 
 def memory_gib() -> float:
-    """Memory of the machine."""
+    """Memory of the machine in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def accelerator() -> str:
-    """Name, memory and compute capability of the CUDA device in use; empty without one."""
+    """Name, memory and compute capability of the current CUDA device; "" without one."""
     import torch
 
     if not torch.cuda.is_available():

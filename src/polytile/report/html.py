@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing beside it: no network, no library, no server.
+"""A report as one self-contained HTML file: no network, no library, no server.
 
-The first page is written here, from the same tables as `--text`; `report.js` draws the rest from the JSON inside the file. The
-file's own policy forbids its browser to load anything, and to run any script but this one.
+The first page is rendered here from the same tables as `--text`; `report.js` draws the rest from the JSON inside the file. The
+file's content security policy forbids the browser to load anything, and to run any other script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 
 
 def page(report: Report, every: float = 0.0) -> str:
-    """The whole file on a store. An open page loads itself again after `every` seconds, if that is not 0."""
+    """The HTML of a report on a store. An open page reloads every `every` seconds, unless that is 0."""
     return _file(
         summary=pages.summary(report),
         tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
@@ -33,7 +33,7 @@ def page(report: Report, every: float = 0.0) -> str:
 
 
 def package_page(report: packaged.PackageReport) -> str:
-    """The whole file on a package."""
+    """The HTML of a report on a package."""
     lists = [("choices", packaged.choices(report.package))]
     if report.before is not None:
         lists.insert(0, ("changes", packaged.changes(report.before, report.package)))
@@ -58,10 +58,10 @@ def _file(**parts: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    """A file that goes into an element of its own. Its text stands there as it is: it must not end that element itself."""
+    """A file that is inlined into an element. It is inserted verbatim, so it must not contain the element's end tag."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:
-    """How a content security policy names the text of an element."""
+    """The source expression of an element's text in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""What a store holds, in numbers: measurements, devices, versions, whose candidates win, and the time that it took."""
+"""A store in numbers: measurements, devices, versions, whose candidates win, and the time it took."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from polytile.store.records import Environment
 
 @dataclass(frozen=True)
 class Place:
-    """A device in an environment, and how much was measured there. `facts` are those that the device's name stands for; `oldest`
-    and `newest` are seconds since 1970."""
+    """A device in an environment, and how much was measured there. `facts` are those behind the device's name; `oldest` and
+    `newest` are in seconds since 1970."""
 
     device: str
     facts: tuple[tuple[str, str], ...]
@@ -29,7 +29,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Wins:
-    """A source of candidates: its candidates at all sizes, those that have a time, and the sizes at which one of it is chosen."""
+    """An origin of candidates: its candidates over all sizes, those with a time, and the number of sizes at which one of them is
+    chosen."""
 
     origin: str
     tried: int
@@ -39,8 +40,8 @@ class Wins:
 
 @dataclass(frozen=True)
 class Overview:
-    """`compiling`: seconds in the compiler, of each kernel's source once; None where no measurement says it. `timing`: the sum of
-    all samples in seconds, each of which is the mean of several calls, so that measuring took longer."""
+    """`compiling` is the compile time in seconds, counting each kernel source once; None if no measurement states it. `timing` is
+    the sum of all samples in seconds. A sample is the mean of several calls, so measuring took longer."""
 
     measurements: int
     live: int

@@ -1,4 +1,4 @@
-"""A report on a package, or on what changed between two: its manifest as tables (docs/report.md)."""
+"""A report on a package, or on the changes between two: its manifest as tables (docs/report.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from polytile.report.tables import Column, Table, count
 
 UNBOUNDED = 1 << 62
-"""From where on a bound of a size is none: torch's largest size, less what it takes off."""
+"""Bounds of a size from here on count as infinite: torch's largest size, with a margin."""
 
 MEASURED = ("exact", "nearby", "measured")
 """Links of the selector whose choices rest on measurements."""
@@ -22,25 +22,25 @@ MEANINGS = (
     ("grounds", "Why that form runs there: measured at these sizes (exact) or near them (nearby), or predicted (prior)."),
     ("otherwise", "Sizes that no row names run a form that is right at all sizes."),
 )
-"""What the words mean, by the words."""
+"""Explanations of the terms."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package by the name of its file, and its manifest."""
+    """A package: the name of its file, and its manifest."""
 
     name: str
     manifest: Mapping[str, Any]
 
     def choices(self) -> dict[tuple[str, str], tuple[str, str]]:
-        """By kernel and range of sizes the form that runs and its grounds, sizes in order."""
+        """(form, grounds) by kernel and range of sizes, with sizes in order."""
         rows = [(kernel["name"], *decision) for kernel in self.manifest["kernels"] for decision in kernel["decisions"]]
         return {(kernel, sizes): (form, grounds) for kernel, sizes, form, grounds in sorted(rows, key=_numbered)}
 
 
 @dataclass(frozen=True)
 class PackageReport:
-    """One package; or `package` after `before`. `command` is what made it."""
+    """One package, or `package` after `before`. `command` is the command that made it."""
 
     package: Package
     before: Package | None
@@ -65,7 +65,7 @@ def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: PackageReport) -> Table:
-    """The package in a few lines; of two, both."""
+    """A summary of the package, or of both packages."""
     both = [package for package in (report.before, report.package) if package is not None]
     described = [dict(_facts(package)) for package in both]
     names = dict.fromkeys(name for each in described for name in each)
@@ -105,13 +105,13 @@ def kernels(package: Package) -> Table:
 
 
 def choices(package: Package) -> Table:
-    """Each kernel at each range of sizes: what runs, and why."""
+    """What runs each kernel at each range of sizes, and why."""
     rows = [(kernel, sizes, form, grounds) for (kernel, sizes), (form, grounds) in package.choices().items()]
     return Table.from_rows("Choices", ["kernel", "sizes", "form", "grounds"], rows)
 
 
 def inputs(package: Package) -> Table:
-    """What calls take."""
+    """The inputs of a call."""
     rows = [
         (given["name"], given.get("dtype", f"the constant {given.get('constant')}"), " × ".join(given.get("shape", ())))
         for given in package.manifest["inputs"]
@@ -126,7 +126,7 @@ def files(package: Package) -> Table:
 
 
 def changes(before: Package, after: Package) -> Table:
-    """The ranges of sizes at which another form runs, or the same on other grounds, and those that only one package has."""
+    """The ranges of sizes at which another form runs, or the same one on other grounds, and those that only one package has."""
     old, new = before.choices(), after.choices()
     rows: list[Sequence[Any]] = []
     for key in dict.fromkeys((*old, *new)):
@@ -141,8 +141,8 @@ def changes(before: Package, after: Package) -> Table:
 
 
 def strips(package: Package) -> list[Any]:
-    """Of each kernel with choices its name, its forms, those that run most often first, and of each range of sizes, in order: its
-    text, the place of its form, and whether it was measured."""
+    """For each kernel with choices, its name, its forms (most frequent first), and for each range of sizes in order: its text,
+    the index of its form, and whether it was measured."""
     chosen = package.choices()
     made = []
     for name in dict.fromkeys(kernel for kernel, _ in chosen):
@@ -162,5 +162,5 @@ def _bounds(name: str, low: int, high: int | None) -> str:
 
 
 def _numbered(row: Sequence[str]) -> tuple[Sequence[Any], ...]:
-    """A key that sorts texts with their numbers by value: M=9 before M=12..16."""
+    """A sort key that orders numbers in texts by value: M=9 before M=12..16."""
     return tuple([int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)] for text in row)

@@ -17,7 +17,7 @@ PLACE = Column("place", count)
 """The number of a device and environment in the table of places."""
 
 WORST = 10
-"""Rows of the table of the largest slowdowns."""
+"""Number of rows of the table of the largest slowdowns."""
 
 MEANINGS = (
     ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median."),
@@ -36,7 +36,7 @@ MEANINGS = (
     ("faster, slower", "In a comparison: the time after differs from the time before by more than the noise band or than two "
      "standard errors of both."),
 )  # fmt: skip
-"""What the numbers mean, by the words that stand over them."""
+"""Explanations of the numbers, by their headings."""
 
 
 def percent(value: float) -> str:
@@ -63,7 +63,7 @@ def tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: Report) -> Table:
-    """The report in a few lines."""
+    """A summary of the report."""
     seen = report.overview
     cells = sum(number for _, number in seen.certainties)
     compared = report.comparison
@@ -93,7 +93,7 @@ def _compared(found: Comparison) -> str:
 
 
 def at(cell: Cell) -> str:
-    """A cell's sizes, as `polytile why` takes them."""
+    """A cell's sizes, in the format of `polytile why`."""
     return sizes_text(cell.sizes, " ")
 
 
@@ -103,7 +103,7 @@ def date(seconds: float) -> str:
 
 
 FOR_MACHINES = {"caches", "flags", "method"}
-"""Facts that tell people little: shown only where places differ in them."""
+"""Facts of little interest to people: shown only if places differ in them."""
 
 
 def facts(own: Environment, others: Iterable[Environment]) -> str:
@@ -121,7 +121,7 @@ def environments(report: Report) -> list[str]:
 
 
 def devices(report: Report) -> Table:
-    """Where was measured, with which versions."""
+    """Where measurements were taken, with which versions."""
     numbers = [Column(name, count) for name in ("kernels", "sizes", "measurements")]
     places = report.overview.places
     rows = [
@@ -143,7 +143,7 @@ def sources(report: Report) -> Table:
 
 
 def changes(report: Report, found: Comparison) -> Table:
-    """Each size in both stores, those that became slower first."""
+    """Each size in both stores, the largest slowdown first."""
     rows = []
     for change in found.changes:
         panel = report.panels[change.panel]
@@ -176,7 +176,7 @@ def kernels(report: Report) -> Table:
 
 
 def worst(report: Report) -> Table:
-    """Where the best single candidate of a kernel costs most against choosing for each size."""
+    """Where the best single candidate of a kernel costs most compared with choosing for each size."""
     found = []
     for panel, own in zip(report.panels, report.curves, strict=True):
         one = single(own)
@@ -195,7 +195,7 @@ def _chosen(cell: Cell) -> str | None:
 
 
 def slowdowns(report: Report) -> Table:
-    """Each candidate's times over the fastest's."""
+    """Each candidate's times relative to the fastest."""
     rows = []
     for panel, found in zip(report.panels, report.curves, strict=True):
         for curve in found:
@@ -213,7 +213,7 @@ def slowdowns(report: Report) -> Table:
 
 
 def sizes(report: Report) -> Table:
-    """Each kernel at each size: what runs, how sure that is, and how to see it again."""
+    """Each kernel at each size: what runs, how certain that is, and the command that shows it."""
     rows = [_size(report, panel, cell) for panel in report.panels for cell in panel.cells]
     columns: list[Column | str] = [
         "kernel", PLACE, "sizes", "chosen", Column("µs", micros), Column("± %", tenths), "source", "certainty", "equal to it",
@@ -230,7 +230,7 @@ def _size(report: Report, panel: Panel, cell: Cell) -> tuple[object, ...]:
 
 
 def interval(entry: Entry) -> float | None:
-    """Two standard errors of the time, relative; None where a single sample tells none."""
+    """Two standard errors of the time, relative; None for a single sample."""
     return 2 * entry.score.noise if entry.seconds is not None and entry.score.noise < float("inf") else None
 
 

@@ -1,9 +1,9 @@
-"""A report as the JSON inside its HTML: lists instead of objects, and tables of what recurs, so that 20 000 rows fit.
+"""A report as the JSON inside its HTML: lists instead of objects, and tables of recurring values, so that 20 000 rows fit.
 
     panel   [name, digest, family, dtypes, layouts, number of its place from 1, names of sizes, cells, curves]
     cell    [sizes, chosen, place of its certainty, entries, names of its rivals]
     entry   [identity, µs, ± %, times measured, outcome, predicted µs, error, seconds to compile, registers, spilled bytes,
-             shared bytes, times measured live, message]; what is not known is null, at the end missing
+             shared bytes, times measured live, message]; unknown values are null, and omitted at the end
     curve   [candidate, cells with any time, geometric mean, p95, [slowdown, cell] of the worst, all slowdowns, least first]
 
 `report.js` reads it in the same order.
@@ -25,17 +25,17 @@ from polytile.report.slowdown import CHOSEN, Curve
 from polytile.runtime import regime
 
 WORST = 5
-"""Cells that a curve names, those of its largest slowdowns."""
+"""Number of cells that a curve names: those with its largest slowdowns."""
 
 DETAIL = 200
-"""Characters of a message that the page shows; `--text` and `--csv` have all of them."""
+"""Maximum number of characters of a message on the page; `--text` and `--csv` have all of them."""
 
 KERNEL, SIZES = "{kernel}", "{sizes}"
-"""What stands in a command for a kernel's digest and for sizes."""
+"""Placeholders in a command for a kernel's digest and for sizes."""
 
 
 class Index:
-    """Numbers values by when they first come."""
+    """Numbers values in order of their first occurrence."""
 
     def __init__(self) -> None:
         self.places: dict[Hashable, int] = {}
@@ -49,7 +49,7 @@ class Index:
 
 
 class Payload:
-    """What a page draws of one report. `values` is the whole of it, as JSON has it."""
+    """The data that a page draws for one report. `values` is all of it, as JSON values."""
 
     def __init__(self, report: Report) -> None:
         self._names, self._configs, self._origins, self._who = Index(), Index(), Index(), Index()
@@ -117,17 +117,17 @@ class Payload:
 
 
 NOTHING: dict[str, Any] = {"panels": [], "changes": None, "certainties": [], "places": [], "every": 0}
-"""What a page is given that draws no kernel."""
+"""The data of a page without kernels."""
 
 
 def as_json(values: dict[str, Any]) -> str:
-    """The JSON, such that no browser takes any of it for the end of the element that it stands in."""
+    """The JSON, escaped so that no browser mistakes any of it for the end of its element."""
     written = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return written.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _short(value: float | None) -> float | None:
-    """Four digits; None for what JSON has no word for."""
+    """Four digits; None for values that JSON cannot represent."""
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
 
 

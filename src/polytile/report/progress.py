@@ -1,4 +1,4 @@
-"""What is under way, as people like to watch it: one line on a terminal while somebody waits, or a line for each problem."""
+"""Progress for people to watch: one line on a terminal while something is waited for, or one line per problem."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from polytile.waits import Wait
 
 
 class Bar:
-    """One line on a terminal: what is waited for and since when; while a problem is measured, which one and how far. It leaves
-    nothing behind when it is closed."""
+    """One line on a terminal: what is waited for and since when; during measurement, which problem and how far. It disappears
+    when closed."""
 
     def __init__(self, wait: Wait, console: Console | None = None) -> None:
         self._wait = wait
         self._step: Step | None = None
-        # What the program prints meanwhile stands above the line, unless it goes elsewhere.
+        # The program's own output appears above the line, unless it is redirected.
         whole = console is None and sys.stdout is not None and sys.stdout.isatty()
         self._bar = Progress(
             SpinnerColumn(), _Words(self.doing), BarColumn(20), _Count(), _Words(self.waited),
@@ -35,13 +35,13 @@ class Bar:
         watch(self)
 
     def __call__(self, step: Step) -> None:
-        """Shows how far a problem is."""
+        """Show the progress of a problem."""
         self._step = None if step.finished else step
         completed, total = (0, None) if step.finished else (step.checked, step.candidates)
         self._bar.reset(self._task, completed=completed, total=total)
 
     def doing(self) -> str:
-        """The words before the bar."""
+        """The text before the bar."""
         if self._step is not None:
             return f"polytile: {described(self._step)}"
         *outer, inner = tuple(self._wait.doing)
@@ -49,11 +49,11 @@ class Bar:
         return f"polytile: {', '.join((*tasks[-1:], inner))}"
 
     def waited(self) -> str:
-        """The words behind it."""
+        """The text after the bar."""
         return f"{time.monotonic() - self._wait.since:.0f} s"
 
     def close(self) -> None:
-        """Takes the line off the terminal."""
+        """Remove the line from the terminal."""
         unwatch(self)
         self._bar.stop()
 
@@ -68,14 +68,14 @@ class _Words(ProgressColumn):
 
 
 class _Count(ProgressColumn):
-    """How many of how many, once that is known."""
+    """Completed and total count, once the total is known."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
 def described(step: Step) -> str:
-    """What a bar says beside itself: the problem, what is being done, the best so far, the time left."""
+    """The text beside a bar: the problem, the current activity, the best so far, the time left."""
     best = f", best {step.best} {time_text(step.seconds)}" if step.best else ""
     left = f", {max(0.0, step.left):.0f} s left" if step.left < math.inf else ""
     return f"{step.problem}: {step.doing}{best}{left}"
@@ -96,7 +96,7 @@ _shown: Lines | None = None
 
 
 def print_lines_from_now_on() -> None:
-    """Has a line printed on stderr for each problem that this process measures; asking again changes nothing."""
+    """Print a line on stderr for each problem that this process measures. Calling it again has no effect."""
     global _shown
     if _shown is None:
         _shown = Lines(Console(stderr=True))

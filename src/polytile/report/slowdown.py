@@ -1,4 +1,4 @@
-"""What a fixed choice costs: how many times as long as the fastest each candidate takes, size by size."""
+"""The cost of a fixed choice: each candidate's time relative to the fastest, size by size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CHOSEN = "chosen for each size"
 
 @dataclass(frozen=True)
 class Curve:
-    """A candidate's times over the fastest candidate's, in the cells of a panel in which it has a time: (slowdown, place of the
-    cell), least first. `of` is the number of cells in which any candidate has a time."""
+    """A candidate's slowdowns relative to the fastest, in the cells of a panel in which it has a time: (slowdown, index of the
+    cell), ascending. `of` is the number of cells in which any candidate has a time."""
 
     candidate: str
     points: tuple[tuple[float, int], ...]
@@ -23,7 +23,7 @@ class Curve:
 
     @property
     def everywhere(self) -> bool:
-        """Whether it has a time wherever another has one."""
+        """Whether it has a time wherever another candidate has one."""
         return len(self.points) == self.of
 
     @property
@@ -32,25 +32,25 @@ class Curve:
 
     @property
     def p95(self) -> float:
-        """What 95 % of the cells do not exceed."""
+        """The slowdown that 95 % of the cells do not exceed."""
         return self.points[max(0, math.ceil(0.95 * len(self.points)) - 1)][0]
 
     @property
     def worst(self) -> tuple[float, int]:
-        """The largest slowdown, and the place of its cell."""
+        """The largest slowdown, and the index of its cell."""
         return self.points[-1]
 
 
 def curves(panel: Panel) -> tuple[Curve, ...]:
-    """The curve of what is chosen, then one for each candidate that has a time: those with the most cells first, then those
-    with the least geometric mean. None where fewer than two cells have a time, as nothing is fixed there."""
+    """The curve of what is chosen, then one for each candidate with a time: those with the most cells first, then by geometric
+    mean. Empty if fewer than two cells have a time."""
     points: dict[str, dict[int, float]] = {CHOSEN: {}}
     for place, cell in enumerate(panel.cells):
         best, winner = cell.best, cell.winner
         if best is None or winner is None or winner.seconds is None:
             continue
         points[CHOSEN][place] = winner.seconds / best
-        for entry in cell.entries:  # of one name the fastest counts, which comes first
+        for entry in cell.entries:  # entries are sorted: the first of a name is the fastest
             if entry.seconds is not None:
                 points.setdefault(entry.candidate, {}).setdefault(place, entry.seconds / best)
     of = len(points[CHOSEN])
@@ -61,5 +61,5 @@ def curves(panel: Panel) -> tuple[Curve, ...]:
 
 
 def single(found: tuple[Curve, ...]) -> Curve | None:
-    """Of a panel's curves, that of the one candidate that would be best for all sizes; None where none has a time at each."""
+    """The curve of the candidate that is best when used for all sizes; None if no candidate has a time at each."""
     return next((curve for curve in found if curve.candidate != CHOSEN and curve.everywhere), None)

@@ -46,7 +46,7 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, how a value of the column is written, and to which side it stands. None is written as a dash."""
+    """A heading, the format of the column's values, and its alignment. None is written as a dash."""
 
     heading: str
     write: Callable[[Any], str] = text
@@ -60,9 +60,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns, with a title above and notes below. Raises ValueError for a row of another length.
+    """Rows under columns, with a title above and notes below. Raises ValueError for a row of the wrong length.
 
-    A `folded` table is a detail: as Markdown only its title shows until the reader opens it.
+    A `folded` table is a detail: in Markdown only its title shows until the reader opens it.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Table:
         notes: Sequence[str] = (),
         folded: bool = False,
     ) -> Table:
-        """A table of these rows. A plain string in `columns` is a left-aligned column of text."""
+        """A table of these rows. A string in `columns` is a left-aligned text column."""
         all_columns = tuple(Column(column, align="left") if isinstance(column, str) else column for column in columns)
         return Table(title, all_columns, tuple(tuple(row) for row in rows), tuple(notes), folded)
 
@@ -94,7 +94,7 @@ class Table:
         return [[column.cell(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
 
     def markdown(self) -> str:
-        """The table as Markdown whose columns line up in plain text too."""
+        """The table as Markdown, with columns that line up in plain text too."""
         cells = [[cell.replace("|", "\\|") for cell in row] for row in self.cells()]
         headings = [column.heading for column in self.columns]
         widths = [max(3, *(_width(row[i]) for row in [headings, *cells])) for i in range(len(headings))]
@@ -111,7 +111,7 @@ class Table:
         return "\n".join(body + notes + closing) + "\n"
 
     def csv(self) -> str:
-        """The table as comma-separated values, headings first: numbers as they are (times in seconds), None as nothing."""
+        """The table as comma-separated values with headings: raw numbers (times in seconds), and nothing for None."""
         written = io.StringIO()
         lines = csv.writer(written, lineterminator="\n")
         lines.writerow([column.heading.replace("µs", "seconds") for column in self.columns])
@@ -119,7 +119,7 @@ class Table:
         return written.getvalue()
 
     def rich(self) -> rich_table.Table:
-        """The table as rich draws it."""
+        """The table as a rich Table."""
         drawn = rich_table.Table(title=self.title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for column in self.columns:
             drawn.add_column(column.heading, justify=column.align, overflow="fold")
@@ -129,7 +129,7 @@ class Table:
 
 
 def _width(content: str) -> int:
-    """Columns that `content` takes on a terminal: wide characters take two, combining ones none."""
+    """The number of terminal columns of `content`: wide characters take two, combining ones none."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in content)
     return len(content) + wide - sum(unicodedata.combining(character) > 0 for character in content)
 
@@ -140,7 +140,7 @@ def _pad(content: str, width: int, align: str) -> str:
 
 
 def show(table: Table, console: Console | None = None) -> None:
-    """Prints `table`: drawn on a terminal, as Markdown elsewhere (a log, a pipe, a file)."""
+    """Print `table`: drawn on a terminal, as Markdown elsewhere (a log, a pipe, a file)."""
     console = console or Console()
     if console.is_terminal:
         console.print(table.rich())

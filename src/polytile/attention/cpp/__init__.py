@@ -1,8 +1,7 @@
-"""Attention as C++ kernels for CPUs: flash (blocks of rows against blocks of keys) and split (few rows, whose keys
-are shared by the threads).
+"""Attention as C++ kernels for CPUs: flash (tiles of rows against blocks of keys) and split (few rows, whose keys the threads
+share).
 
-Enters: an AttentionProblem, a Config, the lanes of a vector. Leaves: the text of a translation unit. Called by
-candidates.
+Enters: an AttentionProblem, a Config, the lanes of a vector. Leaves: the text of a translation unit. Called by candidates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both kernels share: types, loads, the call, the weights of a row and how its result is stored."""
+"""What both kernels share: types, loads, the call, the softmax weights of a row, and the store of its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytile.attention.scores import scores_of
 from polytile.schedule.canonical import TensorArg
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "pt::f16", torch.bool: "pt::bool8"}
-"""Elements in memory."""
+"""C++ element types in memory."""
 
 CONSTANTS = """\
 typedef {storage} S;                               // q, k, v and out in memory
@@ -143,8 +143,8 @@ static inline Floats changed(const Call&, Floats x, At, long, long) { return x; 
 STORE_LSE = "static inline void store_lse(const Call& c, long place, float value) { c.lse[place] = value; }\n"
 NO_LSE = "static inline void store_lse(const Call&, long, float) {}\n"
 
-# A row's weights are 2^(exponent - base). Where scores are FOLDED, exponents and the base are products times `unit`; else a
-# row's base is its largest score, since a score times LOG2E might be infinite where the score is not.
+# A row's weights are 2^(exponent - base). If scores are FOLDED, exponents and base are products times `unit`. Otherwise the
+# base is the row's maximum score, since a finite score times LOG2E might be infinite.
 WEIGHTS = """\
 struct Row { float base, total; };
 
@@ -229,7 +229,7 @@ def comment(problem: AttentionProblem) -> str:
 
 
 def constants(problem: AttentionProblem, lanes: int) -> str:
-    """The numbers and types that say what is computed."""
+    """The constants and types of a problem's kernel."""
     bias = problem.bias
     boolean = bias is not None and bias.dtype == torch.bool
     infinite = bias is not None and bias.fill == -float("inf")
@@ -247,7 +247,7 @@ def constants(problem: AttentionProblem, lanes: int) -> str:
 
 
 def call(problem: AttentionProblem) -> str:
-    """The struct Call: the arguments under their names, and what follows from them."""
+    """The struct Call: the arguments under their names, and values derived from them."""
     pointers = "".join(
         f"  {'const ' if t.role == 'in' else ''}{_element(t)}* {t.name};\n"
         for t in problem.tensors
@@ -281,7 +281,7 @@ def _lse_place(problem: AttentionProblem) -> str:
 
 
 def _layout(problem: AttentionProblem) -> str:
-    """Where keys lie, and what of a call is a sequence's own."""
+    """The addresses of keys, and the parts of a call that differ between sequences."""
     layout = problem.layout
     if layout is None:
         return ROWS + ALIKE
@@ -315,7 +315,7 @@ def _layout(problem: AttentionProblem) -> str:
 
 
 def entry(problem: AttentionProblem, name: str) -> str:
-    """The exported function; `run` does the work of a Call."""
+    """The exported function; `run` executes a Call."""
     pointers = (
         f"({'const ' if t.role == 'in' else ''}{_element(t)}*)ptrs[{k}]"
         for k, t in enumerate(problem.tensors)
@@ -350,5 +350,5 @@ def _flag(value: bool) -> str:
 
 
 def _number(value: float) -> str:
-    """A finite or infinite number as a float literal."""
+    """A number as a float literal, including infinities."""
     return f"float({value!r})" if abs(value) != float("inf") else f"{'-' if value < 0 else ''}__builtin_inff()"

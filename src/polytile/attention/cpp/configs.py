@@ -1,9 +1,10 @@
-"""Which configs an attention is tried with on a CPU, and what they are called.
+"""The configs to try for an attention on a CPU, and their names.
 
-    flash   blocks of `rows` by `keys`, in register tiles of `mr` rows by `nv` vectors
-    split   blocks of `keys`, dot products of `mr` rows with `columns` keys, tiles of `mr` rows by `nv` vectors
+    flash   tiles of `rows` by `keys`, in register tiles of `mr` rows by `nv` vectors
+    split   blocks of `keys`, dot products of `mr` rows with `columns` keys, register tiles of `mr` rows by `nv` vectors
 
-`pairs`: bfloat16 stays bfloat16, two to a lane, and so do the weights of `flash`; else operands are widened to float32.
+With `pairs`, bfloat16 operands stay bfloat16, two per lane, and so do the weights of `flash`; otherwise operands are widened to
+float32.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from polytile.problem import Config
 from polytile.runtime import cpu
 
 FEW_ROWS = 32
-"""Rows of a head of k, those of all its heads of q together, up to which keys are read in place."""
+"""Keys are read in place up to this many rows per key head, over all its query heads."""
 
 FLASH: dict[int, tuple[dict[str, Any], ...]] = {
     16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
     8: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
     4: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
 }
-"""By the floats of a vector: with 32 registers of 64 bytes 24 sums, with 16 of fewer 12."""
+"""By floats per vector: 24 vector accumulators with 32 registers of 64 bytes, 12 with 16 registers."""
 SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
     16: ({"keys": 128, "mr": 6, "nv": 4, "columns": 4},),
     8: ({"keys": 128, "mr": 2, "nv": 4, "columns": 4},),
@@ -44,12 +45,12 @@ def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
 
 
 def multiplies_pairs() -> bool:
-    """Whether this CPU multiplies pairs of bfloat16."""
+    """Whether this CPU has instructions that multiply pairs of bfloat16."""
     return "avx512_bf16" in cpu.cpu().flags
 
 
 def valid(config: Config, size: Mapping[str, int]) -> bool:
-    """Whether `config` is worth trying at these sizes. It is right at all of them."""
+    """Whether `config` is worth trying at these sizes. It is correct at all of them."""
     return not schedule_of(config).shares_keys or size["Mq"] * (size["Hq"] // max(1, size["Hkv"])) <= FEW_ROWS
 
 

@@ -1,14 +1,14 @@
-"""The flash kernel: blocks of rows against blocks of keys, whose scores stay in the second-level cache.
+"""The flash kernel: tiles of rows against blocks of keys, whose scores stay in the L2 cache.
 
-A unit of work is a run of rows of one item (a head of k; the heads of q that share it lie one after another). Its thread copies
-each block of keys and values once, for all of these rows, and goes through blocks of rows:
+A unit of work is a run of rows of one item, a key head with its query heads one after another. Its thread packs each block of
+keys and values once for all of these rows, and loops over tiles of rows:
 
     scores[rows, keys]  = queries · panels of keys           register tiles, MR rows by NV vectors
     weights, base       = online softmax of each row
     sums[rows, :]       = sums · factor + weights · panels of values
 
-Blocks of keys that no row of a unit sees are never read, and products stop at the last key that a row of the block sees. Units
-are taken from a counter, those with most keys first.
+Blocks of keys to which no row of a unit attends are never read, and products stop at the last key to which a row of the tile
+attends. Threads take units from a shared counter, those with the most keys first.
 """
 
 from __future__ import annotations

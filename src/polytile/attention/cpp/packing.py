@@ -1,7 +1,7 @@
-"""How queries, keys and values are copied to where the products read them: as float32, or as bfloat16 in pairs of k.
+"""Copies queries, keys and values to the layout that the products read: as float32, or as bfloat16 in pairs of k.
 
-A lane holds one element, or a pair of them: of neighbours along d for queries and keys, of one column of neighbouring rows for
-values. STEP is how many. Keys lie as panels [steps of d][NR keys], values as panels [steps of keys][up to NR columns].
+A lane holds one element, or a pair: neighbours along d for queries and keys, one column of neighbouring rows for values. STEP is
+the number of elements per lane. Keys are panels [steps of d][NR keys], values are panels [steps of keys][up to NR columns].
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Scores that a problem has an expression for: how a vector of products becomes scores, and which keys rows see.
+"""C++ for scores that are expressions: how a vector of products becomes scores, and which keys rows attend to.
 
-    changed(c, x, at, j, n)     the scores of n scaled products x, before any mask
-    shown(c, x, at, j, n)       the same values, -inf where the mask hides a key
-    span(c, item, r0, r1)       the keys that rows [r0, r1) may see and those that all of them see, from the mask's expression
+changed(c, x, at, j, n)     the scores of n scaled products x, before any mask shown(c, x, at, j, n)       the same values, with
+-inf where the mask hides a key span(c, item, r0, r1)       the keys to which some of the rows [r0, r1) attend and those to which
+all do, from the mask's expression
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ static inline Span span(const Call& c, long item, long r0, long r1) {
 
 
 def functions(problem: AttentionProblem, lanes: int) -> str:
-    """Text that defines pt::changed, pt::shown and pt::bounds, before the namespace of the kernel."""
+    """Text that defines pt::changed, pt::shown and pt::bounds, to precede the kernel's namespace."""
     return _Functions(problem, lanes).text()
 
 
 def flags(problem: AttentionProblem) -> str:
-    """Constants that `CALLS` needs."""
+    """The constants that `CALLS` needs."""
     scores = scores_of(problem)
     by_head = scores.mask is not None and HEAD in expr.free_symbols(scores.mask)
     return f"constexpr bool MASKED = {str(scores.mask is not None).lower()}, BY_HEAD = {str(by_head).lower()};\n"
@@ -107,7 +107,8 @@ class _Functions:
         self._function(out, f"template <class Tail> static inline {kind} {name}({own}) {{", [*scope.lines, f"return {result};"])
 
     def _of_block(self, out: Writer) -> None:
-        """A function that writes where the keys that queries from `first` to `last` may see, and those that all see, end."""
+        """A function that writes the ends of the keys to which queries from `first` to `last` may attend, and of those to which
+        all do."""
         body, scope = self._body(), Scope(leave="return;")
         mask = self.scores.mask
         bounds = WHOLE if mask is None else Analysis(_opaque(body, scope)).bounds(mask)
@@ -117,7 +118,7 @@ class _Functions:
         self._function(out, f"static inline void bounds({GIVEN}, {places}, long* keys) {{", lines)
 
     def _function(self, out: Writer, head: str, lines: list[str]) -> None:
-        """A function with those of the kernel's arguments that its lines name."""
+        """A function with those of the kernel's arguments that its lines use."""
         named = set(re.findall(r"\w+", "\n".join(lines)))
         given = [line for line in arguments(self.kernel) if re.split(r"\W+", line.split(" = ")[0])[-1] in named]
         out.open(head)
@@ -126,14 +127,14 @@ class _Functions:
 
 
 def _ends(bounds: Bounds) -> tuple[sympy.Expr | None, ...]:
-    """Where the keys that some query sees begin and end, and those that every query sees; None: at the first and the last key.
-    Where nothing is known of the latter they end before they begin."""
+    """Where the keys to which some query attends begin and end, and those to which every query does; None means at the first and
+    the last key. If nothing is known about the latter, the range is empty."""
     every = bounds.all if bounds.all is not None else Interval(high=sizes.ZERO)
     return bounds.some.low, bounds.some.high, every.low, every.high
 
 
 def _opaque(body: Body, scope: Scope) -> Callable[[Node], Range | None]:
-    """What is looked up once for a block of rows: integers that differ from row to row are not."""
+    """Values that are looked up once per block of rows; integers that differ between rows are not."""
 
     def of(node: Node) -> Range | None:
         if {QUERY, KEY} & expr.free_symbols(node):

@@ -1,13 +1,13 @@
-"""The split kernel, for few rows and many keys: keys and values are read once, where they lie, by all threads.
+"""The split kernel, for few rows and many keys: all threads read keys and values once, in place.
 
-A unit of work is a part of the keys of one item (a head of k, with the rows of all heads of q that share it). Scores are dot
-products along d, values are weighted by register tiles that read their rows in place:
+A unit of work is a part of the keys of one item (a key head, with the rows of all query heads that share it). Scores are dot
+products along d; values are weighted by register tiles that read their rows in place:
 
     scores[rows, keys]  = queries · keysᵀ                    dot products, MR rows by COLUMNS keys
     weights, base       = online softmax of each row
     sums[rows, :]       = sums · factor + weights · values   register tiles, MR rows by NV vectors
 
-Where there are too few items for the threads an item has several parts. What these leave is combined in the order of the keys.
+If there are too few items for the threads, an item has several parts, whose results are combined in the order of the keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCKS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, KEYS = {keys}, COLUMNS = {columns}, STRIDE = KEYS + L;
 """
 
-# A vector of a row along d: one element a lane, or a pair of them.
+# A vector of a row along d: one element per lane, or a pair.
 SINGLES = """\
 typedef T PA;
 constexpr long W = L;

@@ -1,4 +1,4 @@
-"""Products of a few rows and a panel, by the register tiles of products (matmul/cpp/register_tile.py)."""
+"""Products of a few rows and a panel, with the register tiles of matmul (matmul/cpp/register_tile.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ static inline void multiply(const PA* a, long a_m, long rows, const PB* b, long 
 
 
 def tiles(mr: int, nv: int) -> str:
-    """The tiles of up to `mr` rows and of 1, 2, ... `nv` vectors, a power of two, and `multiply`, which takes any number of rows
-    and vectors."""
+    """The tiles of up to `mr` rows and of 1, 2, 4, … `nv` vectors (a power of two), and `multiply`, which takes any number of
+    rows and vectors."""
     rows, widths = range(1, mr + 1), [1 << k for k in range(nv.bit_length())]
     text = "struct Next {};\n"
     text += "".join(Tile(m, n, "rows", 1).function() for n in widths for m in rows)

@@ -1,4 +1,4 @@
-"""The derivative of attention: two launches, without atomic sums, so that equal calls give equal bits.
+"""The backward pass of attention: two launches without atomics, so that equal calls give bitwise equal results.
 
     launch 0   program (head of q, block of rows):   delta = Σ_d grad·out, to scratch
                    for each block of keys that they see:    p = exp(s - lse);  ds = p·(grad·vᵀ - delta);  dq += ds·k
@@ -6,10 +6,10 @@
                    for each head of q that shares it, for each block of rows that see them:
                        p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
 
-A row that sees no key has an lse of -inf and no gradient.
+A row that attends to no key has an lse of -inf and no gradient.
 
-Legal where the forward kernel has left lse. Costs seven products of blocks where the attention has two: scores are computed again
-in both launches. FlashAttention-2 computes them once and adds dq by atomics.
+Legal where the forward kernel has stored lse. Costs seven tile products where the forward pass has two, as both launches
+recompute the scores. FlashAttention-2 computes them once and accumulates dq by atomics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polytile.schedule.facts import Facts
 
 
 def backward(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Both launches, and the scratch memory for delta, one number a row."""
+    """Both launches, and scratch memory for delta, one number per row."""
     first = Unit(problem, config, facts, chip)
     launches = _of_queries(first), _of_keys(Unit(problem, config, facts, chip))
     return TritonKernel(launches, (Scratch(torch.float32, first.heads * first.row_count),))
@@ -88,7 +88,7 @@ def _of_keys(unit: Unit) -> Launch:
 
 
 def _first_row(unit: Unit) -> str:
-    """The start of the first block of rows that see keys from j on."""
+    """The start of the first tile of rows that attend to keys from j on."""
     shift = f"{unit.number('Mq')} - {unit.number('Mkv')}"
     if unit.problem.window is not None and unit.problem.window[1] >= 0:
         return f"tl.maximum(j + {shift} - {unit.problem.window[1]}, 0) // BLOCK_M * BLOCK_M"
@@ -102,7 +102,7 @@ def _first_row(unit: Unit) -> str:
 
 
 def _last_row(unit: Unit) -> str:
-    """The end of the rows that see keys before j + BLOCK_N, of a sequence that has keys from j on."""
+    """The end of the rows that attend to keys before j + BLOCK_N; 0 if the sequence has no keys from j on."""
     rows, keys = unit.number("Mq"), unit.number("Mkv")
     end = rows
     if unit.problem.window is not None and unit.problem.window[0] >= 0:
@@ -111,7 +111,7 @@ def _last_row(unit: Unit) -> str:
 
 
 def _rows(unit: Unit) -> None:
-    """Lines that load a block's rows of q and of the gradient, and the logarithms of their sums in units of log 2."""
+    """Emit loads of a tile's rows of q and of the gradient, and of their log-sum-exps in base 2."""
     unit.queries("q", "D", "q_block")
     unit.queries("grad", "Dv", "grad_block")
     unit.out.line(f"saved_at = {unit.base('saved', 'p1')} + row * {unit.number('saved_stride_m')}")
@@ -120,13 +120,15 @@ def _rows(unit: Unit) -> None:
 
 
 def _row(unit: Unit) -> str:
-    """The rows' numbers among those of all heads."""
+    """The indices of the rows among those of all heads."""
     return f"(p0.to(tl.int64) * {unit.number('Hq')} + p1) * {unit.most('Mq')} + row"
 
 
 def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
-    """Lines for the weights `p` of a block of rows and keys, and the gradient `ds` of its products. `once`: rows that overhang
-    repeat none, as what they add is not dropped by a store."""
+    """Emit the softmax weights `p` of a tile of scores, and the gradient `ds` of its products.
+
+    With `once`, rows past the end are masked: they repeat the last row, and here no masked store drops what they add.
+    """
     line = unit.out.line
     line(f"s = {unit.dot('q_block', 'k_block.T')}")
     unit.out.extend(unit.score_lines(masked))
@@ -137,7 +139,7 @@ def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
 
 
 def _store(unit: Unit, name: str, size: str, value: str, head: str, places: str, mask: str) -> None:
-    """Lines that store a block's rows of a gradient."""
+    """Emit the store of a tile's rows of a gradient."""
     along = f"tl.arange(0, {'BLOCK_D' if size == 'D' else 'BLOCK_DV'})[None, :]"
     stride = unit.number(f"{name}_stride_{'m' if name == 'dq' else 'n'}")
     masks = " & ".join([mask, *unit.head_mask(size, along)])

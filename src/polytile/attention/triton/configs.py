@@ -1,10 +1,10 @@
-"""Which configs an attention is tried with: a short list for each type, by the head size that blocks hold, and where each pays.
+"""The configs to try for an attention: a short list per dtype and head size, and where each is worthwhile.
 
-    flash   m × n blocks of rows by keys; `packed`: the rows of all heads of q that share a head of k
-    split   the same, always packed, with the keys shared by as many programs as `waves` rounds of the multiprocessors take
-    backward   the derivative, m × n blocks in both of its launches
+    flash   m × n tiles of rows by keys; with `packed`, the rows are those of all query heads that share a key head
+    split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
+    backward   the backward pass, with m × n tiles in both of its launches
 
-The lists hold what came within 5 % of the best in some cell on an H200, and what small or few rows need.
+The lists hold configs that came within 5 % of the best in some benchmark cell on an H200, and those that small or few rows need.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ HALF: dict[int, tuple[Row, ...]] = {
     256: ((128, 64, 2, 8), (128, 32, 3, 8), (64, 32, 3, 4), (16, 64, 2, 4)),
     512: ((64, 32, 2, 8), (64, 16, 2, 8), (16, 32, 2, 4)),
 }  # fmt: skip
-"""By the block that holds a head, up to 64 for the first row, of 16-bit types."""
+"""Tiles for 16-bit dtypes, by the padded head size; the first entry serves all heads up to 64."""
 SINGLE: dict[int, tuple[Row, ...]] = {
     64: ((128, 64, 2, 8), (64, 64, 2, 4), (32, 32, 3, 4), (16, 64, 3, 4)),
     128: ((128, 32, 2, 8), (32, 32, 3, 4), (16, 32, 3, 4)),
     256: ((16, 32, 2, 4), (32, 32, 2, 4)),
 }  # fmt: skip
-"""The same of float32. Larger heads would not fit in registers."""
+"""Tiles for float32. Larger heads would not fit in registers."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
     2: {64: ((16, 128, 3, 4), (64, 64, 3, 4)), 128: ((16, 128, 3, 4), (16, 64, 3, 4), (64, 64, 3, 4)),
         256: ((16, 64, 2, 4), (16, 64, 3, 4)), 512: ((16, 32, 2, 4),)},
     4: {64: ((16, 64, 3, 4), (16, 32, 4, 4)), 128: ((16, 32, 3, 4),), 256: ((16, 32, 2, 4),)},
 }  # fmt: skip
-"""Blocks of split keys: bytes of an element → head size → rows."""
+"""Tiles for split keys: element size in bytes → padded head size → tiles."""
 BACKWARD: dict[int, dict[int, tuple[Row, ...]]] = {
     2: {64: ((64, 64, 2, 4), (128, 64, 2, 8), (64, 128, 2, 8), (16, 64, 2, 4)),
         128: ((64, 64, 2, 8), (64, 64, 1, 4), (32, 64, 2, 4), (16, 64, 2, 4)),
         256: ((64, 32, 1, 8), (32, 32, 1, 4), (16, 32, 1, 4))},
     4: {64: ((64, 32, 1, 8), (32, 32, 2, 4), (16, 32, 1, 4)), 128: ((32, 32, 1, 8), (16, 32, 1, 4))},
 }  # fmt: skip
-"""Blocks of the derivative, likewise. They are what fits, and have not been measured."""
+"""Tiles for the backward pass, in the same form. They fit in memory but have not been measured."""
 WAVES = (1, 2, 4)
 FEW_ROWS = 256
-"""Rows of a head of k, those of all its heads of q together, up to which its keys are split."""
+"""Keys are split only if a key head has at most this many rows, over all its query heads."""
 PACKED_UP_TO = 128
-"""Rows of q up to which packing is tried: above, plain blocks are full enough."""
+"""Packing is tried up to this many query rows; above, plain tiles are full enough."""
 SMALL, GROUP = 16, 64
-"""Rows of the smallest block, and those that a group of Hopper's warps multiplies at once."""
+"""Rows of the smallest tile, and of a warpgroup's matrix instruction on Hopper."""
 
 
 def shared_bytes(row: Row, head: int, itemsize: int) -> int:
-    """Bytes of shared memory of a program: the block of q, and the blocks of k and v under way."""
+    """Shared memory of a program in bytes: the tile of q, and the tiles of k and v in flight."""
     m, n, stages, _ = row
     return (m + 2 * stages * n) * head * itemsize
 
 
 def backward_shared_bytes(row: Row, head: int, itemsize: int) -> int:
-    """The same of a program of the derivative: two blocks that stay, two under way, weights and their gradient."""
+    """Shared memory of a backward program in bytes: two resident tiles, two in flight, the softmax weights and their gradient."""
     m, n, stages, _ = row
     return (2 * (max(m, n) + stages * max(m, n)) * head + 2 * m * n) * itemsize
 
@@ -96,24 +96,25 @@ def _backward_space(itemsize: int, shared: int) -> tuple[Config, ...]:
 
 
 def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
-    """Every config in canonical order, for heads of all sizes: plain blocks, packed ones, split keys; or the derivative's."""
+    """Every config in canonical order, for all head sizes: plain tiles, packed tiles and split keys, or those of the backward
+    pass."""
     if problem.backward:
         return _backward_space(problem.dtype.itemsize, device.shared_per_block)
     return _space(problem.dtype.itemsize, device.shared_per_block)
 
 
 def head_block(size: Mapping[str, int]) -> int:
-    """The head size by which rows are listed."""
+    """The padded head size under which tiles are listed."""
     return max(64, padded(size["D"]), padded(size["Dv"]))
 
 
 def row_of(config: Config) -> Row:
-    """The numbers of a config's blocks."""
+    """The tile, stages and warps of a config."""
     return int(config["m"]), int(config["n"]), int(config["stages"]), int(config["warps"])
 
 
 def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) -> bool:
-    """Whether `config` is worth trying at these sizes. Every config is right at all of them, where a block holds a head."""
+    """Whether `config` is worth trying at these sizes. Every config is correct at all sizes for which a tile holds a head."""
     head, queries, itemsize = head_block(size), size["Mq"], problem.dtype.itemsize
     row, schedule = row_of(config), schedule_of(config)
     if row not in _rows(schedule, itemsize).get(head, ()):
@@ -130,8 +131,11 @@ def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) ->
 
 
 def _fits(block: int, rows: int, itemsize: int) -> bool:
-    """Whether a block is no larger than the next power of two of the rows, or than a group of warps takes; and, of 16-bit types,
-    no smaller than that where there are rows enough."""
+    """Whether a tile suits the number of rows.
+
+    It must not exceed the next power of two of the rows, or the rows of a warpgroup. For 16-bit dtypes it must not be smaller
+    than a warpgroup's if there are enough rows.
+    """
     if block <= SMALL:
         return itemsize > 2 or rows <= 2 * SMALL
     return rows > SMALL and block <= max(GROUP, 1 << (rows - 1).bit_length())
@@ -139,8 +143,8 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 
 @cache
 def label(config: Config) -> str:
-    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
-    "backward 64x64 s2 w4"."""
+    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves", "backward
+    64x64 s2 w4"."""
     packed = " packed" if config.get("packed") and not schedule_of(config).shares_keys else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")

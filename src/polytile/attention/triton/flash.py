@@ -1,15 +1,15 @@
-"""The flash schedule: each program has a block of rows and loops over the keys that they see.
+"""The flash schedule: each program has a tile of rows and loops over the keys that they attend to.
 
     for each head, for each block of rows:
         high, total, acc = -inf, 0, 0
         for each block of keys:   s = q·kᵀ;  p = 2^(s - max(high, s));  total, acc = total·α + Σp, acc·α + p·v
         out = acc / total
 
-Blocks are handed out so that those of as many heads as leave their keys and values in the L2 cache are under way together, those
-that see most keys first where rows differ in that.
+Programs are ordered so that those running together belong to as many heads as fit their keys and values in the L2 cache. If rows
+attend to different numbers of keys, those with the most keys come first.
 
-Legal for heads that a block holds. Moves q and out once, keys and values once for each block of rows, mostly from the L2 cache;
-no scores reach memory. FlashAttention-2. CUTLASS: fused multi-head attention. Triton: its fused attention tutorial.
+Legal for heads that fit in a tile. Moves q and out once, and keys and values once per tile of rows, mostly from the L2 cache. No
+scores reach memory. Elsewhere: FlashAttention-2; CUTLASS: fused multi-head attention; Triton: the fused attention tutorial.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 CACHED = 16 << 20
-"""Bytes of keys and values that programs which run together share."""
+"""Bytes of keys and values that concurrent programs share in the L2 cache."""
 
 
 def flash(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """One launch, one program for each block of rows."""
+    """One launch, with one program per tile of rows."""
     unit = Unit(problem, config, facts, chip)
     order(unit)
     unit.queries("q", "D", "q_block")
@@ -37,7 +37,7 @@ def flash(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -
 
 
 def order(unit: Unit) -> None:
-    """Lines that say which block of which head the program has."""
+    """Emit the code that maps a program to its tile and head."""
     line, values = unit.out.line, unit.facts.values
     line(f"tiles = {unit.index(row_blocks(unit))}")
     line("number = tl.program_id(0)")
@@ -54,7 +54,7 @@ def order(unit: Unit) -> None:
 
 
 def finish(unit: Unit) -> None:
-    """Lines that store what the loop has left."""
+    """Emit the code that stores the results of the loop."""
     line, problem = unit.out.line, unit.problem
     if problem.lse:
         line(f"tl.store({lse_at(unit)}, {unit.logarithm}, mask=inside)")
@@ -64,7 +64,7 @@ def finish(unit: Unit) -> None:
 
 
 def lse_at(unit: Unit) -> str:
-    """The addresses of the rows' logarithms."""
+    """The addresses of the rows' log-sum-exps."""
     head, query = ("tl.ravel(p1)", "tl.ravel(p2)") if unit.packed else ("p1", "tl.ravel(p2)")
     if unit.layout.own_rows:
         return f"lse + {head}.to(tl.int64) * {unit.number('Tq')} + first_row + {query}"
@@ -72,7 +72,7 @@ def lse_at(unit: Unit) -> str:
 
 
 def store(unit: Unit, value: str, along: str) -> None:
-    """Lines that store the block's rows of `value` in out, in the columns `along`."""
+    """Emit the code that stores the tile's rows of `value` in out, in the columns `along`."""
     masks = " & ".join(["inside[:, None]", *unit.head_mask("Dv", along)])
     unit.out.line(f"out_at = {unit.base('out', 'p1')} + p2 * {unit.number('out_stride_m')} + {along}")
     unit.out.line(f"tl.store(out_at, {value}.to(out.dtype.element_ty), mask={masks})")

@@ -1,4 +1,4 @@
-"""Whole Triton kernels for attention: the launches that a config names, under the facts of a regime."""
+"""Generates whole Triton kernels for attention: the launches of a config under the facts of a regime."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKer
 
 
 def generate(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """The launches of `problem` under `config`, right wherever `facts` hold. Raises LoweringError where the facts lack the heads'
-    numbers and sizes, or some operation or type has no Triton form."""
+    """The launches of `problem` under `config`, correct wherever `facts` hold.
+
+    Raises
+    ------
+    LoweringError
+        If the facts lack the number or size of heads, or an operation or dtype has no Triton form.
+    """
     return SCHEDULES[str(config["variant"])](problem, config, facts, chip)

@@ -1,14 +1,14 @@
-"""The split schedule, for few rows and many keys: `parts` programs share the keys of a block of rows, and a second launch
-combines what they leave in a fixed order, so that equal calls give equal bits.
+"""The split schedule, for few rows and many keys: `parts` programs share the keys of a tile of rows, and a second launch combines
+their partial results in a fixed order, so that equal calls give bitwise equal results.
 
     launch 0   program (block of rows, part): as flash over its share of the keys; acc / total and log2 of the weights to scratch
     launch 1   program (row, columns of v): out = Σ 2^(log - max log) · acc  /  Σ 2^(log - max log)
 
-The number of parts follows from the sizes of the call (`parts`): as many as the multiprocessors take at the same time, `waves`
-times over, but each with a whole block of keys at least.
+`parts` follows from the sizes of the call: enough programs to fill the multiprocessors `waves` times, but at least one tile of
+keys per program.
 
-Legal as flash. Moves keys and values once; costs a launch, and rows × parts of sums written and read. Flash-Decoding. FlashInfer:
-split-KV with a merge of states.
+Legal where flash is. Moves keys and values once. Costs a launch, and rows × parts partial sums written and read. Elsewhere:
+Flash-Decoding; FlashInfer: split-KV with a merge of states.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 MOST = 256
-"""Parts at most."""
+"""Maximum number of parts."""
 COMBINE_WARPS, STEP, COLUMNS = 4, 32, 64
-"""Of the second launch: warps of a program, parts that it takes at once, and columns of v at most."""
+"""For the second launch: warps per program, parts per iteration, and the maximum number of columns of v."""
 
 
 def parts(unit: Unit) -> sympy.Expr:
-    """How many programs share the keys of a block of rows."""
+    """The number of programs that share the keys of a tile of rows."""
     places = unit.chip.sms * int(unit.config["waves"])
     programs = sympy.Max(sizes.ONE, row_blocks(unit) * unit.heads)
     shares = FloorDiv(symbol("Mkv"), sympy.Integer(unit.constants["BLOCK_N"]))
@@ -42,7 +42,7 @@ def parts(unit: Unit) -> sympy.Expr:
 
 
 def split(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Two launches, and what the first leaves for the second: values and logarithms of each row and part."""
+    """Two launches, and the scratch memory between them: values and log-sums of each row and part."""
     unit = Unit(problem, config, facts, chip)
     count, rows = parts(unit), unit.heads * unit.row_count
     launches = _shares(unit, count), _combine(Unit(problem, config, facts, chip), count)
@@ -70,7 +70,7 @@ def _shares(unit: Unit, count: sympy.Expr) -> Launch:
 
 
 def _combine(unit: Unit, count: sympy.Expr) -> Launch:
-    """One program for each row and COLUMNS of v."""
+    """One program per row and COLUMNS columns of v."""
     line = unit.out.line
     block, rows = unit.constants["BLOCK_DV"], unit.heads * unit.row_count
     columns = min(COLUMNS, block)

@@ -1,11 +1,11 @@
-"""One launch of attention in the making: where its program's block lies, what it loads, how scores are computed and weighted.
+"""One attention launch under construction: where its program's tile is, what it loads, how scores are computed and weighted.
 
-A block has BLOCK_M rows, each a query of one head. Plain, they are queries of one head of q; `packed`, they are all heads of q
-that share a head of k, query by query, so that few queries fill a block. Rows that overhang repeat the last one and are never
-stored.
+A tile has BLOCK_M rows, each a query of one head. In a plain tile they are queries of one query head. In a `packed` tile they are
+those of all query heads that share a key head, query by query, so that few queries fill a tile. Rows past the end repeat the last
+row and are never stored.
 
-Of sequences with rows or keys of their own (attention/layout.py), `own_rows` and `own_keys` stand for Mq and Mkv inside a
-program; what is the same for all of them, such as the grid, counts with the longest.
+For sequences of varying length (attention/layout.py), `own_rows` and `own_keys` replace Mq and Mkv inside a program. What all
+programs share, such as the grid, uses the longest sequence.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from polytile.schedule.nest import Form, Nest
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 SMALLEST = 16
-"""Of tensor cores' steps: heads of fewer elements are padded with zeros."""
+"""Minimum size of a tensor core step: smaller heads are padded with zeros."""
 KNOWN = ("D", "Dv", "Hq", "Hkv")
-"""Sizes that generated text needs to know."""
+"""Sizes that must be known when text is generated."""
 
 
 def padded(head: int) -> int:
-    """The block that holds a head of so many elements."""
+    """The tile size that holds a head of this many elements."""
     return max(SMALLEST, 1 << (head - 1).bit_length()) if head else SMALLEST
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run of blocks of keys, from `first` to `last`: whether blocks may overhang or hide keys from queries."""
+    """A run of key tiles from `first` to `last`. `masked`: tiles may reach past the end, or hide keys from queries."""
 
     first: str
     last: str
@@ -57,7 +57,7 @@ class Part:
 
 
 class Unit:
-    """One launch: `out` collects the lines of its function. Raises LoweringError where the facts lack one of KNOWN."""
+    """One launch; `out` collects the lines of its function. Raises LoweringError if the facts lack one of KNOWN."""
 
     def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:
         if missing := [name for name in KNOWN if name not in facts.values]:
@@ -83,7 +83,7 @@ class Unit:
         }
         self.scores = self._own_lengths(narrowed(scores_of(problem)))
         of_rows = self._axes(HEAD, QUERY) if self.packed else self._axes(QUERY)
-        self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: none of its points lies outside
+        self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: no point is out of bounds
         self.keys = Dim("BLOCK_N", self._axes(KEY), self.constants["BLOCK_N"])
         self.tiles = {masked: self._tile(not masked) for masked in (True, False)}
         self.body = Body(self.scores.kernel, self.tiles[True], facts)
@@ -91,7 +91,7 @@ class Unit:
         self.body.overrides[id(SCORE)] = lambda scope: f"s * {self.scale!r}" if self.scale != 1 else "s"
 
     def _own_lengths(self, scores: Scores) -> Scores:
-        """Scores with the lengths of the sequence that a program has."""
+        """Scores in terms of the lengths of the program's own sequence."""
         if not self.own:
             return scores
         parts = [
@@ -105,7 +105,7 @@ class Unit:
         return tuple(axes[symbol] for symbol in symbols)
 
     def _tile(self, whole: bool) -> Tile:
-        """Of the block of scores. Rows are never masked: those that overhang repeat the last one."""
+        """The tile of scores. Rows are never masked: those past the end repeat the last row."""
         loop = self.scores.kernel.loop
         outer = tuple(Dim(f"P{k}", (axis,), 1) for k, axis in enumerate(loop.axes[:2]) if axis not in self.rows.axes)
         nest = Nest(loop, Form.POINTWISE, loop.axes[3], loop.axes[:3], ())
@@ -114,12 +114,13 @@ class Unit:
     # places ------------------------------------------------------------------------------------------------------------
 
     def number(self, name: str) -> str:
-        """An integer argument as text: its value where the facts know it; of rows and keys those of the program's sequence."""
+        """An integer argument as text: its value if the facts know it. Numbers of rows and keys are those of the program's
+        sequence."""
         own = self.own.get(symbol(name))
         return str(own) if own is not None else self.most(name)
 
     def most(self, name: str) -> str:
-        """The same, of rows and keys those of the longest sequence."""
+        """The same, with the rows and keys of the longest sequence."""
         return str(self.facts.values.get(name, name))
 
     def wide(self, value: str) -> str:
@@ -127,20 +128,20 @@ class Unit:
 
     @property
     def row_count(self) -> sympy.Expr:
-        """Rows of a head: of q where they are plain, of k where they are packed."""
+        """Rows of a head: of a query head in plain tiles, of a key head in packed ones."""
         return symbol("Mq") * self.group if self.packed else symbol("Mq")
 
     @property
     def heads(self) -> sympy.Expr:
-        """Heads of which each has its own blocks of rows."""
+        """Number of heads with their own tiles of rows."""
         return symbol("B") * (symbol("Hkv") if self.packed else symbol("Hq"))
 
     def index(self, e: sympy.Expr) -> str:
         return self.body.index(e)
 
     def place(self, tile: str, head: str) -> None:
-        """Lines for the block `tile` of the head number `head`: `p0` to `p2`, `kv` (the head of k and v), `rows` and the block's
-        `first` and `last` query."""
+        """Emit the position of tile number `tile` of head number `head`: `p0` to `p2`, `kv` (the key head), `rows`, and the
+        tile's `first` and `last` query."""
         line, count = self.out.line, self.index(self.row_count.xreplace(self.own))
         own = self.number("Hkv" if self.packed else "Hq")
         line(f"p0 = {self.wide(f'({head}) // {own}')}")
@@ -167,7 +168,7 @@ class Unit:
         line(f"last = ({ends}) // {self.group}")
 
     def sequence(self) -> None:
-        """Lines for where the rows and keys of sequence `p0` begin and how many there are."""
+        """Emit the starts and lengths of the rows and keys of sequence `p0`."""
         line, layout = self.out.line, self.layout
         for name, begin, count in (("q_starts", "first_row", "own_rows"), ("k_starts", "first_key", "own_keys")):
             if getattr(layout, name) is not None:
@@ -186,7 +187,7 @@ class Unit:
 
     @property
     def _room(self) -> str:
-        """How many keys a sequence has place for."""
+        """The number of keys that a sequence has memory for."""
         return f"{self.number('Slots')} * {self.number('Page')}" if self.layout.table is not None else self.most("Mkv")
 
     def base(self, name: str, head: str) -> str:
@@ -200,12 +201,12 @@ class Unit:
         return text + f" + {head}.to(tl.int64) * {self.number(f'{name}_stride_h')}"
 
     def along_head(self, name: str, position: str) -> str:
-        """How far elements at `position` along a head of a tensor are from its start."""
+        """The offset of elements at `position` along a head of a tensor."""
         dense = name not in ("q", "k", "v") or self.problem.dense["qkv".index(name)]
         return position if dense else f"{position} * {self.number(f'{name}_stride_d')}"
 
     def head_mask(self, size: str, position: str) -> list[str]:
-        """The condition that keeps a block inside heads that it overhangs."""
+        """The mask for the padding of a head; empty if the head fills the tile."""
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
         return [f"({position} < {self.facts.values[size]})"] if self.facts.values[size] < self.constants[block] else []
 
@@ -214,11 +215,11 @@ class Unit:
         return f"tl.load({pointer}" + (f", mask={joined}, other={zero})" if joined else ")")
 
     def rows_of(self, *masks: str) -> list[str]:
-        """The masks of loads of the block's rows: of a sequence that may have none these are not there."""
+        """The masks for loads of the tile's rows. An empty sequence has no row to repeat, so its rows are masked."""
         return [*(["inside[:, None]"] if self.layout.own_rows else []), *masks]
 
     def queries(self, name: str, size: str, variable: str) -> None:
-        """A line that loads the block's rows of q, or of what lies like it."""
+        """Emit a load of the tile's rows of q, or of a tensor with the same layout."""
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
         along = f"tl.arange(0, {block})[None, :]"
         stride = self.number(f"{name}_stride_m")
@@ -227,7 +228,7 @@ class Unit:
         self.out.line(f"{variable} = {self.load(pointer, self.rows_of(*self.head_mask(size, along)))}")
 
     def keys_at(self) -> None:
-        """Lines that point at the first block of keys and of values, each a head's rows."""
+        """Emit pointers to the first tile of keys and of values."""
         for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
             along = self.along_head(name, f"tl.arange(0, {size})[None, :]")
             rows = self.wide("tl.arange(0, BLOCK_N)") + f"[:, None] * {self.number(f'{name}_stride_n')} + "
@@ -235,7 +236,7 @@ class Unit:
             self.out.line(f"{name}_at = {self.base(name, 'kv')} + {rows}{along}")
 
     def pages(self, masked: bool) -> list[str]:
-        """Lines for the pages and the places inside them of the keys of the block that begins at j."""
+        """The pages, and the positions inside them, of the tile of keys that begins at j."""
         if self.layout.table is None:
             return []
         page, slots = self.facts.values.get("Page"), f"table + p0.to(tl.int64) * {self.number('table_stride_b')}"
@@ -250,7 +251,7 @@ class Unit:
         ]
 
     def key_block(self, name: str, size: str, masked: bool) -> str:
-        """The load of the block of keys or values that begins at j."""
+        """A load of the tile of keys or values that begins at j."""
         block = "BLOCK_D" if size == "D" else "BLOCK_DV"
         masks = self.head_mask(size, f"tl.arange(0, {block})[None, :]")
         if masked:
@@ -263,7 +264,7 @@ class Unit:
     # keys --------------------------------------------------------------------------------------------------------------
 
     def hoist(self) -> None:
-        """Lines for what scores and masks need that is the same for all keys."""
+        """Emit the loop-invariant parts of scores and masks."""
         for node in self.body.nest.nodes:
             if not isinstance(node, Const) and node is not SCORE and self.keys not in self.body.dims(node):
                 if not any(below is SCORE for below in expr.walk(node)):
@@ -275,14 +276,14 @@ class Unit:
         scope.lines.clear()
 
     def bounds(self) -> Bounds:
-        """Which keys the block's queries see; adds lines for what those bounds are made of."""
+        """Bounds of the keys that the tile's queries attend to. Emits the values that the bounds use."""
         mask = self.scores.mask
         bounds = WHOLE if mask is None else Analysis(self._opaque).bounds(mask)
         self.flush(self.scope)
         return bounds
 
     def _opaque(self, node: Node) -> Range:
-        """The least and the largest value over the block's rows of an integer that no expression describes."""
+        """Emit the minimum and maximum over the tile's rows of an integer that no expression describes."""
         name = self.body.emit(node, self.scope)
         if not self.body.dims(node):
             same = sympy.Symbol(name, integer=True)
@@ -294,8 +295,10 @@ class Unit:
         return Range(*symbols)
 
     def parts(self, bounds: Bounds, split: bool = False) -> list[Part]:
-        """Lines for the ends of up to three runs of blocks of keys: in the middle one every query sees every key. `split`: the
-        program has one share of all keys, those number `part` of `parts`."""
+        """Emit the ends of up to three runs of key tiles; in the middle run, every query attends to every key.
+
+        With `split`, the program processes only share number `part` of `parts` of the keys.
+        """
         line, keys = self.out.line, self.number("Mkv")
         some, every = bounds.some, bounds.all
         line(f"lo = {self._aligned_low(some)}")
@@ -325,16 +328,17 @@ class Unit:
 
     @property
     def folded(self) -> bool:
-        """Whether scores stay products until they are exponents: scale and the base of exponentials are one factor."""
+        """Whether scores stay raw products until they are exponentiated: the scale and the base of the exponential are one
+        factor."""
         return self.scores.score is None and self.scale > 0
 
     @property
     def may_hide(self) -> bool:
-        """Whether all scores of a row in a block may be -inf."""
+        """Whether all scores of a row in a tile may be -inf."""
         return not self.folded or self.scores.mask is not None
 
     def score_lines(self, masked: bool) -> list[str]:
-        """Lines that make of the products `s` scores, in units of `unit`: -inf where a query does not see a key."""
+        """Lines that turn the products `s` into scores in units of `unit`, with -inf for masked keys."""
         self.body.tile = self.tiles[masked]
         scope = self.scope.inner()
         lines, mask = scope.lines, self.scores.mask
@@ -355,18 +359,18 @@ class Unit:
 
     @property
     def unit(self) -> float:
-        """What scores are multiplied with to be exponents of 2."""
+        """The factor that turns scores into exponents of 2."""
         return LOG2E * (self.scale if self.folded else 1.0)
 
     def dot(self, a: str, b: str, acc: str = "") -> str:
-        """A product of blocks. float32 operands are split into three of TF32 unless they may be rounded."""
+        """A product of tiles. float32 operands use three TF32 products (3xTF32), unless they may be rounded to TF32."""
         options = ""
         if self.problem.dtype == torch.float32:
             options = f', input_precision="{"tf32" if self.problem.tf32 else "tf32x3"}"'
         return f"tl.dot({a}, {b}{', ' + acc if acc else ''}{options})"
 
     def step(self, masked: bool) -> list[str]:
-        """Lines of one turn of the loop over keys: products, scores, weights, sums."""
+        """The body of the loop over keys: product, scores, weights, accumulators."""
         unit = repr(self.unit)
         lines = [
             "j = tl.multiple_of(j, BLOCK_N)",
@@ -375,7 +379,7 @@ class Unit:
             f"s = {self.dot('q_block', 'k_block.T')}",
             *self.score_lines(masked),
         ]
-        # The running maximum is kept in units of exponents where these are a multiple of the products, else in those of scores.
+        # The running maximum is kept as an exponent if exponents are a multiple of the products, else as a score.
         most = f"tl.max(s, 1) * {unit}" if self.folded else "tl.max(s, 1)"
         lines.append(f"most = tl.maximum(high, {most})")
         base = "most"
@@ -396,8 +400,8 @@ class Unit:
         ]
 
     def loop(self, split: bool = False) -> None:
-        """Lines that leave in `acc`, `total` and `high` the weighted sum of values, the sum of weights and the largest score of
-        each row."""
+        """Emit the loop over keys. It leaves each row's weighted sum of values in `acc`, the sum of weights in `total`, and the
+        maximum score in `high`."""
         self.keys_at()
         self.hoist()
         self.out.line('high = tl.full([BLOCK_M], float("-inf"), tl.float32)')
@@ -409,19 +413,19 @@ class Unit:
 
     @property
     def logarithm(self) -> str:
-        """The natural logarithm of each row's sum of exponentials: -inf where there is no key."""
+        """The natural log-sum-exp of each row; -inf without keys."""
         return f"(high + tl.log2(total)) * {LN2}" if self.folded else f"high + tl.log2(total) * {LN2}"
 
     @property
     def divisor(self) -> str:
-        """What the sum of values is divided by. Without any key the result is 0; of a row whose keys are all hidden 0 or NaN."""
+        """The divisor of the weighted sum. Without any key the result is 0; a row whose keys are all masked gives 0 or NaN."""
         nothing = "total == 0" if self.problem.empty_is_0 else f"(total == 0) & ({self.number('Mkv')} == 0)"
         return f"tl.where({nothing}, 1.0, total)"
 
     # text --------------------------------------------------------------------------------------------------------------
 
     def scratch(self, number: int, dtype: torch.dtype) -> str:
-        """The name of scratch memory `number`."""
+        """The name of scratch buffer `number`."""
         self.scratch_types[number] = dtype
         return f"scratch{number}"
 
@@ -441,5 +445,5 @@ class Unit:
 
 
 def row_blocks(unit: Unit) -> sympy.Expr:
-    """Blocks of rows of a head."""
+    """Number of row tiles of a head."""
     return blocks(unit.row_count, unit.constants["BLOCK_M"])

@@ -1,14 +1,14 @@
-"""flex_attention written out on its way through AOTAutograd.
+"""Writes flex_attention out on its way through AOTAutograd.
 
     flex_attention(q, k, v, score_mod, block_mask)
         →   softmax(where(mask_mod(b, h, m, n), score_mod(scale · q kᵀ, b, h, m, n), -inf)) v
 
-PyTorch's operator is one of higher order: score_mod and mask_mod are graphs of their own, over one score and its position.
-Written out, they are operators over all scores at once, which autograd differentiates as any others. What they come to is then
-found as in any graph: a mask of positions is a causal kernel (masks.py), a score that stays or has a bias is attention as one
-operation (patterns.py), and any other score_mod is an epilogue of the first product.
+PyTorch's operator is a higher-order one: score_mod and mask_mod are graphs of their own, over one score and its position. Written
+out, they are operators over all scores at once, which autograd differentiates as usual. The result is then recognised as in any
+graph: a mask of positions becomes a causal kernel (masks.py), unmodified or biased scores become attention as one operation
+(patterns.py), and any other score_mod an epilogue of the first product.
 
-A BlockMask is its mask_mod, as in eager: which blocks it lists is not read.
+As in eager, a BlockMask stands for its mask_mod: its list of blocks is not read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ aten = torch.ops.aten
 PLACES = ((2, 1, 1, 1), (3, 1, 1), (5, 1), (7,))
 """Shapes of positions (batch, head, query, key) that broadcast to those of scores, on which functions are tried."""
 CAPTURED = 11
-"""The length of a captured tensor's dimensions there: no result may have it."""
+"""The size of a captured tensor's dimensions in that trial; no result may have it."""
 
 
 def write_out(module: torch.fx.GraphModule) -> bool:
-    """Has a graph of Dynamo's call `written_out` in place of flex_attention; whether there was any."""
+    """Make a Dynamo graph call `written_out` in place of flex_attention; returns whether there was any."""
     calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target is flex_attention]
     for node in calls:
         score_mod, block_mask = node.args[3], node.args[4]
@@ -54,9 +54,11 @@ def written_out(
     kernel_options: dict[str, Any], score_captured: Sequence[Any] = (), mask_captured: Sequence[Any] = (), *,
     elementwise: tuple[bool, bool] = (False, False),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The operator's results: out (b, heads, m, dv), and of each row's scores (b, heads, m) the log-sum-exp and the largest, in
-    units of log 2 unless the FLASH kernels are asked for. `elementwise`: whether score_mod and mask_mod may be given tensors of
-    many scores and positions."""
+    """The operator's results: out (b, heads, m, dv), and the log-sum-exp and maximum of each row's scores (b, heads, m), in base
+    2 unless FLASH kernels are requested.
+
+    `elementwise`: whether score_mod and mask_mod accept tensors of many scores and positions.
+    """
     device = query.device.type
     if torch.is_autocast_enabled(device):
         query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
@@ -76,7 +78,7 @@ def written_out(
 
 
 def _statistics(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest score and the log-sum-exp of each row: -inf where it sees no key, with gradients of 0 there."""
+    """The maximum and the log-sum-exp of each row's scores: -inf for a row that attends to no key, with zero gradients."""
     if statically_known_true(scores.shape[-1] == 0):
         nothing = scores.new_full(scores.shape[:-1], -math.inf)
         return nothing, nothing
@@ -88,7 +90,7 @@ def _statistics(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _for_each_head(keys: Tensor, query: Tensor) -> Tensor:
-    """Keys or values (b or 1, heads of k, n, d) for every batch and head of the queries."""
+    """Keys or values (b or 1, heads of k, n, d), expanded to every batch and head of the queries."""
     _, heads, length, width = keys.shape
     batch, group = query.shape[0], query.shape[1] // heads
     keys = keys.expand(batch, heads, length, width)
@@ -98,7 +100,7 @@ def _for_each_head(keys: Tensor, query: Tensor) -> Tensor:
 
 
 def _laid_out_as(query: Tensor, out: Tensor) -> Tensor:
-    """`out` with its dimensions in the order in which those of `query` lie in memory, the last one innermost."""
+    """`out` with its dimensions in the memory order of `query`, the last one innermost."""
 
     def compared(a: int, b: int) -> int:
         larger, smaller = (statically_known_true(query.stride(x) > query.stride(y)) for x, y in ((a, b), (b, a)))
@@ -114,7 +116,8 @@ def _laid_out_as(query: Tensor, out: Tensor) -> Tensor:
 def _at_all(
     function: Callable[..., Tensor], scores: Tensor | None, places: Sequence[Tensor], captured: Sequence[Any], elementwise: bool
 ) -> Tensor:
-    """`function` at all positions, (b, heads, m, n) or what broadcasts to it. `scores`: its first argument, if it has that."""
+    """`function` at all positions, with a result (b, heads, m, n) or broadcastable to it. `scores` is its first argument, if it
+    has one."""
     if elementwise:
         axes = [place[(..., *[None] * (3 - d))] for d, place in enumerate(places)]  # as masks.py reads positions
         result: Tensor = function(*_first(scores), *axes, *map(_of_rank_1, captured))
@@ -132,12 +135,13 @@ def _first(scores: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _of_rank_1(captured: Any) -> Any:
-    """A captured number as a tensor of rank 1: its type counts for as much as that of a score, which has rank 0 in PyTorch."""
+    """A captured number as a tensor of rank 1, so that its dtype has the same weight in promotion as that of a score, which has
+    rank 0 in PyTorch."""
     return captured.reshape(1) if isinstance(captured, Tensor) and captured.ndim == 0 else captured
 
 
 class _LookUps(TorchFunctionMode):
-    """Has x[i] look up the place that a tensor i of rank 0 names; PyTorch would ask for its value and make a view."""
+    """Makes x[i] look up the position that a rank-0 tensor i names; PyTorch would read its value and make a view."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -149,8 +153,10 @@ class _LookUps(TorchFunctionMode):
 
 
 def is_elementwise(function: Callable[..., Any], scored: bool, captured: Sequence[Any]) -> bool:
-    """Whether a function of a score, if `scored`, and its position has the same results of tensors of many of them: where it is
-    made of operators by elements, and looks captured tensors up at one position. Otherwise it is mapped."""
+    """Whether a function of a score (if `scored`) and its position can be applied to tensors of many of them.
+
+    That is so if it consists of elementwise operators, and looks up captured tensors at one position. Otherwise it is mapped.
+    """
     with unset_fake_temporarily(), torch.no_grad():
         places = [torch.empty(shape, dtype=torch.int64, device="meta") for shape in PLACES]
         scores = torch.broadcast_tensors(*places)[0].to(torch.float32)
@@ -158,13 +164,13 @@ def is_elementwise(function: Callable[..., Any], scored: bool, captured: Sequenc
         try:
             with _ByElements():
                 result = function(*given)
-        except Exception:  # whatever else a function does, it is mapped, which raises what it has to raise
+        except Exception:  # a function that fails here is mapped, which raises its own errors
             return False
     return isinstance(result, Tensor) and all(n in (1, all_) for n, all_ in zip(result.shape[::-1], (7, 5, 3, 2), strict=False))
 
 
 def _tried(captured: Sequence[Any]) -> Iterator[Any]:
-    """Stand-ins for what a function has captured: nodes of Dynamo's graph, or numbers."""
+    """Placeholders for what a function has captured: nodes of Dynamo's graph, or numbers."""
     for each in captured:
         value = each.meta.get("example_value") if isinstance(each, torch.fx.Node) else each
         if isinstance(value, Tensor):
@@ -174,7 +180,7 @@ def _tried(captured: Sequence[Any]) -> Iterator[Any]:
 
 
 class _ByElements(TorchDispatchMode):
-    """Raises LoweringError at an operator that is not one by elements."""
+    """Raises LoweringError at an operator that is not elementwise."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = torch.Tag.pointwise in func.tags or func in _COPIES
@@ -192,7 +198,7 @@ _MAKERS = (aten.full.default, aten.ones.default, aten.zeros.default, aten.new_on
 
 
 def _makes_number(func: Any, args: Sequence[Any]) -> bool:
-    """Whether it makes a tensor of rank 0."""
+    """Whether it creates a tensor of rank 0."""
     sizes = next((arg for arg in args if isinstance(arg, list | tuple)), [])
     return func in _MAKERS and not sizes
 

@@ -1,12 +1,12 @@
-"""Masks that a graph makes of positions: what they say is read from the expression, and the mask is left out.
+"""Simplifies masks that a graph computes from positions: the expression is analysed, and the mask is dropped.
 
     ge(arange(m)[:, None], 0)                        →   no mask
     le(arange(n), arange(m)[:, None])                →   causal, from the top left
     le(arange(n), arange(m)[:, None] + (n - m))      →   causal, from the bottom right
     ge(arange(m)[:, None], 0) & padding[:, None]     →   padding
 
-Models make such masks, with a value for each pair of a row and a key, although nothing is masked, or no more than a kernel's own
-causal mask does.
+Models compute such masks, with a value for each pair of row and key, even if they mask nothing, or no more than a kernel's own
+causal mask.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONJUNCTIONS = (aten.logical_and.default, aten.bitwise_and.Tensor)
 
 @dataclass(frozen=True)
 class Linear:
-    """Integers, sum(steps[d] · index[d]) + start, of a tensor with one index a dimension. Sizes may be symbolic."""
+    """An integer tensor sum(steps[d] · index[d]) + start, with one index per dimension. Sizes may be symbolic."""
 
     steps: tuple[Any, ...]
     start: Any
@@ -56,15 +56,15 @@ Conditions = tuple[Linear, ...]
 
 @dataclass(frozen=True)
 class Simplified:
-    """A mask as a causal one, "" for none, and what is a mask besides: a key is seen where all of them agree."""
+    """A mask as a causal one ("" for none) and the remaining masks: a key is visible where all of them are true."""
 
     causal: str
     others: tuple[torch.fx.Node, ...] = ()
 
 
 def simplified(mask: torch.fx.Node) -> Simplified | None:
-    """What a boolean mask (batch, heads, m, n), true where a key is seen, comes to; None where that is itself. What is left of it
-    has four dimensions too, some of size 1."""
+    """Simplify a boolean mask (batch, heads, m, n) that is true where a key is visible; None if it cannot be simplified. The
+    remaining masks have four dimensions too, some of size 1."""
     parts = _parts(mask)
     others = tuple(part for part in parts if _conditions(part) is None)
     sizes = shape(mask)
@@ -77,7 +77,7 @@ def simplified(mask: torch.fx.Node) -> Simplified | None:
 
 
 def _parts(mask: torch.fx.Node) -> list[torch.fx.Node]:
-    """The masks of four dimensions that all have to be true where `mask` is."""
+    """The four-dimensional masks whose conjunction is `mask`."""
     while _is_view(mask):
         if value(source(mask)).ndim != 4:
             return [mask]
@@ -88,7 +88,7 @@ def _parts(mask: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    """Whether it has the elements of its first argument, repeated at most."""
+    """Whether it has the elements of its first argument, possibly repeated."""
     return node.target in COPIES or node.target in (EXPAND, UNSQUEEZE) or is_whole_slice(node)
 
 
@@ -97,7 +97,7 @@ def _has_rank_4(node: Any) -> bool:
 
 
 def _causal(conditions: Sequence[Linear], sizes: Sequence[Any]) -> str | None:
-    """The causal mask that conditions are."""
+    """The causal mask that the conditions describe; None if they do not."""
     if len(conditions) > 1:
         return None
     (condition,) = conditions
@@ -121,7 +121,7 @@ def _aligned(steps: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
 
 
 def _conditions(node: Any) -> Conditions | None:
-    """What a node of booleans is made of positions; None where it is made of something else."""
+    """The conditions on positions that a boolean node stands for; None for any other."""
     if not isinstance(node, torch.fx.Node) or node.op != "call_function":
         return None
     if _is_view(node):
@@ -141,7 +141,7 @@ def _conditions(node: Any) -> Conditions | None:
 
 
 def _linear(node: Any) -> Linear | None:
-    """A node of integers, or a number, as what it is of positions."""
+    """An integer node, or a number, as a linear function of positions."""
     if isinstance(node, bool | float):
         return None
     if isinstance(node, int):

@@ -1,12 +1,12 @@
-"""The operators that stand for attention in an ATen graph.
+"""The operators that represent attention in an ATen graph.
 
     attention(q, k, v, bias, scale, causal, fill, empty_is_0)
 
-    products(q, k, scale, dtype) → any operators by elements → attention_of(q, k, v, scores, scale, empty_is_0)
+    products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
 
-q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where the heads of k divide those of q; bias
-is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program.Attention for the rest. `products` are the scaled
-ones, (batch, heads, m, n) of `dtype`; `attention_of` weights v by what has become of them.
+q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
+bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program.Attention for the rest. `products` returns
+the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _library.define(
 
 
 def new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Memory for the result: row-major if the heads of q lie one after another, else with the heads of a row side by side."""
+    """Memory for the result: row-major if the heads of q are outside its rows, else with the heads of a row contiguous."""
     (batch, heads, rows, _), length = q.shape, v.shape[3]
     if statically_known_true(q.stride(1) >= q.stride(2)):
         return q.new_empty((batch, heads, rows, length))
@@ -43,7 +43,7 @@ def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
     scale: float | None, causal: str, fill: float, empty_is_0: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The operator before a program is there: PyTorch's own call where that does the same."""
+    """Runs the operator before a program exists: by PyTorch's own call if that is equivalent."""
     square = causal == "top left" and bias is None
     if empty_is_0 and fill == EMPTY and (not causal or square):
         grouped = q.shape[1] != k.shape[1]
@@ -96,4 +96,4 @@ _library.impl("attention_of", _attention_of, "CompositeExplicitAutograd")
 PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile.attention_of.default
 
 COMPUTED = "polytile_in_attention"
-"""Of a node's `meta`: only scores are computed from it, inside kernels, so it is not stored."""
+"""The key in a node's `meta` that marks values needed only by scores inside kernels, which are not stored."""

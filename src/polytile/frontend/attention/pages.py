@@ -1,4 +1,4 @@
-"""Keys and values that are gathered from pages of a cache before attention: they are read where they are.
+"""Reads keys and values in place that are gathered from the pages of a cache before attention.
 
     k = cache[table].flatten(1, 2).transpose(1, 2)           cache (pages, page, heads, d), table (batch, slots)
     k = cache[table].permute(0, 2, 1, 3, 4).reshape(…)       cache (pages, heads, page, d)
@@ -29,7 +29,7 @@ _library.define(
 )
 
 Label = tuple[str, ...]
-"""The dimensions that one dimension of a view is made of: "b", "s", and the cache's own, "1" and so on."""
+"""The dimensions that make up one dimension of a view: "b", "s", and the cache's own, "1" and so on."""
 INDEX_TYPES = (torch.int32, torch.int64)
 
 
@@ -42,7 +42,7 @@ def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor,
     scale: float | None, causal: str, fill: float, empty_is_0: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The operator before a program is there."""
+    """Runs the operator before a program exists."""
     result: torch.Tensor = ATTENTION(q, gathered(k, table), gathered(v, table), bias, scale, causal, fill, empty_is_0)
     return result
 
@@ -53,7 +53,7 @@ PAGED = torch.ops.polytile.paged_attention.default
 
 @dataclass(frozen=True)
 class Pages:
-    """Keys or values: `cache` at `table`; `order` brings the cache's dimensions to (pages, heads, page, d), where 0 stands for
+    """Keys or values: `cache` at `table`. `order` permutes the cache's dimensions to (pages, heads, page, d), where 0 stands for
     pages and None for a page of one row."""
 
     cache: torch.fx.Node
@@ -62,7 +62,8 @@ class Pages:
 
 
 def read_in_place(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
-    """Has an attention whose keys and values are gathered by the same table read them from the caches. Whether it does."""
+    """Make an attention whose keys and values are gathered by the same table read them from the caches; returns whether it
+    does."""
     q, k, v, bias, *rest = attention.args
     assert isinstance(k, torch.fx.Node) and isinstance(v, torch.fx.Node)
     found = [pages_of(node) for node in (k, v)]
@@ -90,7 +91,7 @@ def _ordered(graph: torch.fx.Graph, pages: Pages) -> torch.fx.Node:
 
 
 def pages_of(node: torch.fx.Node) -> Pages | None:
-    """What `node`, (batch, heads, keys, d), is gathered from, if it is."""
+    """What `node`, (batch, heads, keys, d), is gathered from; None if it is not."""
     path: list[torch.fx.Node] = []
     while node.op == "call_function" and node.target in (*RESHAPES, *COPIES, PERMUTE):
         path.append(node)
@@ -124,7 +125,7 @@ def pages_of(node: torch.fx.Node) -> Pages | None:
 
 
 def _merged(labels: list[Label], sizes: dict[str, Any], wanted: Sequence[Any]) -> list[Label] | None:
-    """The labels of a view of these sizes: each dimension is a run of dimensions before it, or None if it is not."""
+    """The labels of a view of these sizes: each dimension is a run of earlier dimensions. None if it is not such a view."""
     found: list[Label] = []
     rest = list(labels)
     for n in wanted:

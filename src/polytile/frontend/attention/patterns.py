@@ -1,10 +1,10 @@
-"""Attention that is written out in an ATen graph, as one operator.
+"""Recognises decomposed attention in an ATen graph, and replaces it by one operator.
 
     bmm → scale, bias, mask → softmax → bmm        →        polytile::attention
 
-The products stand in the graph as batches of matrices, with views around them; `heads` finds the tensors of four dimensions that
-they were made of. A graph is left as it is where something in between is more than attention, or is used besides; the second
-product then has the reason in its `meta`, and explain() lists it.
+The products in the graph are batched matrices with views around them; `heads` finds the four-dimensional tensors from which they
+were made. A graph is unchanged if something in between is more than attention, or has other users; the second product then has
+the reason in its `meta`, which explain() lists.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from polytile.ir.attention import EMPTY
 aten = torch.ops.aten
 
 REASON = "polytile_not_attention"
-"""Of a node's `meta`: why the product behind a softmax was not made part of an attention."""
+"""The key in a node's `meta` of the reason why the product after a softmax is not part of an attention."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VIEWS = 12
-"""Between a softmax and a product."""
+"""Maximum number of views between a softmax and a product."""
 
 
 def recognise(module: torch.fx.GraphModule) -> None:
-    """Puts polytile::attention in place of what is attention in an ATen graph without gradients."""
+    """Replace decomposed attention by polytile::attention in an ATen graph without gradients."""
     graph = module.graph
     names = {node.name: node for node in graph.nodes}
     changed = False
@@ -64,7 +64,7 @@ def recognise(module: torch.fx.GraphModule) -> None:
         found = _softmax_before(node) if node.target in PRODUCTS else None
         if found is None:
             continue
-        changed = True  # what a rewriting that fails has inserted is erased again
+        changed = True  # nodes inserted by a failed rewriting are erased again
         try:
             _Rewriting(module, node, *found, names).run()
         except NotAttention as why:
@@ -85,7 +85,7 @@ def recognise(module: torch.fx.GraphModule) -> None:
 
 
 def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
-    """The softmax over the last dimension that is the left operand of a product, and the views from there to the product."""
+    """The softmax over the last dimension that is the left operand of a product, and the views between them."""
     node, path = product.args[0], list[torch.fx.Node]()
     while isinstance(node, torch.fx.Node) and len(path) < MOST_VIEWS:
         noted = node.meta.get(KEY)
@@ -101,7 +101,7 @@ def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.f
 
 
 class _Rewriting:
-    """One attention: `softmax`, `path` from it to the second product `last`."""
+    """The rewriting of one attention, with the `path` from `softmax` to the second product `last`."""
 
     def __init__(
         self, module: torch.fx.GraphModule, last: torch.fx.Node, softmax: torch.fx.Node, path: list[torch.fx.Node],
@@ -143,7 +143,7 @@ class _Rewriting:
         return self._insert(ATTENTION, q, k, v, bias, scale, "", fill, empty_is_0)
 
     def _attention_of(self, region: Region, empty_is_0: bool) -> torch.fx.Node:
-        """The same of scores that are any function of the products."""
+        """The attention whose scores are any function of the products."""
         left, right = region.product.args
         assert isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node)
         with self.graph.inserting_before(self.last):
@@ -172,7 +172,7 @@ class _Rewriting:
     def _operands(
         self, left: torch.fx.Node, right: torch.fx.Node, scale: float
     ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node, float]:
-        """q, k and v with their heads, and the scale with what was a factor of q or k."""
+        """q, k and v with their heads, and the scale including the factors of q or k."""
         values = self.last.args[1]
         assert isinstance(values, torch.fx.Node)
         q, k, v = self._heads(left), self._heads(right), self._heads(values)
@@ -187,7 +187,7 @@ class _Rewriting:
             raise NotAttention(f"its operands are of {', '.join(sorted(map(str, kinds)))}")
 
     def _heads(self, node: torch.fx.Node) -> torch.fx.Node:
-        """An operand of a product as (batch, heads, rows, columns): the tensor that it is a view of, if that is one."""
+        """An operand of a product as (batch, heads, rows, columns): the tensor of which it is a view, if there is one."""
         rank = value(self.softmax).ndim
         if rank < 4:
             for _ in range(3 - value(node).ndim):
@@ -208,7 +208,7 @@ class _Rewriting:
     def _narrowed(
         self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node, scale: float
     ) -> tuple[torch.fx.Node, torch.fx.Node, float]:
-        """q and k without constant factors, which the scale takes in, and without conversions from v's type to a wider one."""
+        """q and k without constant factors, which move to the scale, and without conversions from v's dtype to a wider one."""
         q, of_q = self._unscaled(q)
         k, of_k = self._unscaled(k)
         for_all = [each.target in CASTS and value(source(each)).dtype == value(v).dtype for each in (q, k)]
@@ -217,7 +217,7 @@ class _Rewriting:
         return q, k, scale * of_q * of_k
 
     def _unscaled(self, node: torch.fx.Node) -> tuple[torch.fx.Node, float]:
-        """`node` and 1; or what it is a multiple of, and the factor. Views are done anew on that."""
+        """`node` and 1, or the node of which it is a multiple, and the factor. Views are applied to that again."""
         views, inner = list[torch.fx.Node](), node
         while inner.target in (PERMUTE, EXPAND, UNSQUEEZE, aten.clone.default) and len(views) < MOST_VIEWS:
             views.append(inner)
@@ -235,11 +235,11 @@ class _Rewriting:
     # mask and bias -----------------------------------------------------------------------------------------------------
 
     def _bias(self, scores: Scores, q: torch.fx.Node, k: torch.fx.Node) -> tuple[torch.fx.Node | None, float]:
-        """What is added to the scores, or true where they stay, as (batch, heads, m, n), and what is in their place elsewhere."""
+        """The bias or mask (batch, heads, m, n), and the fill for masked scores."""
         total: torch.fx.Node | None = None
         for bias, views in scores.added:
             one = self._reshaped(bias, views)
-            if not value(one).is_floating_point():  # booleans too are numbers where they are added
+            if not value(one).is_floating_point():  # an added boolean counts as a number
                 one = self._insert(aten._to_copy.default, one, dtype=value(q).dtype)
             total = one if total is None else self._insert(aten.add.Tensor, total, one)
         kept = scores.kept
@@ -259,9 +259,9 @@ class _Rewriting:
         return self._expanded(total, q, k), scores.fill if value(total).dtype == torch.bool else -torch.inf
 
     def _reshaped(self, bias: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
-        """A bias that is added before `views`, as one behind them."""
+        """A bias that is added before `views`, as one after them."""
         reshapes = [view for view in views if view.target not in (aten.clone.default, EXPAND)]
-        if not reshapes or same(shape(source(reshapes[0])), shape(self.softmax)):  # or the last undoes the first
+        if not reshapes or same(shape(source(reshapes[0])), shape(self.softmax)):  # or the last view undoes the first
             return bias
         inner = source(reshapes[0])
         bias = self._insert(EXPAND, bias, self._sizes(inner, *range(value(inner).ndim)))
@@ -272,7 +272,7 @@ class _Rewriting:
         return bias
 
     def _expanded(self, bias: torch.fx.Node, q: torch.fx.Node, k: torch.fx.Node) -> torch.fx.Node:
-        """A bias of the softmax's shape, or what broadcasts to it, as (batch, heads, m, n)."""
+        """A bias of the softmax's shape, or one that broadcasts to it, as (batch, heads, m, n)."""
         rank = value(self.softmax).ndim
         for _ in range(rank - value(bias).ndim):
             bias = self._insert(UNSQUEEZE, bias, 0)
@@ -285,7 +285,7 @@ class _Rewriting:
     # the result --------------------------------------------------------------------------------------------------------
 
     def _replace(self, attention: torch.fx.Node) -> None:
-        """Has `attention`, (batch, heads, m, d), stand for the second product, and for the view that takes that apart again."""
+        """Replace the second product, and the view that splits it again, by `attention` (batch, heads, m, d)."""
         users = uses(self.last)
         if len(users) == 1 and users[0].target in RESHAPES and same(shape(users[0]), shape(attention)):
             users[0].replace_all_uses_with(attention)
@@ -301,7 +301,7 @@ class _Rewriting:
         self.last.replace_all_uses_with(result)
 
     def _sizes(self, node: torch.fx.Node, *dims: int) -> list[Any]:
-        """Sizes of `node`: numbers, or nodes, of which those that the graph has already keep nothing alive."""
+        """Sizes of `node` as numbers or nodes. Nodes that the graph has already are reused, so that these keep nothing alive."""
         lengths: list[Any] = []
         for d in dims:
             size = shape(node)[d]
@@ -311,7 +311,7 @@ class _Rewriting:
 
     @functools.cached_property
     def _known_sizes(self) -> dict[Any, torch.fx.Node]:
-        """The nodes before the second product that are symbolic numbers, by what they are."""
+        """The nodes before the second product that are symbolic numbers, by their expressions."""
         ahead = itertools.takewhile(lambda node: node is not self.last, self.graph.nodes)
         numbers = [node for node in ahead if isinstance(node.meta.get("val"), torch.SymInt) and node.target != aten.sym_size.int]
         return {node.meta["val"].node.expr: node for node in reversed(numbers)}
@@ -321,7 +321,7 @@ class _Rewriting:
 
 
 def _without_copies(attention: torch.fx.Node) -> None:
-    """Drops a copy behind a permutation of the result which lies row by row as it is, as the heads of a row lie side by side."""
+    """Drop a copy after a permutation of the result that is row-major already, as the heads of a row are contiguous."""
     for turned in [user for user in attention.users if user.target == PERMUTE]:
         turned.meta["val"] = value(attention).permute(turned.args[1])  # type: ignore[arg-type]
         for copy in [user for user in turned.users if user.target == aten.clone.default]:
@@ -331,7 +331,7 @@ def _without_copies(attention: torch.fx.Node) -> None:
 
 
 def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
-    """Has an attention whose mask is none, or a causal one, say so in place of reading it."""
+    """Replace an attention's mask that masks nothing, or is causal, by the attribute."""
     q, k, v, mask, scale, causal, fill, empty_is_0 = attention.args
     if causal or not isinstance(mask, torch.fx.Node) or value(mask).dtype != torch.bool:
         return False
@@ -351,7 +351,7 @@ def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) 
 
 
 def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
-    """Has an attention read keys and values that are repeated for several heads from where they are once."""
+    """Make an attention read keys and values that are repeated for several heads from the unrepeated tensor."""
     bases = [unrepeated(node) for node in attention.args[1:3]]  # type: ignore[arg-type]
     if any(base is None for base in bases):
         return False
@@ -362,7 +362,7 @@ def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> boo
 
 
 def _erase_unused(graph: torch.fx.Graph) -> None:
-    """Erases operators whose results nothing uses. A size that the graph knows under an earlier name keeps nothing alive."""
+    """Erase operators without users. A size that the graph knows under an earlier name keeps nothing alive."""
     known: dict[Any, torch.fx.Node] = {}
     for node in list(graph.nodes):
         number = node.meta.get("val")

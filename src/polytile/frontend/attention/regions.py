@@ -1,9 +1,9 @@
-"""What is done to scores by operators by elements, whatever they are: the region of a graph between a product and its softmax.
+"""Elementwise functions of scores: the region of a graph between a product and its softmax.
 
     bmm → view → · scale → tanh → where(mask, ·, -inf) → softmax
 
-Of these `Region` has the product, the scale, the first node that is scores in the shape of the softmax, and what follows it. An
-attention whose scores are so made is polytile::attention_of (operator.py).
+`Region` has the product, the scale, the first node that is scores in the shape of the softmax, and the nodes after it. An
+attention with such scores is polytile::attention_of (operator.py).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from polytile.frontend.lower.registry import TABLE, load
 aten = torch.ops.aten
 
 MOST_NODES = 64
-"""Of a region: kernels stay small enough to read and quick to compile."""
+"""Maximum number of nodes of a region, so that kernels stay readable and quick to compile."""
 ELEMENTS = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
 )  # fmt: skip
-"""Types of what scores are computed from."""
+"""Dtypes from which scores can be computed."""
 
 
 @dataclass(frozen=True)
 class Region:
     """`root` is scale · left @ right of the `product`, in the shape of the softmax; `nodes` lead from it to the softmax's
-    argument, the last of them."""
+    argument, which is the last of them."""
 
     product: torch.fx.Node
     root: torch.fx.Node
@@ -54,7 +54,7 @@ class Region:
 
 
 def region_of(last: torch.fx.Node, softmax: torch.fx.Node, module: torch.fx.GraphModule, why: NotAttention) -> Region:
-    """The region that ends with `last`, the argument of `softmax`. Raises `why` where there is none."""
+    """The region that ends with `last`, the argument of `softmax`. Raises `why` if there is none."""
     load()
     product = _product_behind(last)
     if product is None:
@@ -75,7 +75,7 @@ def region_of(last: torch.fx.Node, softmax: torch.fx.Node, module: torch.fx.Grap
 
 
 def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
-    """The one product that `last` is computed from by operators by elements and views."""
+    """The only product on which `last` depends through elementwise operators and views; None if there are none or several."""
     found, stack, seen = set[torch.fx.Node](), [last], set[torch.fx.Node]()
     while stack and len(seen) <= 4 * MOST_NODES:
         node = stack.pop()
@@ -90,7 +90,7 @@ def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _factor(root: torch.fx.Node, user: torch.fx.Node, module: torch.fx.GraphModule) -> float | None:
-    """The number that `user` multiplies the scores by."""
+    """The number by which `user` multiplies the scores; None if it does not."""
     if user.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor) or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args
@@ -103,8 +103,7 @@ def _factor(root: torch.fx.Node, user: torch.fx.Node, module: torch.fx.GraphModu
 
 
 def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tuple[torch.fx.Node, ...]:
-    """The nodes that depend on `root`, in the graph's order. Raises `why` where any is more than an operator by elements, or is
-    used outside."""
+    """The nodes that depend on `root`, in the graph's order. Raises `why` if any is not elementwise, or is used outside."""
     inside = {root}
     nodes: list[torch.fx.Node] = []
     node = root
@@ -125,7 +124,7 @@ def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tup
 
 
 def _is_by_elements(node: torch.fx.Node) -> bool:
-    """Whether a loop computes the node, element by element."""
+    """Whether a loop computes the node elementwise."""
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target not in TABLE or not isinstance(fake, torch.Tensor):
         return False
@@ -141,8 +140,8 @@ def _is_by_elements(node: torch.fx.Node) -> bool:
 
 
 def mark_computed(graph: torch.fx.Graph) -> None:
-    """Marks the nodes that scores alone are computed from and that have an element for each query and key: regions, and
-    masks. A bias of numbers that several attentions share is left to be stored."""
+    """Mark the nodes that only scores depend on and that have an element for each query and key: regions and masks. A numeric
+    bias that several attentions share is stored instead."""
     load()
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and _is_for_scores(node):

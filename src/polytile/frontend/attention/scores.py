@@ -1,4 +1,4 @@
-"""What is done to scores between the product of q and k and the softmax, read backwards from the softmax."""
+"""Reads what happens to scores between the product of q and k and the softmax, backwards from the softmax."""
 
 from __future__ import annotations
 
@@ -27,20 +27,30 @@ aten = torch.ops.aten
 
 PRODUCTS = (aten.bmm.default, aten.mm.default)
 SOFTMAXES = {aten._softmax.default: False, aten._safe_softmax.default: True}
-"""Operators, and whether a row whose scores are all -inf gives 0."""
+"""Softmax operators, and whether a row whose scores are all -inf gives 0."""
 LOWEST = -1e30
-"""A number from which on adding a score to it leaves nothing of the score."""
+"""Fills up to this value absorb any score that is added to them."""
 
 
 class NotAttention(Exception):
-    """Two products around a softmax are no attention that kernels do; the message says why."""
+    """Raised if two products around a softmax are not an attention that kernels support; the message says why."""
 
 
 @dataclass
 class Scores:
-    """scores = mask(scale·factors·left@right). `left` and `right` are operands of the product, `added` what is added to the
-    scores, with the views that bring it into the shape of the softmax; `kept` is true where a score stays, false where `fill` is,
-    or the negation of that if `inverted`. `factors`: (whether it divides, a number that only a call knows, or one a head)."""
+    """scores = mask(scale·factors·left@right).
+
+    Attributes
+    ----------
+    left, right
+        Operands of the product.
+    added
+        Biases, with the views that bring them into the shape of the softmax.
+    kept
+        True where a score is kept and false where it is replaced by `fill`; the opposite if `inverted`.
+    factors
+        (whether it divides, a number known only at run time, or one per head).
+    """
 
     product: torch.fx.Node
     left: torch.fx.Node
@@ -54,7 +64,7 @@ class Scores:
 
 
 def scores_of(last: torch.fx.Node, module: torch.fx.GraphModule) -> Scores:
-    """The scores that `last`, a softmax's argument, has. Raises NotAttention."""
+    """The scores of `last`, a softmax's argument. Raises NotAttention."""
     reading = _Reading(last, module)
     while reading.node.target not in (*PRODUCTS, aten.baddbmm.default, aten.addmm.default):
         reading.step()
@@ -62,7 +72,7 @@ def scores_of(last: torch.fx.Node, module: torch.fx.GraphModule) -> Scores:
 
 
 class _Reading:
-    """The way from the softmax to the product. `views`: the reshapes passed so far, the innermost first."""
+    """The walk from the softmax to the product. `views` has the reshapes passed so far, the innermost first."""
 
     def __init__(self, last: torch.fx.Node, module: torch.fx.GraphModule) -> None:
         self.last, self.node, self.module = last, last, module
@@ -70,7 +80,7 @@ class _Reading:
         self.found = Scores(last, last, last)
 
     def step(self) -> None:
-        """Passes one node."""
+        """Pass one node."""
         node = self.node
         if node is not self.last and len(uses(node)) != 1:
             raise NotAttention(f"{node.target} between the product and the softmax is used besides")
@@ -85,7 +95,7 @@ class _Reading:
             raise NotAttention(f"{node.target} stands between the product and the softmax")
 
     def times(self, node: torch.fx.Node) -> None:
-        """A factor, or a divisor, of the product or of what a bias and a mask are applied to."""
+        """Read a factor or divisor of the product, or of the expression to which a bias and a mask are applied."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         inner, factor = node.args[:2]
         both = isinstance(inner, torch.fx.Node) and isinstance(factor, torch.fx.Node)
@@ -103,7 +113,7 @@ class _Reading:
         self.node = inner
 
     def plus(self, node: torch.fx.Node) -> None:
-        """A bias."""
+        """Read a bias."""
         left, right = node.args[:2]
         if not isinstance(right, torch.fx.Node) or not isinstance(left, torch.fx.Node):
             raise NotAttention("a number is added to the scores")
@@ -115,7 +125,7 @@ class _Reading:
         self.node = left
 
     def chosen(self, node: torch.fx.Node) -> None:
-        """A mask: where(kept, scores, fill), or where(left out, fill, scores)."""
+        """Read a mask: where(kept, scores, fill), or where(left out, fill, scores)."""
         condition, *branches = node.args
         places = [k for k, branch in enumerate(branches) if number(branch, self.module) is not None]
         if len(places) != 1 or not isinstance(condition, torch.fx.Node):
@@ -130,7 +140,7 @@ class _Reading:
         self.node = scores
 
     def result(self) -> Scores:
-        """What was found, with the product's operands."""
+        """The scores, with the product's operands."""
         node, found = self.node, self.found
         arguments: Any = node.args
         found.product = node
@@ -153,8 +163,8 @@ class _Reading:
         return self.found.scale != 1.0 or bool(self.found.factors)
 
     def _add(self, bias: torch.fx.Node) -> None:
-        """Adds a bias that no factor passed before applies to. Of a mask passed before the fill must be so low that it takes the
-        bias in."""
+        """Add a bias to which no factor passed earlier applies. If a mask was passed, its fill must be low enough to absorb the
+        bias."""
         if self._is_scaled:
             raise NotAttention("a bias is multiplied by the scale")
         if self.found.kept is not None and self.found.fill > LOWEST:
@@ -162,7 +172,7 @@ class _Reading:
         self.found.added.append((bias, self.views))
 
     def _leads_to_product(self, node: torch.fx.Node) -> bool:
-        """Whether a product is behind `node`, by what may be done to scores."""
+        """Whether a product is reachable from `node` through operations on scores."""
         seen = 0
         while node.op == "call_function" and seen < 12:
             if node.target in (*PRODUCTS, aten.baddbmm.default, aten.addmm.default):
@@ -183,7 +193,7 @@ def _is_scalar(node: torch.fx.Node) -> bool:
 
 
 def _is_factor(factor: torch.fx.Node, scores: torch.fx.Node) -> bool:
-    """Whether a factor is one number, or one for each head at most."""
+    """Whether a factor is a single number, or at most one per head."""
     if _is_scalar(factor):
         return True
     sizes = shape(factor)

@@ -1,13 +1,13 @@
-"""Attention of packed sequences, torch.nn.attention.varlen.varlen_attn, as operators that every device runs.
+"""Attention of packed sequences, torch.nn.attention.varlen.varlen_attn, as operators that run on every device.
 
     varlen_attention(q, k, v, q_starts, k_starts, k_used, table, max_q, max_k, scale, before, after) -> (out, lse)
     varlen_attention_backward(grad, q, k, v, out, lse, q_starts, k_starts, max_q, max_k, scale, before, after) -> (dq, dk, dv)
 
-q is (total rows, heads, d), k and v (total keys, heads of k, d), or pages (pages, page, heads of k, d) where there is a
-`table`; lse is (heads, total rows), inf in rows that see no key. attention.layout says what q_starts, k_starts, k_used and table
-are. Row m of a sequence sees the keys from m + keys - rows - before to m + keys - rows + after, -1: all on that side.
+q is (total rows, heads, d); k and v are (total keys, heads of k, d), or pages (pages, page, heads of k, d) with a `table`. lse is
+(heads, total rows), with inf for rows that attend to no key. attention.layout explains q_starts, k_starts, k_used and table. Row
+m of a sequence attends to the keys from m + keys - rows - before to m + keys - rows + after; -1 means unbounded on that side.
 
-Dynamo's graph calls torch_attn::_varlen_attn, which runs on GPUs alone and in 16-bit types.
+Dynamo's graph calls torch_attn::_varlen_attn, which runs only on GPUs and in 16-bit dtypes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _library.define(
 
 
 def replace_calls(module: torch.fx.GraphModule) -> bool:
-    """Has Dynamo's graph call the operator above in place of torch's. Whether it did."""
+    """Make Dynamo's graph call the operator above in place of torch's; returns whether it did."""
     found = False
     for node in module.graph.nodes:
         packet = getattr(node.target, "overloadpacket", node.target)
@@ -53,16 +53,16 @@ KNOWN = frozenset((
     "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "is_causal", "scale", "window_size", "enable_gqa",
     "seqused_k", "block_table", "backend",
 ))  # fmt: skip
-"""`backend` is the kernel that torch would run."""
+"""Supported arguments. `backend` is the kernel that torch would run."""
 
 
 def _is_ours(arguments: dict[str, Any]) -> bool:
-    """Whether nothing else is asked for, such as caches that are written or one number of splits."""
+    """Whether no other feature is requested, such as caches that are written, or a number of splits."""
     return all(name in KNOWN or value is None for name, value in arguments.items())
 
 
 def given(node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of a call of torch's operator by name, None for those that this version of torch does not have."""
+    """The arguments of a call of torch's operator by name; None for those that this version of torch lacks."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     names = [argument.name for argument in packet.default._schema.arguments]
     later = dict.fromkeys(("scale", "window_size", "seqused_k", "block_table", "is_causal"))
@@ -82,7 +82,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor | None, k_used: Tensor | None, table: Tensor | None,
     max_q: int, max_k: int, scale: float | None, before: int, after: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The operator before a program is there: FlashAttention's kernel where it has one, else sequence by sequence."""
+    """Runs the operator before a program exists: by FlashAttention's kernel if it applies, else sequence by sequence."""
     if q.is_cuda and table is None and q.dtype.itemsize == 2:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, q_starts, k_starts, max_q, max_k, 0.0, (before, after) == (-1, 0), False, scale=scale,
@@ -138,7 +138,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    """The log-sum-exp has no gradient, as in eager."""
+    """As in eager, the log-sum-exp has no gradient."""
     gradients = VARLEN_BACKWARD(grad, *ctx.saved_tensors, *ctx.rest)
     return (*gradients, *[None] * 9)
 

@@ -1,4 +1,4 @@
-"""Views in an ATen graph: what is the same tensor in another shape, and which nodes repeat, cast or copy."""
+"""Views in an ATen graph: which nodes are the same tensor in another shape, and which repeat, cast or copy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CASTS = (aten._to_copy.default, prims.convert_element_type.default)
 UNSQUEEZE, SQUEEZES = aten.unsqueeze.default, (aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default)
 EXPAND, PERMUTE, SLICE = aten.expand.default, aten.permute.default, aten.slice.Tensor
 VIEWS = (*RESHAPES, *COPIES, *CASTS, UNSQUEEZE, *SQUEEZES, EXPAND, PERMUTE)
-"""What moves no element of a tensor past another, if it is so used: see `keeps_order`."""
+"""Operators that preserve the order of elements, depending on their use (see `keeps_order`)."""
 
 
 def value(node: torch.fx.Node) -> torch.Tensor:
-    """The fake tensor that a node is."""
+    """The fake tensor of a node."""
     fake: torch.Tensor = node.meta["val"]
     return fake
 
@@ -36,7 +36,7 @@ def uses(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether sizes are known to be equal, without a guard."""
+    """Whether sizes are known to be equal, without adding a guard."""
     return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
@@ -60,8 +60,8 @@ def inserted(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> t
 
 
 def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
-    """Whether the views of `path`, each of the one before and the first of `root`, leave all elements in row-major order. Of
-    dimensions of size 1 the order does not matter."""
+    """Whether the views in `path`, each of the one before and the first of `root`, preserve the row-major order of elements. The
+    order of dimensions of size 1 does not matter."""
     dims: list[int | None] = _dims(root)
     for node in path:
         if node.target in RESHAPES:
@@ -83,7 +83,7 @@ def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
 
 
 def _dims(node: torch.fx.Node) -> list[int | None]:
-    """The dimensions of a node, None for those of size 1."""
+    """The dimensions of a node, with None for those of size 1."""
     return [None if is_one(size) else k for k, size in enumerate(shape(node))]
 
 
@@ -93,7 +93,7 @@ def _in_order(dims: Sequence[int | None]) -> bool:
 
 
 def plain(node: torch.fx.Node) -> torch.fx.Node:
-    """What `node` is a copy of in the same shape and type, or a view of all of."""
+    """The node of which `node` is a full view, or a copy of the same shape and dtype."""
     while True:
         whole = node.target == EXPAND and same(shape(source(node)), shape(node))
         if node.target in (aten.clone.default, aten.alias.default) or whole or is_whole_slice(node):
@@ -125,7 +125,7 @@ def unrepeated(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def number(node: Any, module: torch.fx.GraphModule) -> float | None:
-    """A number that is known while the graph is traced: itself, or a tensor of one element that is filled with it."""
+    """A number known during tracing: itself, or that of a one-element tensor filled with it. None if unknown."""
     if isinstance(node, bool | int | float):
         return float(node)
     if not isinstance(node, torch.fx.Node):

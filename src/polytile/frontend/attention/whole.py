@@ -1,8 +1,8 @@
-"""scaled_dot_product_attention kept whole on its way through AOTAutograd.
+"""Keeps scaled_dot_product_attention whole on its way through AOTAutograd.
 
-PyTorch takes the function apart while a graph is traced, by the rules of the backend that it would choose for the traced tensors.
-Where that is the one with scores in memory, two products and a softmax are all that is left. So Dynamo's graph calls `attention`
-in its place, which gives the operator polytile::attention wherever that does the same, and no gradient is wanted.
+PyTorch decomposes the function while a graph is traced, by the rules of the backend that it would choose for the traced tensors.
+For the backend with scores in memory, only two products and a softmax are left. So Dynamo's graph calls `attention` instead,
+which emits the operator polytile::attention wherever that is equivalent and no gradient is wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def keep_whole(graph: torch.fx.GraphModule) -> None:
-    """Has Dynamo's graph, and the graphs inside it, call `attention` and `varlen_attention`, and write out flex_attention."""
+    """Make Dynamo's graph, and the graphs inside it, call `attention` and `varlen_attention`, and write out flex_attention."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]
@@ -45,7 +45,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """scaled_dot_product_attention, as one operator where it can be."""
+    """scaled_dot_product_attention, as one operator where possible."""
     tensors = (query, key, value)
     if not _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return scaled_dot_product_attention(
@@ -61,7 +61,7 @@ def attention(
 
 
 def _is_ours(tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, causal: bool, scale: Any, grouped: bool) -> bool:
-    """Whether the operator does what the function would do with these."""
+    """Whether the operator is equivalent to the function for these arguments."""
     query, key, value = tensors
     given = (*tensors, *([mask] if mask is not None else []))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -82,5 +82,5 @@ def _is_ours(tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, c
 
 
 def _of_rank_4(tensor: Tensor) -> Tensor:
-    """(batch, rows, columns), or (rows, columns), with one head."""
+    """(batch, rows, columns), or (rows, columns), with a head dimension of 1."""
     return tensor if tensor.ndim == 4 else tensor.unsqueeze(-3)

@@ -1,4 +1,4 @@
-"""Attention as one operation: polytile::attention, and ATen's operators for it where their result and its log-sum-exp suffice."""
+"""Lowers polytile::attention and ATen's attention operators to one attention, if only their result and log-sum-exp are used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORWARD = {
     aten._scaled_dot_product_cudnn_attention.default: False,
     aten._scaled_dot_product_fused_attention_overrideable.default: False,
 }
-"""ATen's operators for attention, and whether anybody may use their log-sum-exp; others lay it out for their own derivatives."""
+"""ATen's attention operators, and whether their log-sum-exp may be used. Some lay it out for their own backward pass."""
 BACKWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,
@@ -50,25 +50,28 @@ BACKWARD = (
 FROM_BOTTOM_RIGHT = (
     aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_flash_attention_backward.default,
 )  # fmt: skip
-"""Those whose causal mask counts from the bottom right, not from the top left."""
+"""Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
     ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
-"""Whatever reads q, k and v as they lie in memory."""
+"""Operators that read q, k and v in their memory layout."""
 
 
 DEAREST_BIAS = 16.0
-"""Multiply-adds for one element (ir.ops) up to which a bias is computed by kernels, for each batch and head that adds it. An
-exponential costs 12. Wrong where the bias is so large that it comes from far."""
+"""Maximum cost of a bias, in multiply-adds per element (ir.ops), for kernels to compute it, once for each batch and head that
+adds it. An exponential costs 12. Known wrong: a bias so large that it has to be read from main memory."""
 
 
 def emit(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str,
     fill: float = EMPTY, empty_is_0: bool = True, with_lse: bool = False, output: int | None = None, table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The attention of stored operands, and its log-sum-exp if wanted. `output`: the number of the node's result that it is.
-    `table`: where k and v are pages (pages, heads, page, d), those of each sequence."""
+    """Emit an attention of stored operands; return its result, and its log-sum-exp if wanted.
+
+    `output` is the index of the attention among the node's results. With `table`, k and v are pages (pages, heads, page, d), and
+    it lists those of each sequence.
+    """
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         raise LoweringError(f"attention of {q.dtype}, {k.dtype} and {v.dtype} is left to the library.")
     if scale is not None and not isinstance(scale, float | int):
@@ -100,8 +103,8 @@ def emit(
 
 
 def is_expression(builder: Builder, bias: Tensor) -> bool:
-    """Whether a mask or bias is computed where it is used: it is not in memory, kernels compute its type, and numbers cost little
-    to compute."""
+    """Whether kernels compute a mask or bias where it is used: it is not in memory, its dtype is supported, and it is boolean or
+    cheap."""
     if builder.place_of(bias) is not None or bias.node is None or bias.dtype not in (torch.bool, *DTYPES):
         return False
     cost = sum(ops.definition(node.name).cost for node in expr.walk(bias.node) if isinstance(node, expr.Op))
@@ -111,8 +114,8 @@ def is_expression(builder: Builder, bias: Tensor) -> bool:
 def scores_with(
     builder: Builder, bias: Tensor, points: tuple[Size, ...], causal: str, fill: float, shift: Size
 ) -> Loop:
-    """The scores (batch, heads, m, n) of products whose `bias` is computed at each point: see Attention. A causal mask from the
-    bottom right lies `shift` keys further."""
+    """The scores (batch, heads, m, n) of products with a `bias` that is computed at each point (see Attention). `shift` is the
+    offset of the diagonal of a bottom-right causal mask."""
     axes = builder.axes(points)
     point = tuple(axis.symbol for axis in axes)
     own = expr.make(expr.Accumulator, dtype=torch.float32)
@@ -129,14 +132,14 @@ def scores_with(
 
 
 def scores_loop(builder: Builder, axes: tuple[Axis, ...], score: Node) -> Loop:
-    """The Loop that says what the score of each point is."""
+    """The Loop that computes the score at each point."""
     strides = sizes.contiguous_strides(tuple(axis.size for axis in axes))
     place = sum((axis.symbol * stride for axis, stride in zip(axes, strides, strict=True)), sizes.ZERO)
     return Loop(SCORES, axes, (), (Store(SCORES, place, score),), (builder.origin,))
 
 
 def _pages(builder: Builder, batch: Size, rows: Size, k: View, table: Tensor) -> Sequences:
-    """Where the pages are, as a table that has been checked: it may come from anywhere."""
+    """The page table, with its entries checked: they may come from anywhere."""
     require_index(table)
     count, _, page, _ = k.sizes
 
@@ -151,8 +154,8 @@ def _pages(builder: Builder, batch: Size, rows: Size, k: View, table: Tensor) ->
 
 
 def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
-    """The operands with one expression for each size that they share. The program's guards hold them equal, whatever they are
-    written as: a number where one of them is."""
+    """The operands with the same expression for each size that they share. Guards hold the sizes equal, however they are written;
+    a number is preferred."""
     batch, length = _common(q.sizes[0], k.sizes[0], v.sizes[0]), _common(q.sizes[3], k.sizes[3])
     heads, keys = _common(k.sizes[1], v.sizes[1]), _common(k.sizes[2], v.sizes[2])
     if sizes.equal(q.sizes[1], heads):
@@ -165,7 +168,7 @@ def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
 
 
 def _with_pages(q: View, k: View, v: View) -> tuple[View, View, View]:
-    """The same of pages: q and they have batches of their own."""
+    """The same for pages, whose batch size differs from that of q."""
     count, batch = _common(k.sizes[0], v.sizes[0]), q.sizes[0]
     k, v = (replace(each, sizes=(batch, *each.sizes[1:])) for each in (k, v))
     q, k, v = agreed(q, k, v)
@@ -173,7 +176,8 @@ def _with_pages(q: View, k: View, v: View) -> tuple[View, View, View]:
 
 
 def expanded(view: View, wanted: tuple[Size, ...]) -> View:
-    """A bias of up to as many dimensions, some of them of size 1, in all the sizes `wanted`, which guards hold the others to."""
+    """A bias with at most as many dimensions, some of size 1, expanded to the sizes `wanted`. Guards hold the other sizes
+    equal."""
     missing = len(wanted) - len(view.sizes)
     own, steps = (sizes.ONE,) * missing + view.sizes, (sizes.ZERO,) * missing + view.strides
     return replace(view, sizes=wanted, strides=tuple(sizes.ZERO if n == 1 else step for n, step in zip(own, steps, strict=True)))
@@ -201,7 +205,7 @@ def paged(
 
 @lowers(PRODUCTS)
 def products(builder: Builder, q: Tensor, k: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Nothing is computed: until the scores are an attention's, their elements are those of a buffer that is not there."""
+    """Computes nothing: until an attention uses the scores, their elements are loads of a buffer that does not exist."""
     name, shape = builder.name(SCORES), builder.result_sizes()
     strides = sizes.contiguous_strides(shape)
 
@@ -216,7 +220,7 @@ def products(builder: Builder, q: Tensor, k: Tensor, scale: float, dtype: torch.
 def attention_of(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool
 ) -> Tensor:
-    """The attention whose scores are computed from products of `products`, at the same points."""
+    """The attention whose scores are computed from `products` at the same points."""
     q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
     points = (*q_view.sizes[:3], k_view.sizes[2])
     axes = builder.axes(points)
@@ -244,7 +248,7 @@ def attention_of(
 
 def _lower_forward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
     def lowering(builder: Builder, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """The attention and its log-sum-exp. Raises LoweringError where other results are used."""
+        """The attention and its log-sum-exp. Raises LoweringError if other results are used."""
         given, used = named_arguments(operator, args, kwargs), used_results(builder)
         q, k, v = (given[name] for name in ("query", "key", "value"))
         if not sizes.equal(v.sizes[3], builder.result_sizes(0)[3]):
@@ -272,7 +276,7 @@ def _causal(operator: OpOverload, given: Mapping[str, Any]) -> str:
 
 
 def _without_infinity(lse: Tensor, point: Point) -> Node:
-    """The log-sum-exp of a row that sees no key as 0, with which the derivative on a CPU counts."""
+    """The log-sum-exp with 0 for a row that attends to no key, as the CPU backward pass expects."""
     value = lse.at(point)
     empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
     return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), value)
@@ -283,7 +287,7 @@ for _operator in FORWARD:
 
 
 def used_results(builder: Builder) -> set[int]:
-    """The numbers of the node's results that something uses."""
+    """The indices of the node's results that are used."""
     assert builder.node is not None
     picked = {user.args[1] for user in builder.node.users if user.target is getitem and user.users}
     return {k for k in picked if isinstance(k, int)}
@@ -296,7 +300,7 @@ def emit_backward(
     builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: View,
     dropout: float, causal: str, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v. `lse`: (batch, heads, m)."""
+    """Emit the gradients of q, k and v. `lse` is (batch, heads, m)."""
     if Target.of(q.device).native:
         raise LoweringError("the gradient of attention on a CPU is left to the library, whose kernel is the only one there.")
     if dropout != 0:
@@ -340,7 +344,7 @@ def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
 
 def _lower_backward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, ...]]:
     def lowering(builder: Builder, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v. The log-sum-exp may have more rows than q, and a dimension of size 1 behind them."""
+        """The gradients of q, k and v. The log-sum-exp may have more rows than q, and a trailing dimension of size 1."""
         given = named_arguments(operator, (grad, *args), kwargs)
         if any(given.get("grad_input_mask", ())[3:]):
             raise LoweringError("the gradient of attention's bias is left to the library.")

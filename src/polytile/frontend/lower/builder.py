@@ -1,4 +1,4 @@
-"""The Builder: what a lowering uses to make buffers, loops, templates and library calls."""
+"""The Builder, which lowerings use to create buffers, loops, templates and library calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from polytile.ir.program import (
 class Builder:
     """Collects the buffers and operations of one program in execution order.
 
-    `node` is the FX node being lowered (its `meta["val"]` is the result as fake tensors); `origin` is its operator's name.
+    `node` is the FX node being lowered; its `meta["val"]` holds the result as fake tensors. `origin` is the operator's name.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Builder:
     @property
     def origin(self) -> str:
         node = self.node
-        while node is not None and node.target is operator.getitem:  # of several results: the operator's that gave them
+        while node is not None and node.target is operator.getitem:  # an element of a tuple has the origin of the tuple
             node = node.args[0]  # type: ignore[assignment]
         return str(node.target) if node is not None else "?"
 
@@ -66,7 +66,7 @@ class Builder:
         self, sizes_: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device,
         strides: Sequence[sympy.Expr] | None = None,
     ) -> Buffer:  # fmt: skip
-        """A fresh temporary; contiguous unless `strides` (elements) says otherwise."""
+        """Add a temporary buffer, contiguous unless `strides` (in elements) are given."""
         sizes_ = tuple(sizes_)
         layout = tuple(strides) if strides is not None else sizes.contiguous_strides(sizes_)
         buffer = Buffer(self.name("buf"), dtype, sizes_, layout, device)
@@ -76,7 +76,7 @@ class Builder:
     # storing -----------------------------------------------------------------------------------------------------------
 
     def realize(self, tensor: Tensor, strides: Sequence[sympy.Expr] | None = None) -> Tensor:
-        """`tensor` as a view of a buffer: itself if it is one already (and `strides` is None), else stored by a new loop."""
+        """`tensor` as a view of a buffer: itself if it is stored already and `strides` is None, else stored by a new loop."""
         if tensor.view is not None and strides is None:
             return tensor
         buffer = self.new_buffer(tensor.sizes, tensor.dtype, tensor.device, strides or tensor.layout)
@@ -84,7 +84,7 @@ class Builder:
         return stored(whole(buffer), tensor.device)
 
     def stored(self, tensor: Tensor) -> View:
-        """`tensor` as a view of a buffer that nobody may write to; the same unstored tensor is stored once."""
+        """`tensor` as a view of a buffer that must not be written to. The same unstored tensor is stored only once."""
         if tensor.view is not None:
             return tensor.view
         view = self.once(tensor, lambda: self.realize(tensor)).view
@@ -92,13 +92,13 @@ class Builder:
         return view
 
     def once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` has made for `tensor`, made the first time that it is asked for."""
+        """The tensor that `make` returns for `tensor`. `make` is called only the first time."""
         if tensor not in self._realized:
             self._realized[tensor] = make()
         return self._realized[tensor]
 
     def place_of(self, tensor: Tensor) -> View | None:
-        """Where `tensor` is in memory, None for one that was not stored so far."""
+        """Where `tensor` is in memory; None if it has not been stored."""
         return tensor.view or (self._realized[tensor].view if tensor in self._realized else None)
 
     def contiguous(self, tensor: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Builder:
         return self.realize(tensor, sizes.contiguous_strides(tensor.sizes))
 
     def store(self, target: View, tensor: Tensor, mode: str = "set") -> None:
-        """A loop that writes every element of `tensor` to `target` (same sizes)."""
+        """Emit a loop that writes every element of `tensor` to `target`, which has the same sizes."""
         axes = self.axes(tensor.sizes)
         point = tuple(a.symbol for a in axes)
         self.loop(axes, (), (Store(target.buffer, target.index(point), tensor.at(point), mode),))
@@ -116,7 +116,7 @@ class Builder:
             self.attach(tensor.call, target)
 
     def attach(self, call: Call, *outputs: View | None) -> None:
-        """Notes that the last loop does what `call` does, with these results."""
+        """Note on the last loop that `call` computes the same `outputs`."""
         views = tuple(None if view is None else _unfolded(view, call) for view in outputs)
         loop = self.operations[-1]
         if isinstance(loop, Loop) and views.count(None) == outputs.count(None):
@@ -127,7 +127,7 @@ class Builder:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
 
     def loop(self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop") -> Loop:
-        """Appends a loop."""
+        """Emit a loop."""
         loop = Loop(self.name(kind), axes, reduced, stores, (self.origin,))
         self.operations.append(loop)
         return loop
@@ -136,24 +136,25 @@ class Builder:
         self.operations.append(operation)
 
     def require(self, condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
-        """Has `condition`, a sympy Boolean, checked at run time unless it surely holds."""
+        """Check `condition`, a sympy Boolean, at run time, unless it is known to hold."""
         if condition is not True and condition != sympy.true:
             self.emit(Assert(self.name("assert"), condition, message, error))
 
     # pointwise ---------------------------------------------------------------------------------------------------------
 
     def result_sizes(self, k: int | None = None) -> tuple[sympy.Expr, ...]:
-        """Sizes of the current node's result (number `k` of several)."""
+        """Sizes of the current node's result, or of result `k` if it has several."""
         return tuple(sizes.as_size(n) for n in self.result(k).shape)
 
     def result(self, k: int | None = None) -> torch.Tensor:
-        """The fake tensor that the current node returns (number `k` of several)."""
+        """The fake tensor that the current node returns, or result `k` if it has several."""
         assert self.node is not None
         value = self.node.meta["val"]
         return value if k is None else value[k]
 
     def promote(self, kind: Promotion, *args: Any) -> tuple[torch.dtype, torch.dtype]:
-        """(type to compute in, result type) for elementwise `args` (Tensors, sizes and numbers), by torch's own rules."""
+        """The dtype to compute in and the result dtype of an elementwise operator, by torch's promotion rules. `args` are
+        Tensors, sizes and numbers."""
         stand_ins = [_stand_in(a) for a in args if a is not None]
         return elementwise_dtypes(*stand_ins, type_promotion_kind=kind)
 
@@ -161,8 +162,11 @@ class Builder:
         self, element: Callable[..., Node], args: Sequence[Any], in_dtype: torch.dtype, out_dtype: torch.dtype,
         out_sizes: Sequence[sympy.Expr] | None = None, device: torch.device | None = None,
     ) -> Tensor:  # fmt: skip
-        """`element(*nodes)` at every point of the broadcast of `args`; each argument arrives in the compute type of `in_dtype`,
-        and the node returned must be of the compute type of `out_dtype`."""
+        """`element(*nodes)` at every point of the broadcast of `args`.
+
+        Each argument is passed in the compute dtype of `in_dtype`, and `element` must return a node in the compute dtype of
+        `out_dtype`.
+        """
         tensors = [a for a in args if isinstance(a, Tensor)]
         out_sizes = tuple(out_sizes) if out_sizes is not None else self.result_sizes()
         device = device or (tensors[0].device if tensors else torch.device("cpu"))
@@ -173,7 +177,7 @@ class Builder:
         return computed(out_sizes, out_dtype, device, element_at)
 
     def element(self, value: Any, out_sizes: Sequence[sympy.Expr], point: Point) -> Node:
-        """`value` (Tensor, size or number) at `point` of a broadcast to `out_sizes`."""
+        """`value` (a Tensor, size or number), broadcast to `out_sizes`, at `point`."""
         if isinstance(value, Tensor):
             return value.at(broadcast_point(value.sizes, out_sizes, point))
         if isinstance(value, sympy.Expr) and not value.is_number:
@@ -214,8 +218,11 @@ class Builder:
     # library calls -----------------------------------------------------------------------------------------------------
 
     def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
-        """An ATen call, correct for any operator: arguments are stored first, outputs are new buffers laid out as the fake
-        results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
+        """Emit an ATen call. This is correct for any operator.
+
+        Arguments are stored first. The outputs are new buffers with the sizes and strides of the fake tensors in `results`, which
+        defaults to those of the current node. Returns Tensors and sizes in the structure of `results`.
+        """
         results = self.node.meta.get("val") if results is None and self.node is not None else results
         outputs: list[str | None] = []
         facts: list[tuple[sympy.Expr, tuple[Any, ...]]] = []
@@ -244,8 +251,11 @@ class Builder:
         return values
 
     def _known_from(self, facts: Sequence[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[sympy.Symbol, Any]]:
-        """Values for the symbols that have none yet, from what is known of a call's results: expressions, and where to find each.
-        A symbol that stands alone in one is that; one that is alone without a value in one that is linear in it is solved for."""
+        """Values for symbols that are still unknown, derived from the results of a call.
+
+        `facts` pairs expressions with where each is found in the results. A fact that is a single symbol defines it. A fact that
+        is linear in its only unknown symbol is solved for that symbol.
+        """
         ahead = [(each, how) for each, how in facts if isinstance(each, sympy.Expr) and not each.is_number]
         for each, how in ahead:
             if isinstance(each, sympy.Symbol) and self.define(each):
@@ -257,8 +267,8 @@ class Builder:
             yield symbol, solution
 
     def _named(self, value: Any, k: int, told: list[tuple[sympy.Symbol, Any]]) -> Any:
-        """`value`, output `k` of a call; under a name of its own where it is an expression of symbols that nothing tells, such as
-        whether two sizes are equal of which one is known under the other's name."""
+        """Output `k` of a call. It gets a symbol of its own if it is an expression with unknown symbols, such as an equality of
+        two sizes that are the same number under different names."""
         if not isinstance(value, sympy.Basic) or all(map(self.defined, value.free_symbols)):
             return value
         truth = not isinstance(value, sympy.Expr)
@@ -276,7 +286,7 @@ class Builder:
         return None
 
     def argument(self, value: Any) -> Any:
-        """A library call's argument: tensors stored, sizes wrapped, everything else as it is."""
+        """An argument of a library call: tensors are stored, sizes wrapped in a Ref, other values unchanged."""
         if isinstance(value, Tensor):
             return Ref(self.stored(value))
         if isinstance(value, sympy.Basic):
@@ -290,22 +300,22 @@ class Builder:
         return value
 
     def define(self, symbol: sympy.Symbol) -> bool:
-        """Whether `symbol` had no value yet, from an argument or an earlier call; from now on it has."""
+        """Mark `symbol` as known. Returns False if it already was, from an argument or an earlier call."""
         if symbol in self._defined:
             return False
         self._defined[symbol] = None
         return True
 
     def defined(self, symbol: sympy.Symbol) -> bool:
-        """Whether `symbol` has a value."""
+        """Whether the value of `symbol` is known."""
         return symbol in self._defined
 
     def mark(self) -> tuple[int, ...]:
-        """Where the program stands, for `undo`."""
+        """The current state of the builder, for `undo`."""
         return len(self.operations), len(self.buffers), len(self._realized), len(self._defined)
 
     def undo(self, mark: tuple[int, ...]) -> None:
-        """Forgets what was emitted, allocated, stored and defined since `mark`."""
+        """Discard everything that was emitted, allocated, stored and defined since `mark`."""
         del self.operations[mark[0] :]
         parts: tuple[dict[Any, Any], ...] = (self.buffers, self._realized, self._defined)
         for part, length in zip(parts, mark[1:], strict=True):
@@ -314,7 +324,7 @@ class Builder:
 
 
 def _unfolded(view: View, call: Call) -> View | None:
-    """`view`, of the result of a call, in the sizes that the call gives it; None where it is no plain reshape of that."""
+    """`view` of a call's result, in the sizes that the call returns; None if it is not a plain reshape of them."""
     if view.sizes == call.sizes or len(call.sizes) == 0:
         return view
     if view.strides != sizes.contiguous_strides(view.sizes):
@@ -323,18 +333,18 @@ def _unfolded(view: View, call: Call) -> View | None:
 
 
 def _number(value: Any) -> Any:
-    """A result that is no tensor, as a symbolic number where it is one."""
+    """A non-tensor result as a symbolic number, if it is one."""
     node = getattr(value, "node", None)
     return value if node is None else node.expr
 
 
 def _plain_value(value: Any) -> Any:
-    """What a number returned by a call is the value of: itself, or u where a truth value is u = 1."""
+    """The number that a returned value stands for: itself, or u for the truth value `u = 1`."""
     return value.lhs if isinstance(value, sympy.Eq) and value.rhs == 1 else value
 
 
 def _stand_in(value: Any) -> Any:
-    """A tensor or number of the same type and rank, for torch's promotion rules."""
+    """A tensor or number of the same dtype and rank, for torch's promotion rules."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.rank, dtype=value.dtype, device="meta")
     if isinstance(value, sympy.Expr):

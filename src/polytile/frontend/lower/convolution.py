@@ -1,4 +1,4 @@
-"""Convolutions: the library's, by a weight that is packed once for each layout that calls ask for, where it stays as it is."""
+"""Convolutions: library calls, with a weight that is packed once for each layout of the calls, if it does not change."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ def convolution(
     padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
     output_padding: Sequence[Size | int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight that is packed in oneDNN's own layouts.
-    Raises LoweringError, so that ATen's runs, for all others."""
+    """oneDNN's convolution of two-dimensional images on a CPU, with a constant weight that is packed in oneDNN's own layouts.
+
+    Raises
+    ------
+    LoweringError
+        For all other convolutions, so that ATen's runs.
+    """
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, *output_padding, groups, *weight.sizes]
     if weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
@@ -46,5 +51,5 @@ def convolution(
 
 
 def _is_constant(buffer: Buffer, view: View) -> bool:
-    """Whether `view` is the whole of an argument on a CPU that mostly stays what it is."""
+    """Whether `view` is the whole of a CPU argument that is expected not to change."""
     return buffer.weight == "constant" and buffer.device.type == "cpu" and view == whole(buffer)

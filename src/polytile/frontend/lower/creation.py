@@ -1,4 +1,4 @@
-"""Lowerings of operators that make tensors: constants, ranges, identity, uninitialised memory, copies."""
+"""Lowerings of operators that create tensors: constants, ranges, identity, uninitialised memory, copies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Number = Any  # Python number or sympy expression
 
 
 def filled_tensor(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
-    """The tensor of the traced size and type whose element at `point` is `element(point)`, converted to that type;
-    raises LoweringError where the traced result is nothing that a loop can fill."""
+    """A tensor of the traced sizes and dtype with elements `element(point)`, converted to that dtype. Raises LoweringError if a
+    loop cannot fill the traced result."""
     result = builder.result()
     check_dtypes(result.dtype)
     if result.layout != torch.strided:
@@ -53,7 +53,7 @@ def full(builder: Builder, size: Sequence[Number], value: Number, **options: Any
 
 @lowers(*overloads("full_like new_full fill.Scalar fill.Tensor prims.fill"))
 def full_like(builder: Builder, like: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """The last positional argument is the value, a number or a tensor of no dimensions."""
+    """The last positional argument is the value, a number or a zero-dimensional tensor."""
     value = arguments[-1] if arguments else options["fill_value"]
     if isinstance(value, Tensor) and value.rank:
         raise LoweringError("the value to fill with has dimensions.")
@@ -80,7 +80,7 @@ def ones(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     *overloads("prims.empty_strided prims.empty_permuted"),
 )
 def empty(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
-    """Any value will do: zero needs no memory where it is used at once."""
+    """Any value will do: zero needs no memory if it is used at once."""
     result = builder.result()
     if not is_dense(builder.result_sizes(), traced_strides(result)):
         raise LoweringError("memory whose elements overlap or leave holes is allocated by the library.")
@@ -103,7 +103,7 @@ def iota(builder: Builder, length: Number, *, start: Number, step: Number, **opt
 def ranged(builder: Builder, start: Number, step: Number, index: sympy.Expr) -> Node:
     """start + step·index: exact for integers, else in float64 (float32 on devices where eager uses that)."""
     result = builder.result()
-    if not result.dtype.is_floating_point:  # eager makes integers of the bounds of integer ranges
+    if not result.dtype.is_floating_point:  # eager converts the bounds of integer ranges to integers
         start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     if _is_integer(start) and _is_integer(step):
         start, step = sizes.as_size(start), sizes.as_size(step)
@@ -131,7 +131,7 @@ def eye(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
 
 @lowers(*overloads("clone lift_fresh_copy lift_fresh lift prims.clone"))
 def clone(builder: Builder, x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
-    """A copy; one that asks for a memory format other than row-major is stored in that layout at once."""
+    """A copy. One that requests a memory format other than row-major is stored in that layout at once."""
     copied = converted(builder, x, x.dtype)
     result = builder.result()
     strides = tuple(sizes.as_size(n) for n in result.stride())

@@ -1,7 +1,8 @@
-"""Which ATen operators AOTAutograd takes apart before lowering, and how.
+"""The ATen operators that AOTAutograd decomposes before lowering, and their decompositions.
 
-The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this
-project's where torch's cost precision, a guard, a copy or a symbolic float; less what is lowered whole or stays a library call.
+The table has torch's core ATen decompositions, further ones of torch's for operators that fuse well when decomposed, and this
+project's own where torch's cost precision, a guard, a copy or a symbolic float. It lacks operators that are lowered whole or stay
+library calls.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_o
 from polytile.frontend.lower import losses, norms, pads
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
-# Taken apart by torch's own rules, beyond the core table.
+# Decomposed by torch's own rules, beyond the core table.
 FROM_TORCH = """
     _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
     addmv dist elu gelu hardtanh huber_loss leaky_relu linalg_vector_norm native_batch_norm
@@ -35,7 +36,7 @@ FROM_TORCH = """
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
 
-# Lowered whole, or better as a library call than as torch takes them apart.
+# Lowered whole, or better as a library call than as torch decomposes them.
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu _unsafe_index _unsafe_index_put _unsafe_masked_index
     _unsafe_masked_index_put_accumulate all baddbmm bernoulli embedding_bag embedding_dense_backward
@@ -44,7 +45,7 @@ KEPT = """
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """exp(x - max) / Σ exp(x - max), in float32 for the 16-bit types, row-major as eager's."""
+    """exp(x - max) / Σ exp(x - max), in float32 for 16-bit dtypes; row-major as in eager."""
     if not _taken_apart(x, dim):
         return NotImplemented
     dtype = torch.float32 if half_to_float else x.dtype
@@ -64,7 +65,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def _taken_apart(x: Tensor, dim: int) -> bool:
-    """A maximum over a size that is known only at run time would have to be guarded against 0."""
+    """Whether to decompose: a maximum over a size known only at run time would need a guard against 0."""
     return x.ndim == 0 or not free_unbacked_symbols(x.shape[dim])
 
 
@@ -79,8 +80,8 @@ def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_
 
 
 def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
-    """torch's own rule, where it compares no size that is known only at run time: that would make a graph for each. Of types that
-    the operator does not take it would say something else than eager."""
+    """torch's own rule, unless it compares a size that is known only at run time, which would make a graph for each. For dtypes
+    that the operator does not support, its error would differ from eager's."""
     if not x.is_floating_point():
         return NotImplemented
     pairs = zip(x.shape[-2:], output_size, strict=True)
@@ -90,8 +91,11 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
 
 
 def _elsewhere(operator: OpOverload) -> Callable[..., Any]:
-    """torch's own rule for other devices than the CPU, where the operator is lowered whole, into one loop that the library's
-    kernel may stand in for, or is the library's: sums of overlapping windows as stores that meet took 350 µs in place of 140."""
+    """torch's own rule for devices other than the CPU.
+
+    On the CPU the operator is lowered whole to one loop, for which the library's kernel is a candidate, or is a library call:
+    overlapping windows summed by colliding stores took 350 µs instead of 140.
+    """
 
     def rule(x: Tensor, *args: Any) -> Any:
         return NotImplemented if x.device.type == "cpu" else torch._decomp.decomposition_table[operator](x, *args)
@@ -100,15 +104,18 @@ def _elsewhere(operator: OpOverload) -> Callable[..., Any]:
 
 
 def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
-    """torch's own rule, laid out as eager lays it out: as the input on a CPU, row by row elsewhere."""
+    """torch's own rule in eager's layout: that of the input on a CPU, row-major elsewhere."""
     result = torch._decomp.decompositions.max_unpool2d(x, indices, output_size)
     layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
     return result.contiguous(memory_format=layout)
 
 
 def _constant_pad_nd(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
-    """Amounts that are sizes, none above 0: eager crops and copies, which keeps the layout of `x`; with any above 0 its result
-    is row-major. The operator's fake form says row-major for both, so a guard here tells them apart."""
+    """Amounts that are sizes, none above 0.
+
+    Eager then crops and copies, which keeps the layout of `x`; with any amount above 0 its result is row-major. The operator's
+    fake implementation says row-major for both, so a guard distinguishes them here.
+    """
     if all(isinstance(n, int) for n in pad) or is_contiguous_or_false(x):
         return NotImplemented
     if not guard_or_false(functools.reduce(torch.sym_max, pad) <= 0):
@@ -120,7 +127,7 @@ def _constant_pad_nd(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
 
 
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
-    """A write of one value to some places of a dimension: laid out as a copy of `x` is, with no second copy into that."""
+    """Writes one value to some indices of a dimension, in the layout of a copy of `x`, without a second copy into that layout."""
     if not isinstance(value, Tensor):
         value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
     row = x if x.ndim else x.unsqueeze(0)
@@ -130,8 +137,11 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Te
 
 
 def _ordered_alike(operator: OpOverload) -> Callable[..., Any]:
-    """A rule for an operator of two tensors whose fake form asks the last of them how the result lies, where eager asks the first
-    that has a say, as every elementwise operator does: operands that lie otherwise are copied into eager's order."""
+    """A rule for a binary operator whose fake implementation takes the result's layout from the last operand.
+
+    Eager, like every elementwise operator, takes it from the first operand that determines one. Operands in other layouts are
+    copied to eager's order.
+    """
 
     def rule(x: Tensor | float, y: Tensor | float, **more: Any) -> Any:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.ndim * y.ndim == 0:
@@ -152,12 +162,12 @@ def _order(*tensors: Tensor) -> list[int]:
 
 
 def _laid_out(x: Tensor, order: list[int]) -> Tensor:
-    """A copy of `x` whose dimensions lie in this order in memory, outermost first."""
+    """A copy of `x` whose dimensions are in this memory order, outermost first."""
     return x.permute(order).contiguous().permute([order.index(k) for k in range(x.ndim)])
 
 
 def _times_log(logarithm: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """x·log y, and 0 for x = 0 unless y is NaN; laid out as x before y."""
+    """x·log y, and 0 for x = 0 unless y is NaN; the layout of x takes precedence over that of y."""
 
     def rule(x: Tensor, y: Tensor) -> Tensor:
         _, dtype = elementwise_dtypes(x, y, type_promotion_kind=Promotion.INT_TO_FLOAT)
@@ -168,7 +178,7 @@ def _times_log(logarithm: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """min(x, 0) - log(1 + e^-|x|), row-major on a CPU as eager's; the second result is for eager's own gradient."""
+    """min(x, 0) - log(1 + e^-|x|), row-major on a CPU as in eager; the second result is for eager's own gradient."""
     if x.device.type != "cpu":
         return torch._decomp.decomposition_table[torch.ops.aten.log_sigmoid_forward.default](x)
     x = x.contiguous()
@@ -177,14 +187,14 @@ def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """The form whose number of values every version of torch leaves to the run: up to 2.11 the fake form of this one has
-    as many values as a tensor of zeros, which the backward of a fill then takes for a fact."""
+    """The operator whose number of values all versions of torch leave to run time. Up to 2.11, the fake implementation of this
+    one has as many values as a tensor of zeros, which the backward of a fill then takes as a fact."""
     values, inverse, _ = torch.ops.aten._unique2(x, sorted, return_inverse)
     return values, inverse
 
 
 def _scaled_mm(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> Any:
-    """Not taken apart; but the operator's fake form does not look whether the operands fit."""
+    """Not decomposed; adds a check that the operands fit, which the operator's fake implementation lacks."""
     if a.ndim == b.ndim == 2 and not more.get("contraction_dim"):
         fits = a.shape[1] == b.shape[0]
         torch._check(fits, lambda: f"mat1 and mat2 shapes cannot be multiplied ({tuple(a.shape)} and {tuple(b.shape)})")
@@ -192,7 +202,7 @@ def _scaled_mm(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> Any:
 
 
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """The places where `mask` holds take the elements of `source` in order; too few of them are an IndexError."""
+    """The positions where `mask` is true take the elements of `source` in order; too few of them raise an IndexError."""
     x, mask = torch.broadcast_tensors(x, mask)
     if guard_or_false(source.numel() == 0):
         return x.clone(memory_format=torch.contiguous_format)
@@ -202,7 +212,7 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
-    """Each element of the source gets the gradient of the place that took it, those that none took 0."""
+    """Each element of the source gets the gradient of the position that took it; unused ones get 0."""
     grad, mask = torch.broadcast_tensors(grad, mask)
     flat, given = mask.reshape(-1), grad.new_zeros(sizes).view(-1)
     order = torch.cumsum(flat, 0) - 1
@@ -210,7 +220,7 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Te
 
 
 def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """The sum of a batch of products is one product, of the batches' k side by side."""
+    """The sum of a batch of products is one product with the batches' k concatenated."""
     batch, m, k = batch1.shape
     rows = batch1.permute(1, 0, 2).reshape(m, batch * k)
     return torch.addmm(x, rows, batch2.reshape(batch * k, batch2.shape[2]), beta=beta, alpha=alpha)
@@ -247,14 +257,14 @@ OWN: dict[str, Callable[..., Any]] = {
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table for AOTAutograd; operators that this torch does not have are left out."""
+    """The table for AOTAutograd, without operators that this torch lacks."""
     return dict(_table())
 
 
 @functools.cache
 def _table() -> Mapping[OpOverload, Callable[..., Any]]:
-    """The public list of core decompositions has composite operators too, which the tracer takes apart anyhow: that takes 100 ms
-    more."""
+    """The table itself. The public list of core decompositions also has composite operators, which the tracer decomposes anyway;
+    that list takes 100 ms more."""
     table: dict[Any, Callable[..., Any]] = dict(torch._decomp._core_aten_decompositions_post_autograd())
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:

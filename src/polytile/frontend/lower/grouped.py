@@ -1,6 +1,6 @@
-"""Grouped products: products of groups of rows, or of groups along k, whose sizes are known on the device only.
+"""Grouped products: products of groups of rows, or of groups along k, whose sizes are known only on the device.
 
-A product whose groups are columns is the transpose of one whose groups are rows. Experts of the same number of rows are a batch.
+A product with groups of columns is the transpose of one with groups of rows. Experts with the same number of rows are a batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from polytile.ir.sizes import ZERO, Size
 aten = torch.ops.aten
 
 FALLBACK = "transformers::grouped_mm_fallback"
-"""The operator by which transformers' experts multiply where `torch.nn.functional.grouped_mm` is not compiled: other types than
-bfloat16."""
+"""The operator with which transformers' experts multiply where `torch.nn.functional.grouped_mm` is not compiled: dtypes other
+than bfloat16."""
 
 
 @lowers(aten._grouped_mm.default)
@@ -34,7 +34,7 @@ def grouped_mm(
     builder: Builder, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """The four forms: of three dimensions both, one of them, or none."""
+    """The four forms: both operands of three dimensions, one of them, or none."""
     if bias is not None or (out_dtype is not None and out_dtype != a.dtype):
         raise LoweringError("grouped products with a bias, or in another type than their operands', are left to the library.")
     if offs is None:
@@ -62,7 +62,7 @@ def fallback_backward(builder: Builder, a: Tensor, b: Tensor, offs: Tensor, grad
 
 
 def _check(a: Tensor, b: Tensor) -> None:
-    """Raises LoweringError where no grouped product is generated."""
+    """Raise LoweringError if no grouped product is generated."""
     if a.dtype != b.dtype or a.dtype not in OPERAND_DTYPES.get(generator_of(a.device), ()):
         raise LoweringError(f"grouped products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
@@ -70,7 +70,7 @@ def _check(a: Tensor, b: Tensor) -> None:
 
 
 def _ends(builder: Builder, offs: Tensor) -> View:
-    """Where the groups end, as a dense vector of int32."""
+    """The ends of the groups, as a dense int32 vector."""
     if offs.dtype not in (torch.int32, torch.int64):
         raise LoweringError(f"groups that end at numbers of {offs.dtype} are left to the library.")
     if offs.dtype == torch.int64:
@@ -91,8 +91,8 @@ def scaled_grouped_mm(
     bias: Tensor | None = None, scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Rows of 8-bit floats in groups by matrices of such, with a scale for each row and for each column of each matrix; sums are
-    float32 whatever `use_fast_accum` allows, scaled by pointwise work."""
+    """Groups of rows of 8-bit floats by matrices of such, with a scale per row and per column of each matrix. Accumulators are
+    float32, whatever `use_fast_accum` allows, and scaled by pointwise work."""
     if bias is not None or scale_result is not None or offs is None or (a.rank, b.rank) != (2, 3):
         raise LoweringError("scaled grouped products but those of rows by matrices, without a bias, are left to the library.")
     check_scaled(builder, a, b, (scale_a, scale_b))
@@ -114,7 +114,7 @@ def scaled_grouped_mm(
 
 
 def _group_of_rows(builder: Builder, rows: Size, offs: Tensor, groups: Size) -> Tensor:
-    """The group of each row; of rows beyond the last one, whose products are 0, the last."""
+    """The group of each row. Rows beyond the last group, whose products are 0, count to the last one."""
 
     def before(point: Point) -> Node:
         ended = expr.op("le", torch.bool, widen(offs.at(point[1:]), torch.int64), expr.index_value(point[0]))
@@ -129,8 +129,8 @@ def _group_of_rows(builder: Builder, rows: Size, offs: Tensor, groups: Size) -> 
 def emit(
     builder: Builder, a: View, b: View, ends: View, result: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The grouped product of matrices, of which at most one is a batch, in the strides of the traced `result`; dense in another
-    `dtype`, if one is given."""
+    """Emit the grouped product of matrices, at most one of them batched, in the strides of the traced `result`; dense in `dtype`,
+    if given."""
     device = builder.buffers[a.buffer].device
     turned = len(a.sizes) == 3  # groups of columns: (bᵀ · aᵀ)ᵀ
     left, right = (_turned(b), _turned(a)) if turned else (a, b)

@@ -1,8 +1,8 @@
-"""Indexing: operators that read elements at positions that are themselves data.
+"""Indexing: operators that read elements at positions that are data.
 
-A read is a load whose index holds a stand-in for the position's value. The source is stored first, except by a `gather` of no
-more elements than it has, which computes only those it picks: of a cross entropy's log-softmax, one a row. Positions are
-checked when the program runs: one that is out of range is an IndexError, as in eager.
+A read is a load whose index has a placeholder for the position's value. The source is stored first, except for a `gather` of no
+more elements than it has, which computes only the selected ones: for a cross entropy's log-softmax, one per row. Positions are
+checked at run time: one out of range is an IndexError, as in eager.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ def embedding(
 
 @dataclass(frozen=True)
 class Pattern:
-    """How `x[indices]` is laid out: the index tensors, broadcast to `shape`, take the place of the dimensions that they
-    index if those are neighbours, else they come first; the other dimensions of `x` keep their order."""
+    """The layout of `x[indices]`.
+
+    The index tensors, broadcast to `shape`, take the place of the dimensions that they index if those are adjacent, else they
+    come first. The other dimensions of `x` keep their order.
+    """
 
     source: tuple[Size, ...]
     indices: dict[int, Tensor]
@@ -95,7 +98,7 @@ class Pattern:
 
     @property
     def lead(self) -> int:
-        """How many dimensions of the result come before those of the index tensors."""
+        """Number of dimensions of the result before those of the index tensors."""
         dims = sorted(self.indices)
         return dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
 
@@ -117,7 +120,7 @@ class Pattern:
 
 
 def pattern_of(source: Tensor, indices: Sequence[Tensor | None]) -> Pattern:
-    """Raises LoweringError for masks: how many elements they pick is known only when they have been computed."""
+    """Raises LoweringError for masks, whose number of selected elements is known only after they are computed."""
     require_loop_dtype(source.dtype)
     given = {d: index for d, index in enumerate(indices) if index is not None}
     for index in given.values():
@@ -126,7 +129,7 @@ def pattern_of(source: Tensor, indices: Sequence[Tensor | None]) -> Pattern:
 
 
 def broadcast(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
-    """The sizes that `shapes` broadcast to."""
+    """The sizes to which `shapes` broadcast."""
     rank = max((len(shape) for shape in shapes), default=0)
     result = [ONE] * rank
     for shape in shapes:
@@ -146,7 +149,8 @@ def unsafe_index(builder: Builder, source: Tensor, indices: Sequence[Tensor | No
 
 
 def require_elements(builder: Builder, pattern: Pattern) -> None:
-    """As eager, an index of any elements into a dimension of none is an error even where no element would be picked."""
+    """Require elements in the indexed dimensions: as in eager, an index into an empty dimension is an error even if it has no
+    elements to select."""
     for d in pattern.indices:
         n = pattern.source[d]
         if not sizes.is_nonnegative(n - 1):
@@ -166,7 +170,7 @@ def _indexed(builder: Builder, source: Tensor, indices: Sequence[Tensor | None],
 def unsafe_masked_index(
     builder: Builder, source: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: bool | int | float | Size
 ) -> Tensor:
-    """`fill` where `mask` is false; there the indices may be out of range."""
+    """`fill` where `mask` is false; the indices may be out of range there."""
     pattern = pattern_of(source, indices)
     base = builder.realize(source)
 

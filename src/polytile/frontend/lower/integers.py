@@ -1,4 +1,4 @@
-"""Bounds of integer expressions: which numbers a value may be, whatever memory holds."""
+"""Bounds of integer expressions that hold for any contents of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from polytile.ir.expr import Const, Load, Node, Op
 
 Range = tuple[int, int]
-"""The least and the largest value."""
+"""The minimum and maximum."""
 
 
 def _of_type(dtype: torch.dtype) -> Range:
@@ -18,7 +18,7 @@ def _of_type(dtype: torch.dtype) -> Range:
 
 
 def _masked(x: Range, y: Range) -> Range | None:
-    """x & y where either is not negative: no larger than that one."""
+    """x & y, if either is nonnegative, is at most that one."""
     largest = [high for low, high in (x, y) if low >= 0]
     return (0, min(largest)) if largest else None
 
@@ -32,11 +32,11 @@ RULES: dict[str, Callable[..., Range | None]] = {
     "neg": lambda x: (-x[1], -x[0]),
     "cast": lambda x: x,
 }
-"""By operation, of its arguments' ranges."""
+"""The range of each operation, from its arguments' ranges."""
 
 
 def integer_range(node: Node) -> Range | None:
-    """The bounds of `node`; None where it is no integer, or where nothing is known of it."""
+    """The range of `node`; None if it is not an integer, or its range is unknown."""
     if node.dtype == torch.bool:
         return 0, 1
     if node.dtype.is_floating_point or node.dtype.is_complex:

@@ -1,7 +1,7 @@
 """Joins: operators that put tensors beside, around or into one another.
 
-Each result is a choice by position, `where(here, piece[point - start], rest)`; a piece's loads are masked by `here`, so
-nothing is read outside it. Many pieces are instead stored side by side in one buffer, a loop each.
+Each result is a choice by position, `where(here, piece[point - start], rest)`. A piece's loads are masked by `here`, so that
+nothing is read out of bounds. If there are many pieces, each is stored to its part of one buffer by a loop of its own.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from polytile.ir.sizes import ONE, ZERO, Size, as_size
 aten = torch.ops.aten
 
 CHAIN_LIMIT = 8
-"""Most pieces that are joined by a chain of choices. Every element pays for the whole chain (a compare, a masked load
-and a select a piece), a store for every piece only for memory once; wrong where the pieces are expensive to compute and
-few."""
+"""Maximum number of pieces in a chain of choices. Every element pays for the whole chain (a compare, a masked load and a select
+per piece), whereas separate stores pay only for memory, once. Known wrong: few pieces that are expensive to compute."""
 
 
 # conditions on a point ------------------------------------------------------------------------------------------------
 
 
 def compare(name: str, a: Size, b: Size) -> Node:
-    """`a name b` as a truth value, name being lt, le, gt, ge or eq."""
+    """`a name b` as a boolean, where name is lt, le, gt, ge or eq."""
     return expr.op(name, torch.bool, expr.index_value(a), expr.index_value(b))
 
 
 def all_of(conditions: Sequence[Node]) -> Node | None:
-    """The conjunction; None where there is nothing to ask."""
+    """The conjunction; None if there are no conditions."""
     result = None
     for condition in conditions:
         result = condition if result is None else expr.op("logical_and", torch.bool, result, condition)
@@ -52,14 +51,14 @@ def all_of(conditions: Sequence[Node]) -> Node | None:
 
 
 def choose(condition: Node | None, inside: Node, outside: Node) -> Node:
-    """`inside`, its loads done only where `condition` holds, else `outside`."""
+    """`inside`, with its loads masked by `condition`, else `outside`."""
     if condition is None:
         return inside
     return expr.op("where", inside.dtype, condition, expr.mask_loads(inside, condition), outside)
 
 
 def between(index: Size, start: Size, end: Size, size: Size) -> list[Node]:
-    """What start ≤ index < end asks, given that 0 ≤ index < size."""
+    """The conditions for start ≤ index < end, given that 0 ≤ index < size."""
     asked = []
     if not sizes.is_nonnegative(-start):
         asked.append(compare("ge", index, start))
@@ -86,7 +85,7 @@ class Piece:
 
 
 def pieces_of(tensors: Sequence[Tensor], dim: int) -> list[Piece]:
-    """`tensors` one after the other along `dim`; those that have no extent there are left out."""
+    """`tensors` one after the other along `dim`, without those of size 0 there."""
     pieces, start = [], ZERO
     for tensor in tensors:
         end = sympy.expand(start + tensor.sizes[dim])
@@ -115,7 +114,7 @@ def _with_unit_dim(tensor: Tensor, dim: int) -> Tensor:
 
 
 def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """`tensors` side by side along `dim`, as the current node's result."""
+    """`tensors` concatenated along `dim`, as the current node's result."""
     result, shape = builder.result(), builder.result_sizes()
     for tensor in tensors:
         require_loop_dtype(tensor.dtype)
@@ -137,12 +136,12 @@ def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` as an unstored tensor of another type."""
+    """`tensor` as an unstored tensor of another dtype."""
     return computed(tensor.sizes, dtype, tensor.device, lambda point: convert(tensor.at(point), dtype))
 
 
 def _side_by_side(builder: Builder, pieces: Sequence[Piece], dim: int) -> Tensor:
-    """Each piece stored to its place in one buffer."""
+    """Store each piece to its part of one buffer."""
     result, shape = builder.result(), builder.result_sizes()
     buffer = builder.new_buffer(shape, result.dtype, result.device, traced_strides(result))
     for piece in pieces:
@@ -189,7 +188,7 @@ def _rolled(source: Tensor, shift: Size, dim: int) -> Tensor:
 def constant_pad_nd(
     builder: Builder, source: Tensor, pad: Sequence[Size | int], value: bool | int | float | Size = 0
 ) -> Tensor:
-    """`pad` holds (before, after) for the last dimension first; a negative amount crops."""
+    """`pad` holds (before, after), starting with the last dimension; a negative amount crops."""
     require_loop_dtype(source.dtype)
     before = [ZERO] * source.rank
     for k in range(len(pad) // 2):
@@ -240,7 +239,7 @@ def slice_scatter(
 
 @lowers(aten.select_scatter.default)
 def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, index: Size | int) -> Tensor:
-    """`source` with `src` in place of number `index` of dimension `dim`, which `src` lacks."""
+    """`source` with `src` in place of index `index` of dimension `dim`, which `src` lacks."""
     require_known_sizes(builder)
     require_loop_dtype(source.dtype)
     d = wrap_dim(dim, source.rank)
@@ -256,8 +255,11 @@ def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, inde
 
 
 def _copied_back(node: torch.fx.Node | None) -> bool:
-    """Whether an argument is overwritten with the result of `node`, or with what other such writes make of it. The piece is then
-    stored alone: the copy that it is stored in falls away where nobody needs the old values (passes/overwriting.py)."""
+    """Whether an argument is overwritten with the result of `node`, possibly after further such writes.
+
+    Then only the piece is stored: the copy to which it is stored disappears if the old values are not needed
+    (passes/overwriting.py).
+    """
     seen: set[torch.fx.Node] = set()
     left = [node] if node is not None else []
     while left:
@@ -274,8 +276,8 @@ _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
 def _written(builder: Builder, source: Tensor, src: Tensor, d: int, start: Size, step: Size | None = None) -> Tensor:
-    """A copy of `source` with `src` in its place: along dimension `d` from `start` on, every `step`; without a step `src` lacks
-    that dimension."""
+    """A copy of `source` with `src` stored to dimension `d` from `start` on, at every `step`; without a step, `src` lacks that
+    dimension."""
     changed = duplicate(builder, source)
     strides = list(changed.strides)
     offset = sympy.expand(changed.offset + start * strides[d])
@@ -288,7 +290,7 @@ def _written(builder: Builder, source: Tensor, src: Tensor, d: int, start: Size,
 def diagonal_scatter(
     builder: Builder, source: Tensor, src: Tensor, offset: Size | int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
-    """`source` with `src` in place of a diagonal of two dimensions; along the diagonal runs the last one of `src`."""
+    """`source` with `src` in place of a diagonal of two dimensions, which runs along the last dimension of `src`."""
     require_loop_dtype(source.dtype)
     a, b = wrap_dim(dim1, source.rank), wrap_dim(dim2, source.rank)
     origin = diagonal_origin(as_size(offset), a, b)

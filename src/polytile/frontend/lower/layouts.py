@@ -1,4 +1,4 @@
-"""Layouts: how elements lie in memory, as tracing saw it, and the one operator that asks for a layout outright."""
+"""Layouts: the traced memory order of elements, and the one operator that requests a layout explicitly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def traced_strides(traced: torch.Tensor) -> tuple[Size, ...]:
 
 
 def as_they_lie(traced: torch.Tensor) -> list[int]:
-    """The dimensions of a dense fake tensor but for the one along which neighbours lie, and that one last."""
+    """The dimensions of a dense fake tensor, with the contiguous one moved to the end."""
     last = next((k for k, n in enumerate(traced.shape) if traced_strides(traced)[k] == 1 and n != 1), traced.ndim - 1)
     return [*[k for k in range(traced.ndim) if k != last], last]
 
@@ -57,7 +57,7 @@ def as_strided(
 
 
 def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) -> Tensor:
-    """`source` stored with the strides that `traced` has, so that offsets into its memory mean the same."""
+    """`source` stored with the strides of `traced`, so that offsets into its memory have the same meaning."""
     strides = traced_strides(traced)
     if source.view is not None and source.view.strides == strides:
         return source
@@ -71,8 +71,7 @@ def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) 
 
 
 def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether these strides lay the elements of `shape` out without holes or overlap, as some order of dimensions
-    does."""
+    """Whether these strides lay out `shape` without holes or overlap, in some order of its dimensions."""
     left = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     running: Size = ONE
     while left:

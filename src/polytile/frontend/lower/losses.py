@@ -1,5 +1,5 @@
-"""Gradients of losses, where torch's own rules would make a symbolic float of the mean's factor: here the count
-divides as an integer."""
+"""Gradients of losses for which torch's own rules would make the mean's factor a symbolic float: here the count divides as an
+integer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Matrix products: templates over stored operands, views of any strides; what is added to a product is a loop that
-reads it.
+"""Lowers matrix products to templates over stored operands with any strides. Bias and scale are loops that read the product.
 
-The loop becomes the template's epilogue when the passes fuse them. Products of other types than `OPERAND_DTYPES` are
-the library's. On a GPU an int8 operand that the graph converts to the other's type is read as it is and converted on
-its way; int8 products are kept in int32, products of 8-bit floats in float32, and their scales are pointwise work.
+The passes fuse these loops as epilogues. Products of dtypes other than `OPERAND_DTYPES` are library calls. An int8 operand that
+the graph converts to the other operand's dtype is read as int8 and converted by the kernel. int8 products are accumulated and
+returned in int32, products of 8-bit floats in float32; their scales are pointwise work.
 """
 
 from __future__ import annotations
@@ -36,20 +35,22 @@ aten = torch.ops.aten
 OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "gpu": (torch.float32, torch.bfloat16, torch.float16)}
 _FLOATS = OPERAND_DTYPES["gpu"]
 NARROW = {"cpu": ((), (torch.float32, torch.bfloat16)), "gpu": (_FLOATS, _FLOATS)}
-"""The types of A and of B that generated products convert int8 to as they read it."""
+"""The dtypes of A and of B to which generated products convert int8 as they read it."""
 GROUPS = (16, 1024)
-"""The least and the most elements along k that share a scale in a kernel that scales the sums of each group."""
+"""Minimum and maximum number of elements along k that share a scale, for kernels that scale each group's partial sums."""
 CONVERSIONS = ("cast", "round_bf16", "round_f16")
 WHOLE, BY_ROWS = 0, 1
-"""Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
+"""Values of `torch.nn.functional.ScalingType`: one scale per operand, or one per row or column."""
 SCALED_ROWS = 128
-"""Rows of A, or columns of B, of a block that has one scale, where not each has its own."""
+"""Rows of A, or columns of B, that share a scale in block-scaled products."""
 Number: TypeAlias = "bool | int | float | Size"
 
 
 def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
-    """out[..., m, n] = Σ_k a[..., m, k]·b[..., k, n] for operands of rank 2 or 3, stored; zero where there is nothing to
-    add up. `first`: the number of `a` among the current node's arguments."""
+    """out[..., m, n] = Σ_k a[..., m, k]·b[..., k, n] for operands of rank 2 or 3, stored; zero if k is 0.
+
+    `first` is the position of `a` among the current node's arguments.
+    """
     for operand in (a, b):
         if operand.dtype not in OPERAND_DTYPES.get(generator_of(operand.device), ()):
             raise LoweringError(f"matrix products of type {operand.dtype} on {operand.device.type} are left to the library.")
@@ -58,7 +59,7 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     shape = (*a.sizes[:-1], b.sizes[-1])
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed(shape, a.dtype, a.device, lambda point: expr.const(0, a.compute_dtype))
-    if generator_of(a.device) == "cpu":  # a GPU has prologues for that
+    if generator_of(a.device) == "cpu":  # on a GPU, prologues do this
         if (factors := column_factor(builder, b)) is not None:
             return scaled_columns(template(builder, a, factors[0], torch.float32, first), factors[1], a.dtype)
         if (groups := grouped(builder, b)) is not None:
@@ -70,11 +71,14 @@ def template(
     builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int, scales: tuple[Tensor, Tensor] | None = None,
     groups: Scales | None = None,
 ) -> Tensor:
-    """The product as a template whose result is of type `dtype`; see `product`. `scales`: (rows of scales, along k) of `a` and
-    (along k, columns of scales) of `b`. `groups`: the scales of `b` alone."""
+    """Emit the product as a template with a result of dtype `dtype`; see `product`.
+
+    `scales` holds the block scales of `a` (row blocks, k blocks) and of `b` (k blocks, column blocks). `groups` holds scales of
+    `b` alone.
+    """
     narrow = [narrow_view(operand, side) for side, operand in enumerate((a, b))]
     if all(view is not None for view in narrow):
-        narrow = [None, None]  # integers alone would be multiplied as integers
+        narrow = [None, None]  # two int8 operands would be multiplied as integers
     views = [view or operand_of(builder, o, k) for k, (o, view) in enumerate(zip((a, b), narrow, strict=True), first)]
     out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
     origins = (builder.origin,)
@@ -87,8 +91,8 @@ def template(
 
 
 def _by_blocks(builder: Builder, scales: tuple[Tensor, Tensor], left: View, right: View) -> tuple[Scales, Scales]:
-    """Scales of single rows and columns where there are as many as the operand has, else of blocks of them; operands as they were
-    when the graph was traced have been checked by PyTorch."""
+    """Per-row and per-column scales if there are as many as rows and columns, else block scales. PyTorch has checked the shapes
+    when the graph was traced."""
     views = [builder.stored(scale) for scale in scales]
     a, b = (batched(view) for view in views)
     alone = sizes.equal(a.sizes[1], left.sizes[1]), sizes.equal(b.sizes[2], right.sizes[2])
@@ -98,13 +102,13 @@ def _by_blocks(builder: Builder, scales: tuple[Tensor, Tensor], left: View, righ
 
 
 def generator_of(device: torch.device) -> str:
-    """Which kind of generator makes kernels for a device: "cpu", "gpu", or another device's type, for which there is none."""
+    """The kind of code generator for a device: "cpu", "gpu", or the type of a device without one."""
     return "gpu" if device.type == "cuda" or (device.type == "cpu" and options.get("interpret")) else device.type
 
 
 def narrow_view(operand: Tensor, side: int) -> View | None:
-    """The int8 matrix that `operand`, A (side 0) or B, is a plain conversion of, as a view; None where it is none, or generated
-    products do not read it. int8 is exact in every floating type, so that the conversion rounds nothing."""
+    """A view of the int8 matrix of which `operand`, A (side 0) or B, is a plain conversion. None if it is not one, or if
+    generated products do not read it. Every floating dtype represents int8 exactly, so the conversion does not round."""
     if operand.node is None or operand.dtype not in NARROW[generator_of(operand.device)][side]:
         return None
     node = _unconverted(operand.node)
@@ -118,8 +122,8 @@ def narrow_view(operand: Tensor, side: int) -> View | None:
 
 
 def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(q, s) where `b` is q·s, q of 8 bits (`number_of`) and s the same along k, such as a quantised weight's scale for each
-    output channel: Σ a·q·s = s · Σ a·q. None where `b` is no such product."""
+    """(q, s) if `b` is q·s, where q has 8 bits (see `number_of`) and s does not vary along k, such as a quantised weight's
+    per-channel scale: Σ a·q·s = s · Σ a·q. None otherwise."""
     for q, s in _factors(b.node):
         number = number_of(builder, b, q)
         if b.axes[-2] not in expr.free_symbols(s) and number is not None:
@@ -128,8 +132,11 @@ def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
-    """`node`, a factor of `b`, as an operand that is read as int8: a plain conversion of int8, or an integer expression of 8 bits
-    on one weight's elements, such as numbers of 4 bits out of bytes, of which panels are made once. None where it is neither."""
+    """`node`, a factor of `b`, as an operand that is read as int8; None if it cannot be.
+
+    It is either a plain conversion of int8, or an 8-bit integer expression of one weight's elements, such as 4-bit numbers
+    unpacked from bytes, which is packed into panels once.
+    """
     number = replace(b, node=node, call=None)
     if narrow_view(number, side=1) is not None:
         return number
@@ -144,8 +151,8 @@ def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
 
 
 def grouped(builder: Builder, b: Tensor) -> tuple[Tensor, Scales] | None:
-    """(q, its scales and zeros) where `b` is q·s or (q - z)·s, q of 8 bits (`number_of`), s and z the same for so many numbers
-    along k; None where it is neither. Scales and zeros are stored, group by group, as float32."""
+    """(q, its scales and zeros) if `b` is q·s or (q - z)·s, where q has 8 bits (see `number_of`) and s and z are constant over
+    groups along k; None otherwise. Scales and zeros are stored as float32, one per group."""
     if b.rank != 2:
         return None
     for q, s in _factors(b.node):
@@ -169,8 +176,9 @@ def grouped(builder: Builder, b: Tensor) -> tuple[Tensor, Scales] | None:
 
 
 def group_along(k: sympy.Symbol, nodes: Sequence[Node]) -> int | None:
-    """How many neighbours along `k` the values of `nodes` are the same for, where their indices hold k as k // d alone: the
-    largest number that divides every d. None where they hold it otherwise, or where no kernel is made for such groups."""
+    """The size of the groups of neighbours along `k` within which the values of `nodes` are constant. Their indices contain k
+    only as k // d; the size is the greatest common divisor of all d. None if they use k otherwise, or no kernel supports such
+    groups."""
     indices = [index for node in expr.walk(*nodes) for index in node.indices]
     divisions = {part for index in indices for part in index.atoms(FloorDiv) if part.args[0] == k and part.args[1].is_Integer}
     apart = dict.fromkeys(divisions, sizes.ZERO)
@@ -181,7 +189,7 @@ def group_along(k: sympy.Symbol, nodes: Sequence[Node]) -> int | None:
 
 
 def _factors(node: Node | None) -> Iterator[tuple[Node, Node]]:
-    """Both orders of the factors of a product, whatever it is converted to."""
+    """The factors of a product in both orders, looking through conversions."""
     node = _unconverted(node) if node is not None else None
     if isinstance(node, Op) and node.name == "mul":
         yield node.args[0], node.args[1]
@@ -195,7 +203,7 @@ def _unconverted(node: Node) -> Node:
 
 
 def scaled_columns(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The products `sums` times `scale`, of which any row will do."""
+    """`sums` times `scale`, of which any row can be used."""
 
     def element_at(point: Point) -> Node:
         *batch, _, n = point
@@ -205,8 +213,8 @@ def scaled_columns(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def operand_of(builder: Builder, operand: Tensor, k: int) -> View:
-    """`operand`, argument `k` of the current node, stored; a computed one in the order of memory that eager would give
-    it, so that the transpose of a computed matrix is written row by row and read as a transpose."""
+    """`operand`, argument `k` of the current node, stored. A computed operand gets the memory order of eager, so that the
+    transpose of a computed matrix is written row by row and read as a transpose."""
     traced = traced_argument(builder, k)
     strides = traced_strides(traced) if traced is not None else ()
     laid_out = operand.view is None and len(strides) == operand.rank and is_dense(operand.sizes, strides)
@@ -223,14 +231,14 @@ def batched(view: View) -> View:
 
 
 def agreed(left: View, right: View) -> tuple[View, View]:
-    """The operands with one expression for each size that they share. The program's guards hold them equal, whatever
-    they are written as: a number where either is one."""
+    """The operands with the same expression for each size that they share. Guards hold the sizes equal, however they are written;
+    a number is preferred."""
     batch, k = (b if b.is_Integer else a for a, b in zip((left.sizes[0], left.sizes[2]), right.sizes[:2], strict=True))
     return (replace(left, sizes=(batch, left.sizes[1], k)), replace(right, sizes=(batch, k, right.sizes[2])))
 
 
 def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Number) -> Tensor:
-    """beta·bias + alpha·result at the current node's sizes; a bias times 0 is not read, so its NaNs do not matter."""
+    """beta·bias + alpha·result at the current node's sizes. A bias times 0 is not read, so its NaNs do not propagate."""
     shape = builder.result_sizes()
 
     def scaled(node: Node, factor: Number) -> Node:
@@ -250,7 +258,7 @@ def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Nu
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    """A product of one column and one row is computed where it is used: there is nothing to add up."""
+    """A product of one column and one row is computed where it is used, as there is no reduction."""
     able = a.dtype == b.dtype and a.dtype in OPERAND_DTYPES.get(generator_of(a.device), ())
     if not able or ONE not in (a.sizes[-1], b.sizes[-2]):
         return product(builder, a, b, first=0)
@@ -269,7 +277,7 @@ def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number 
 
 @lowers(aten._int_mm.default)
 def int_mm(builder: Builder, a: Tensor, b: Tensor, first: int = 0) -> Tensor:
-    """int8 × int8, kept in int32."""
+    """int8 × int8, accumulated and returned in int32."""
     if generator_of(a.device) not in OPERAND_DTYPES or (a.dtype, b.dtype) != (torch.int8, torch.int8):
         raise LoweringError(f"products of {a.dtype} and {b.dtype} in int32 on {a.device.type} are left to the library.")
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
@@ -279,7 +287,7 @@ def int_mm(builder: Builder, a: Tensor, b: Tensor, first: int = 0) -> Tensor:
 
 @lowers(out_dtype_operator)
 def product_in(builder: Builder, operator: Any, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """aten.mm of int8 in int32: what `torch._int_mm` is, without its library's limits on sizes."""
+    """aten.mm of int8 in int32: like `torch._int_mm`, but without its library's limits on sizes."""
     if operator is not aten.mm.default or dtype != torch.int32:
         raise LoweringError(f"{operator} in {dtype} is left to the library.")
     return int_mm(builder, a, b, first=2)
@@ -287,7 +295,7 @@ def product_in(builder: Builder, operator: Any, dtype: torch.dtype, a: Tensor, b
 
 @lowers(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(builder: Builder, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """x · (weight · scales)ᵀ for an int8 weight [N, K] and a scale for each of its rows, which multiplies the sums."""
+    """x · (weight · scales)ᵀ for an int8 weight [N, K] and a scale for each of its rows, which multiplies the accumulators."""
     able = x.dtype in NARROW.get(generator_of(x.device), ((), ()))[1]
     if not able or has_static_zero(x.sizes) or has_static_zero(weight.sizes):
         raise LoweringError(f"products of {x.dtype} on {x.device.type} with int8 weights, or of nothing, are the library's.")
@@ -302,8 +310,11 @@ def scaled_mm(
     builder: Builder, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
     scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> Tensor:  # fmt: skip
-    """8-bit floats with a scale for a whole operand, for each row of A and each column of B, or for blocks of 1 or 128 rows and
-    columns by 128 elements along k; sums are float32 whatever `use_fast_accum` allows."""
+    """A product of 8-bit floats with scales.
+
+    Scales are per operand, per row of A and column of B, or per block of 1 or 128 rows or columns by 128 elements along k.
+    Accumulators are float32, whatever `use_fast_accum` allows.
+    """
     if scale_result is not None:
         raise LoweringError("scaled products with scaled results are left to the library.")
     check_scaled(builder, a, b, (scale_a, scale_b))
@@ -321,8 +332,7 @@ def scaled_mm_v2(
     bias: Tensor | None = None, out_dtype: torch.dtype | None = None, contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> Tensor:  # fmt: skip
-    """8-bit floats with one scale for each operand, or one for each row of A and each column of B; other recipes are the
-    library's."""
+    """8-bit floats with one scale per operand, or one per row of A and column of B. Other recipes are library calls."""
     recipes = tuple(recipe_a), tuple(recipe_b)
     if recipes not in (((WHOLE,), (WHOLE,)), ((BY_ROWS,), (BY_ROWS,))) or any((*swizzle_a, *swizzle_b)):
         raise LoweringError("products with scales by blocks, or several for each operand, are left to the library.")
@@ -336,26 +346,26 @@ def scaled_mm_v2(
 
 
 def check_scaled(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> None:
-    """Raises LoweringError where no product of scaled operands is generated."""
+    """Raise LoweringError if no product of these scaled operands is generated."""
     if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
         raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
     if builder.result().dtype.itemsize == 1 or has_static_zero(a.sizes) or has_static_zero(b.sizes):
         raise LoweringError("scaled products with 8-bit results, or of nothing, are left to the library.")
-    if a.sizes[-1] != b.sizes[-2]:  # nothing before has held them equal
+    if a.sizes[-1] != b.sizes[-2]:  # no guard holds them equal
         raise LoweringError("scaled products of operands that are not known to fit are left to the library.")
     if any(scale.dtype != torch.float32 for scale in scales):
         raise LoweringError("products with scales in other types than float32 are left to the library.")
 
 
 def _by_rows(builder: Builder, scales: Sequence[Tensor]) -> bool:
-    """Whether either operand has one scale, or one for each row of A or column of B."""
+    """Whether each operand has either one scale, or one per row of A or column of B."""
     m, n = builder.result_sizes()
     wholes = zip(scales, ((m, ONE), (ONE, n)), strict=True)
     return all(_is_one(scale) or tuple(scale.sizes) == of_rows for scale, of_rows in wholes)
 
 
 def _scaled_by_rows(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """Sums in float32, scaled by pointwise work."""
+    """Accumulators in float32, scaled by pointwise work."""
     shape, result = builder.result_sizes(), builder.result().dtype
     sums = template(builder, a, b, torch.float32, first=0)
 

@@ -1,8 +1,8 @@
-"""Normalisations taken apart into a Welford reduction and pointwise arithmetic.
+"""Decomposes normalisations into a Welford reduction and pointwise arithmetic.
 
-Decompositions with the signatures of their ATen operators; all are functional (AOTAutograd adds the copies that update
-running statistics). Statistics are computed in float32 for bfloat16 and float16 inputs. Counts stay integers, so that
-symbolic sizes never become symbolic floats.
+The decompositions have the signatures of their ATen operators, and are functional (AOTAutograd adds the copies that update
+running statistics). Statistics are computed in float32 for bfloat16 and float16 inputs. Counts stay integers, so that symbolic
+sizes never become symbolic floats.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """Type in which eager returns the mean and reciprocal deviation: on the CPU the input's own unless a parameter
-    is wider."""
+    """The dtype in which eager returns the mean and reciprocal deviation: on the CPU that of the input, unless a parameter is
+    wider."""
     same = all(p is None or p.dtype == x.dtype for p in parameters)
     return x.dtype if x.device.type == "cpu" and same else get_computation_dtype(x.dtype)
 
 
 def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """((x - mean)·rstd, mean, rstd) over `dims`, statistics with the reduced dimensions kept."""
+    """((x - mean)·rstd, mean, rstd) over `dims`; the statistics keep the reduced dimensions."""
     variance, mean = torch.var_mean(x, dim=dims, correction=0, keepdim=True)
     rstd = torch.rsqrt(variance + eps)
     return (x - mean) * rstd, mean, rstd
@@ -51,8 +51,8 @@ def _count(x: Tensor, dims: Sequence[int]) -> Size:
 def native_layer_norm(
     input: Tensor, normalized_shape: list[Size], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x̂·weight + bias, mean, rstd) with x̂ = (x - mean)·rstd and rstd = 1/√(var + eps) over the last dimensions, those of
-    `normalized_shape`; mean and rstd keep them as size 1."""
+    """(x̂·weight + bias, mean, rstd), where x̂ = (x - mean)·rstd and rstd = 1/√(var + eps) over the last dimensions, those of
+    `normalized_shape`. mean and rstd keep these as size 1."""
     dims = list(range(input.ndim - len(normalized_shape), input.ndim))
     out, mean, rstd = _normalised(_wide(input.contiguous()), dims, eps)
     dtype = _statistics_dtype(input, weight)
@@ -65,7 +65,7 @@ def native_layer_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """d_input = rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out·weight.
 
-    Against float64, and with two elements a row (where everything cancels), its largest error is 0.4 of that of eager's
+    Compared with float64, with two elements per row (where everything cancels), its largest error is 0.4 times that of eager's
     formula rstd·g + b·x + c; from 16 elements on they are equal.
     """
     axis = input.ndim - len(normalized_shape)
@@ -87,7 +87,7 @@ def native_layer_norm_backward(
 
 
 def _sum(x: Tensor, dims: list[int]) -> Tensor:
-    """The sum over `dims`; a fresh copy where there are none."""
+    """The sum over `dims`; a copy if there are none."""
     return torch.sum(x, dims) if dims else x.clone()
 
 
@@ -97,8 +97,8 @@ def _sum(x: Tensor, dims: list[int]) -> Tensor:
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As layer norm over the channels and positions of each of `group` groups of [N, C, ...]; `weight` and `bias` are (C,), mean
-    and rstd (N, group)."""
+    """Like layer norm, over the channels and positions of each of `group` groups of [N, C, ...]. `weight` and `bias` are (C,),
+    mean and rstd (N, group)."""
     x = _wide(input).reshape(N, group, C // group, HxW)
     out, mean, rstd = _normalised_by_channel(x, eps) if _channels_last(input) else _normalised(x, [2, 3], eps)
     dtype = _statistics_dtype(input, weight)
@@ -112,9 +112,11 @@ def _channels_last(x: Tensor) -> bool:
 
 
 def _normalised_by_channel(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`_normalised` of [N, groups, channels, positions] over channels and positions, where channels lie side by side: first
-    each channel for itself, and then every channel has its group's statistics. So vectors run along all channels, not along
-    the few of a group: 8×64×32×32 in 8 groups take 0.1 ms in place of 0.36."""
+    """`_normalised` of [N, groups, channels, positions] over channels and positions, for channels-last layout.
+
+    Each channel is reduced first, and then combined with its group. Vectors thus run along all channels instead of the few of one
+    group: 8×64×32×32 in 8 groups take 0.1 ms instead of 0.36.
+    """
     variance, mean = torch.var_mean(x, dim=3, correction=0, keepdim=True)
     middle = _mean_of_group(mean)
     off = mean - middle
@@ -123,7 +125,7 @@ def _normalised_by_channel(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tenso
 
 
 def _mean_of_group(x: Tensor) -> Tensor:
-    """[N, groups, channels, 1] → the same sizes: the mean over the channels of its group, for each of them."""
+    """[N, groups, channels, 1] → the same sizes: for each channel, the mean over the channels of its group."""
     n, groups, channels, _ = x.shape
     return torch.mean(x.reshape(n, groups, 1, channels).expand(n, groups, channels, channels), 3, keepdim=True)
 
@@ -132,7 +134,7 @@ def native_group_norm_backward(
     grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor | None, N: Size, C: Size, HxW: Size,
     group: int, output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """As for layer norm, with the group's channels and positions as the inner dimensions."""
+    """Like layer norm, with the group's channels and positions as the inner dimensions."""
     shape, by_channel = (N, group, C // group, HxW), _channels_last(input)
     grad, x = _wide(grad_output).reshape(shape), _wide(input).reshape(shape)
     mean, rstd = (v.reshape(N, group, 1, 1) for v in (mean, rstd))
@@ -157,7 +159,7 @@ def native_group_norm_backward(
 
 
 def _laid_out_like(x: Tensor, like: Tensor) -> Tensor:
-    """`x` in the memory format that eager gives the result for the input `like`."""
+    """`x` in the memory format that eager's result has for the input `like`."""
     return x.contiguous(memory_format=torch._prims_common.suggest_memory_format(like))
 
 
@@ -176,8 +178,8 @@ def _batch_norm(
 ) -> BatchNorm:  # fmt: skip
     """(output, saved mean, saved rstd, new running mean, new running variance); channels are dimension 1.
 
-    In training output = x̂·weight + bias with the batch's statistics, and new = (1 - momentum)·running + momentum·batch, the
-    variance of the batch unbiased: times n/(n - 1). Else with the running statistics, which stay.
+    In training, output = x̂·weight + bias with the batch's statistics, and new = (1 - momentum)·running + momentum·batch, with
+    the unbiased variance of the batch: times n/(n - 1). Otherwise the running statistics are used and unchanged.
     """
     scale, shift = (None if p is None else _per_channel(p, input.ndim) for p in (weight, bias))
     dtype = _statistics_dtype(input, weight, running_mean)
@@ -209,8 +211,8 @@ def _with_update_functional(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
     momentum: float, eps: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """aten._batch_norm_with_update_functional: as `_batch_norm` in training, with the memory that a library's own backward
-    would need: none."""
+    """aten._batch_norm_with_update_functional: `_batch_norm` in training, and an empty reserve, which only a library's own
+    backward pass needs."""
     out, mean, rstd, new_mean, new_var = _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, rstd, input.new_empty((0,), dtype=torch.uint8), new_mean, new_var
 
@@ -219,14 +221,14 @@ def _legit_no_training(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
     momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """aten._native_batch_norm_legit_no_training: by the running statistics."""
+    """aten._native_batch_norm_legit_no_training: with the running statistics."""
     return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
 def _legit_no_stats(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """aten._native_batch_norm_legit.no_stats: nobody keeps running statistics."""
+    """aten._native_batch_norm_legit.no_stats: without running statistics."""
     return _batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3]
 
 
@@ -234,8 +236,8 @@ def native_batch_norm_backward(
     grad_out: Tensor, input: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
     save_mean: Tensor | None, save_invstd: Tensor | None, train: bool, eps: float, output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """In training d_input = weight·rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out and the batch's statistics, channel by
-    channel; else weight·rstd·g, as the running statistics do not depend on x. d_weight = Σ g·x̂, d_bias = Σ g."""
+    """In training, d_input = weight·rstd·(g - mean(g) - x̂·mean(g·x̂)) per channel, with g = grad_out and the batch's statistics.
+    Otherwise weight·rstd·g, as the running statistics do not depend on x. d_weight = Σ g·x̂, d_bias = Σ g."""
     if train:
         mean, rstd = save_mean, save_invstd
     else:
@@ -263,7 +265,7 @@ def native_batch_norm_backward(
 
 
 def batch_norm_backward(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The same under the newer name, where another argument comes last: `reserve`, which is empty."""
+    """The same under the newer name, whose last argument `reserve` is empty."""
     return native_batch_norm_backward(*args[:-1])
 
 

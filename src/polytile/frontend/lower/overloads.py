@@ -1,4 +1,4 @@
-"""ATen and prims operators by name, tolerant of what the torch at hand does not have."""
+"""ATen and prims operators by name, without those that the installed torch lacks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch._ops import OpOverload
 
 
 def overloads(names: str) -> list[OpOverload]:
-    """The operators that `names` lists, apart by blanks: "packet.overload" in aten; "packet" for its default
-    overload, and the default overload in prims of that name where there is one; "prims.packet". Names that this
-    torch lacks are left out."""
+    """The operators listed in `names`, separated by blanks.
+
+    "packet.overload" is an overload in aten. "packet" is the default overload in aten, and also in prims if there is one.
+    "prims.packet" is one in prims only. Names that this torch lacks are left out.
+    """
     found = []
     for name in names.split():
         namespace, _, rest = name.partition(".")

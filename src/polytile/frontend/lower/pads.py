@@ -1,7 +1,7 @@
-"""Pads that repeat what they surround: mirrored, its outermost elements, or what stands at the other end.
+"""Pads that repeat the source: reflection, replication and circular padding.
 
-Row-major tensors on the CPU, and all that are padded circularly, are padded whole, by one loop; others are taken apart while the
-graph is traced.
+Row-major tensors on the CPU, and all circular padding, are lowered whole to one loop. Others are decomposed while the graph is
+traced.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from polytile.ir.sizes import ZERO, Size
 
 
 def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
-    """The last dimension as pieces side by side, which kernels copy by whole vectors: torch's own rule looks each element's
-    place up. Dimensions before it are looked up, a row at a time, and so is a last one whose padding is negative or known
-    only at run time. `padding` holds (before, after) for the last dimension first."""
+    """Pad the last dimension by concatenating pieces, which kernels copy with full vectors; torch's own rule looks up each
+    element.
+
+    Other dimensions are looked up a row at a time, and so is a last one whose padding is negative or known only at run time.
+    `padding` holds (before, after), starting with the last dimension.
+    """
     if _is_whole(x, padding):
         return NotImplemented
     rank = len(padding) // 2
@@ -51,19 +54,19 @@ def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
 
 
 def _is_whole(x: Tensor, padding: list[int]) -> bool:
-    """Whether `x` is padded by a loop of its own: its result is row-major, and no element is looked for where there is none."""
+    """Whether `x` is padded by a loop of its own: the result is row-major, and the source has elements where they are needed."""
     plain = x.device.type == "cpu" and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
     return plain and all(isinstance(n, int) and n >= 0 for n in padding) and not any(map(free_unbacked_symbols, x.shape))
 
 
 def _places(n: int, before: int, after: int, mirrored: bool, device: torch.device) -> Tensor:
-    """Which of the n elements of a dimension stands at each of its places once padded."""
+    """The element at each position of a padded dimension of n elements."""
     place = torch.arange(-before, n + after, device=device)
     return n - 1 - (n - 1 - place.abs()).abs() if mirrored else place.clamp(0, n - 1)
 
 
 def _pieces(x: Tensor, before: int, after: int, mirrored: bool) -> list[Tensor]:
-    """What stands before `x` along the last dimension, `x` and what stands behind it."""
+    """The padding before `x` along the last dimension, `x`, and the padding after it."""
     n, rows = x.shape[-1], x.shape[:-1]
     if mirrored:
         return [x.narrow(-1, 1, before).flip(-1), x, x.narrow(-1, n - 1 - after, after).flip(-1)]
@@ -71,12 +74,12 @@ def _pieces(x: Tensor, before: int, after: int, mirrored: bool) -> list[Tensor]:
 
 
 def _reflection_pad(x: Tensor, padding: list[int]) -> Tensor:
-    """Mirrored at the outermost elements, which are not repeated."""
+    """Reflected at the outermost elements, which are not repeated."""
     return _padded(x, padding, mirrored=True)
 
 
 def _replication_pad(x: Tensor, padding: list[int]) -> Tensor:
-    """The outermost elements again and again."""
+    """Repeats the outermost elements."""
     return _padded(x, padding, mirrored=False)
 
 
@@ -91,8 +94,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class _Beyond:
-    """What stands beyond the ends of n elements. `place` has the element for each index from -before to n + after - 1; `first`
-    and `last` have it for number i of those that stand before all elements, and behind them."""
+    """The padding beyond the ends of n elements. `place` returns the element for each index from -before to n + after - 1;
+    `first` and `last` return it for position i of the padding before and after."""
 
     place: Callable[[Size, Size], Node]
     first: Callable[[Size, Size, int], Size]
@@ -113,7 +116,7 @@ def _nearest(i: Size, n: Size) -> Node:
 
 
 def _around(i: Size, n: Size) -> Node:
-    """i + n before the first element, i - n behind the last."""
+    """i + n before the first element, i - n after the last."""
     before, inside, behind = (expr.index_value(sympy.expand(place)) for place in (i + n, i, i - n))
     rest = expr.op("where", torch.int64, compare("lt", i, n), inside, behind)
     return expr.op("where", torch.int64, compare("lt", i, ZERO), before, rest)
@@ -148,7 +151,7 @@ def _lower(operator: OpOverload, beyond: _Beyond) -> Callable[..., value.Tensor]
 
 
 def _sides(rows: value.Tensor, before: int, after: int, n: Size, beyond: _Beyond) -> list[value.Tensor]:
-    """What stands before the rows, they themselves, and what stands behind them."""
+    """The padding before the rows, the rows, and the padding after them."""
 
     def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
         shape = (*rows.sizes[:-1], sympy.Integer(width))

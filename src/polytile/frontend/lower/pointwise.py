@@ -1,6 +1,6 @@
-"""Lowerings of pointwise operators: the table's rows, and the operators that take more than operands.
+"""Lowerings of pointwise operators: those in the table, and those with further arguments.
 
-Arithmetic on bfloat16 and float16 is done in float32 and rounded where a result is stored or explicitly converted.
+Arithmetic on bfloat16 and float16 runs in float32, and is rounded where a result is stored or explicitly converted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Operand = Any  # Tensor, Python number or sympy expression
 
 
 def check_dtypes(*dtypes: torch.dtype) -> None:
-    """Raises LoweringError for a type that loops do not compute with."""
+    """Raise LoweringError for a dtype that loops do not compute with."""
     for dtype in dtypes:
         if dtype not in LOOP_DTYPES:
             raise LoweringError(f"generated loops do not compute with {dtype}.")
 
 
 def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.device:
-    """The device of the result; raises LoweringError for a type that loops do not compute with, and for tensors
-    elsewhere."""
+    """The device of the result. Raises LoweringError for a dtype that loops do not compute with, and for tensors on another
+    device."""
     device = builder.result().device
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -54,8 +54,11 @@ def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.devic
 def elementwise(
     builder: Builder, element: Element, kind: Promotion, *operands: Operand, compute_in: torch.dtype | None = None
 ) -> Tensor:
-    """`element` at every point of the operands' broadcast, computed in the type that torch's promotion rule says (or
-    `compute_in`); the result's type is the traced one. An operand that is None is not promoted and arrives as None."""
+    """`element` at every point of the operands' broadcast.
+
+    It is computed in the dtype of torch's promotion rule, or in `compute_in`; the result has the traced dtype. An operand that is
+    None is not promoted, and is passed as None.
+    """
     device = check_operands(builder, operands)
     result = builder.result().dtype
     dtype = compute_in or builder.promote(kind, *operands)[0]
@@ -70,12 +73,12 @@ def elementwise(
 
 
 def operand(value: Operand, device: torch.device) -> Operand:
-    """`value` with a symbolic number that is no integer made a tensor of no dimensions."""
+    """`value`; a symbolic number becomes a zero-dimensional tensor."""
     return scalar_tensor(value, device) if isinstance(value, sympy.Expr) else value
 
 
 def wrapped(value: Operand, dtype: torch.dtype) -> Operand:
-    """An integer operand as a number of the integer type `dtype`, modulo 2ⁿ as eager wraps it."""
+    """An integer operand as a number of the integer dtype `dtype`, wrapped modulo 2ⁿ as in eager."""
     if not isinstance(value, int) or dtype.is_floating_point or dtype == torch.bool:
         return value
     limits = torch.iinfo(dtype)
@@ -138,7 +141,7 @@ def div_mode(builder: Builder, a: Operand, b: Operand, rounding_mode: str | None
 
 
 def _divided(element: Element) -> Callable[..., Tensor]:
-    """The lowering of a division. On a CPU the program checks that no integer is divided by 0, which raises in eager."""
+    """The lowering of a division. On a CPU the program checks for integer division by 0, for which eager raises an error."""
 
     def lowering(builder: Builder, a: Operand, b: Operand) -> Tensor:
         checked = builder.result().device.type == "cpu"
@@ -153,7 +156,7 @@ def _divisor(y: Node) -> Node:
 
 
 def _quotient(a: Node, b: Node) -> Node:
-    """prims.div: true division of floats, truncating division of integers."""
+    """prims.div: true division for floats, truncating division for integers."""
     return node("div" if a.dtype.is_floating_point else "truncdiv", a, b)
 
 
@@ -168,7 +171,7 @@ for _names, _division in (
 
 @lowers(*overloads("round.decimals"))
 def round_decimals(builder: Builder, x: Tensor, decimals: int = 0) -> Tensor:
-    """round(x·10ᵈ) / 10ᵈ, and round(x / 10⁻ᵈ)·10⁻ᵈ for negative d; integers are their own result."""
+    """round(x·10ᵈ) / 10ᵈ, and round(x / 10⁻ᵈ)·10⁻ᵈ for negative d. Integers are unchanged."""
 
     def element(value: Node) -> Node:
         if not value.dtype.is_floating_point:
@@ -196,7 +199,7 @@ _FLOAT_POWERS: dict[float, Element] = {
 
 
 def integer_power(x: Node, n: int) -> Node:
-    """xⁿ for n ≥ 0 by repeated squaring, wrapping as integer multiplication does."""
+    """xⁿ for n ≥ 0 by repeated squaring; wraps like integer multiplication."""
     result: Node | None = None
     while n:
         if n & 1:
@@ -207,7 +210,7 @@ def integer_power(x: Node, n: int) -> Node:
 
 @lowers(*overloads("pow.Tensor_Scalar"))
 def pow_scalar(builder: Builder, x: Tensor, exponent: Operand) -> Tensor:
-    """Constant exponents become multiplications, roots and reciprocals as eager computes them."""
+    """Constant exponents become multiplications, roots and reciprocals, as in eager."""
 
     def element(base: Node, power: Node) -> Node:
         if isinstance(power, expr.Const) and power.dtype.is_floating_point and float(power.value) in _FLOAT_POWERS:
@@ -250,12 +253,13 @@ def clamp_max(builder: Builder, x: Tensor, max: Operand) -> Tensor:
 
 
 WRAPS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
-"""Whether a bound that an integer type cannot hold wraps around, as -1 does to 255: since 2.15 it holds nothing back."""
+"""Whether a bound outside the range of an integer dtype wraps around, as -1 becomes 255. Since torch 2.15 such a bound has no
+effect."""
 
 
 def _effective(dtype: torch.dtype, low: Operand, high: Operand) -> tuple[Operand, Operand]:
-    """The bounds without those beyond every number of an integer type. Raises LoweringError for those that leave no number: the
-    operator's own error is wanted."""
+    """The bounds without those that an integer dtype cannot exceed. Raises LoweringError if no number is within the bounds, so
+    that the operator raises its own error."""
     whole = all(isinstance(bound, int | None) for bound in (low, high))
     if WRAPS or dtype.is_floating_point or dtype == torch.bool or not whole:
         return low, high
@@ -266,7 +270,7 @@ def _effective(dtype: torch.dtype, low: Operand, high: Operand) -> tuple[Operand
 
 
 def _clamped(x: Node, low: Node | None, high: Node | None) -> Node:
-    """min(max(x, low), high), NaN where any of them is NaN."""
+    """min(max(x, low), high); NaN if any of them is NaN."""
     x = x if low is None else node("maximum", x, low)
     return x if high is None else node("minimum", x, high)
 
@@ -300,7 +304,7 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
 
 def _lower_logic(name: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, *operands: Operand) -> Tensor:
-        """On truth values: whatever is not 0 is true."""
+        """Operands are converted to bool: nonzero is true."""
         return elementwise(builder, lambda *x: node(name, *x), Promotion.ALWAYS_BOOL, *operands, compute_in=torch.bool)
 
     return lowering
@@ -331,13 +335,13 @@ def convert_element_type(builder: Builder, x: Tensor, dtype: torch.dtype) -> Ten
 
 @lowers(*overloads("copy"))
 def copy(builder: Builder, target: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
-    """`source`, broadcast and converted to what `target` is."""
+    """`source`, broadcast and converted to the sizes and dtype of `target`."""
     return converted(builder, source, target.dtype)
 
 
 def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
-    """`x` broadcast to the traced size, as a value of type `dtype`: a change to a float of 8 or 16 bits rounds. A number, which
-    `vmap` hands to operators in place of a tensor, is one of no dimensions."""
+    """`x` broadcast to the traced sizes and converted to `dtype`; conversion to an 8- or 16-bit float rounds. A number, which
+    `vmap` passes to operators in place of a tensor, counts as zero-dimensional."""
     device = builder.result().device
     check_operands(builder, () if stored_alone(x, device) else (x,))
     if not (dtype in FLOAT8 and Target.of(device).converts_float8):
@@ -352,10 +356,10 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def stored_alone(x: Operand, device: torch.device) -> bool:
-    """Whether `x` is a tensor on the device of a type that its kernels convert, and do nothing else with."""
+    """Whether `x` is a tensor on the device whose dtype kernels can only convert."""
     return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and Target.of(device).converts_float8
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:
-    """`value` of the tensor type `source` explicitly converted to `dtype`."""
+    """`value` of the tensor dtype `source`, explicitly converted to `dtype`."""
     return value if source == dtype else convert(value, dtype)

@@ -1,8 +1,8 @@
-"""The table of pointwise operators whose arguments are operands and nothing else: names, meaning, type promotion.
+"""The table of pointwise operators whose arguments are only operands: names, meaning, type promotion.
 
-Each row reads: these ATen overloads, over arguments of one computed type, are this expression. Names are "packet" (its
-default overload, and prims' operator of that name where there is one) or "packet.overload". Operators with further
-arguments (alpha, rounding modes, bounds) are in pointwise.py.
+Each row reads: these ATen overloads, on arguments of one computed dtype, are this expression. Names are "packet" (its default
+overload, and prims' operator of that name, if any) or "packet.overload". Operators with further arguments (alpha, rounding modes,
+bounds) are in pointwise.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _op(name: str, *args: Node) -> Node:
     return expr.op(name, torch.bool, *args)
 
 
-# What an operation is on bool, where eager has it at all; a < b reads: not a, and b.
+# The meaning of an operation on bool, if eager has it at all; a < b reads: not a, and b.
 ON_BOOL: Mapping[str, Element] = {
     "add": _on_bool("logical_or"), "maximum": _on_bool("logical_or"), "bitwise_or": _on_bool("logical_or"),
     "mul": _on_bool("logical_and"), "minimum": _on_bool("logical_and"), "bitwise_and": _on_bool("logical_and"),
@@ -49,8 +49,8 @@ ON_BOOL: Mapping[str, Element] = {
 
 
 def node(name: str, *args: Node) -> Node:
-    """The IR operation `name` on arguments of one type, with the result type that its definition says; raises
-    LoweringError for arithmetic that bool has not."""
+    """The IR operation `name` on arguments of one dtype, with the result dtype of its definition. Raises LoweringError for
+    arithmetic that bool does not support."""
     dtype = args[0].dtype
     if dtype == torch.bool:
         if name not in ON_BOOL:
@@ -60,7 +60,7 @@ def node(name: str, *args: Node) -> Node:
 
 
 def like(value: bool | int | float, other: Node) -> Node:
-    """The constant `value` in the type of `other`."""
+    """The constant `value` in the dtype of `other`."""
     return expr.const(value, other.dtype)
 
 
@@ -84,7 +84,7 @@ def selected(condition: Node, a: Node, b: Node) -> Node:
 
 
 def only_floats(name: str) -> Element:
-    """`name` on floating-point values; integers are their own result."""
+    """`name` on floating-point values; integers are unchanged."""
     return lambda x: node(name, x) if is_float(x) else x
 
 
@@ -93,7 +93,7 @@ def only_signed(name: str) -> Element:
 
 
 def test_of_floats(name: str) -> Element:
-    """A test that is false of every integer."""
+    """A test that is false for every integer."""
     return lambda x: node(name, x) if is_float(x) else false(x)
 
 
@@ -122,7 +122,7 @@ def relu(x: Node) -> Node:
 
 
 def angle(x: Node) -> Node:
-    """π of the negative numbers, 0 of the others, NaN of NaN."""
+    """π for negative numbers, 0 for others, NaN for NaN."""
     negative = selected(node("lt", x, like(0, x)), like(math.pi, x), like(0, x))
     return selected(node("isnan", x), x, negative)
 
@@ -156,7 +156,7 @@ def cbrt(x: Node) -> Node:
 
 @dataclass(frozen=True)
 class Row:
-    """`names`: overloads; `element`: what they compute from nodes of one type; `kind`: torch's promotion rule."""
+    """`names`: overloads; `element`: their expression, on nodes of one dtype; `kind`: torch's promotion rule."""
 
     names: str
     element: Element
@@ -167,7 +167,7 @@ DEFAULT, TO_FLOAT, TO_BOOL = Promotion.DEFAULT, Promotion.INT_TO_FLOAT, Promotio
 
 
 def _same_name(names: str, kind: Promotion) -> list[Row]:
-    """Rows of operators that are the IR operation of their own name."""
+    """Rows of operators that are the IR operation of the same name."""
     return [Row(name, _operation(name), kind) for name in names.split()]
 
 

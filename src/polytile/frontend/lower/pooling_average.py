@@ -1,5 +1,5 @@
 """Averages over windows and over cells. The gradient over cells is a sum over cells too; that over windows is ATen's, which a
-loop that looks for the windows over each element did not beat."""
+loop that searches for the windows over each element did not beat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
         padding: Sequence[Size | int] = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: Size | int | None = None,
     ) -> Tensor:  # fmt: skip
-        if source.dtype != torch.int64:  # of the integers the one that eager averages, rounding towards 0
+        if source.dtype != torch.int64:  # the only integer dtype that eager averages; it rounds towards 0
             _require_float(source)
         result = builder.result_sizes()
         over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, result)
@@ -59,7 +59,7 @@ def _require_float(tensor: Tensor) -> None:
 
 
 def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Element) -> Tensor:
-    """The sum of `term` over each window's elements at every point of `result`, in the compute type."""
+    """The sum of `term` over each window's elements at every point of `result`, in the compute dtype."""
     dtype, device = over.source.compute_dtype, over.source.device
     if not over.unrolled:
         kernel = tuple(as_size(n) for n in over.kernel)
@@ -77,7 +77,7 @@ def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Elem
 
 
 def _summed_elements(builder: Builder, over: Windows) -> Tensor:
-    """The sums of the windows' elements: along rows the last, where that saves enough."""
+    """The sums of the windows' elements: along rows last, if that saves enough."""
     if not _separable(builder.result(), over):
         return summed(builder, over, over.result, lambda point, step: over.element(point, step, outside=0))
     columns = over.along(slice(None, -1), over.source, (*over.result[:-1], over.extents[-1]))
@@ -87,13 +87,15 @@ def _summed_elements(builder: Builder, over: Windows) -> Tensor:
 
 
 STRIDED, STORED = 12, 4
-"""What reading an element that has no neighbour beside it costs, and storing one and reading it again, in reads along rows."""
+"""Costs of a strided load, and of a store with a later load, in units of a contiguous load."""
 
 
 def _separable(traced: torch.Tensor, over: Windows) -> bool:
-    """Whether summing each window's columns first, along whole rows, takes half the work or less. Vectors of a CPU then read
-    neighbours, where those of windows that step along rows take each lane's element apart: 5×5 windows of 4×33×63×71 elements.
-    On a GPU such reads meet in the cache."""
+    """Whether summing each window's columns first, along whole rows, takes at most half the work.
+
+    Vectors on a CPU then read neighbours, whereas windows with a stride along rows load each lane separately (5×5 windows of
+    4×33×63×71 elements). On a GPU such loads hit the cache.
+    """
     if traced.device.type != "cpu" or as_they_lie(traced)[-1] != traced.ndim - 1:
         return False
     along, step = over.kernel[-1], over.stride[-1]
@@ -102,14 +104,14 @@ def _separable(traced: torch.Tensor, over: Windows) -> bool:
 
 
 def _divisor(over: Windows, point: Point, padding_counts: bool, override: Size | int | None, dtype: torch.dtype) -> Node:
-    """What the sum over the window of `point` is divided by."""
+    """The divisor of the sum over the window of `point`."""
     if override is not None:
         return expr.index_value(as_size(override), dtype)
     return expr.op("cast", dtype, _count(over, point, padding_counts))
 
 
 def _count(over: Windows, point: Point, padding_counts: bool) -> Node:
-    """How many elements the average of the window of `point` is taken over, as int64."""
+    """The number of elements over which the window of `point` is averaged, as int64."""
     counts = []
     for d, start in enumerate(over.position(point, (ZERO,) * over.rank)):
         kernel, padding, n = over.kernel[d], over.padding[d], over.extents[d]
@@ -133,8 +135,8 @@ def _count(over: Windows, point: Point, padding_counts: bool) -> Node:
 
 
 def cells(point: Point, extents: Sequence[Size], result: Sequence[Size]) -> list[tuple[Size, Size]]:
-    """For each dimension (first element, number of elements) of the cell of `point` where `extents` are divided into
-    `result` cells: from ⌊o·n / m⌋ to ⌈(o + 1)·n / m⌉."""
+    """For each dimension (first element, number of elements) of the cell of `point` when `extents` are divided into `result`
+    cells: from ⌊o·n / m⌋ to ⌈(o + 1)·n / m⌉."""
     found = []
     for o, n, m in zip(point, extents, result, strict=True):
         first = FloorDiv(o * n, m)
@@ -143,7 +145,7 @@ def cells(point: Point, extents: Sequence[Size], result: Sequence[Size]) -> list
 
 
 def longest(extents: Sequence[Size], result: Sequence[Size]) -> tuple[Size, ...]:
-    """A bound of the cells' sizes: ⌈n / m⌉ + 1, or 1 where a cell is an element."""
+    """An upper bound of the cells' sizes: ⌈n / m⌉ + 1, or 1 if a cell is an element."""
     return tuple(ONE if n == m else n if m == 1 else FloorDiv(n + m - 1, m) + 1 for n, m in zip(extents, result, strict=True))
 
 
@@ -178,10 +180,13 @@ def _lower_adaptive_backward(rank: int) -> Callable[..., Tensor]:
 
 
 def _stages(traced: torch.Tensor, rank: int, backward: bool = False) -> list[list[int]]:
-    """Which dimensions sums over cells run along, one loop after the other. On a CPU vectors run along what is contiguous: where
-    that are rows, which cells cut into short and uneven pieces, the other dimensions come first, along whole rows, and few
-    pieces are left: 256 × 32 × 32 elements in 7 × 7 cells take 82 µs so, and 194 by ATen (two threads). Backward, the pieces come
-    first, and most of the work is one loop along rows, channels included where they come last."""
+    """The dimensions of successive sums over cells, one loop each.
+
+    On a CPU, vectors run along the contiguous dimension. If that is rows, which cells cut into short and uneven pieces, the other
+    dimensions come first, along whole rows, so that few pieces remain: 256 × 32 × 32 elements in 7 × 7 cells take 82 µs this way,
+    and 194 in ATen (two threads). Backward, the pieces come first, and most of the work is one loop along rows, including
+    channels in channels-last layout.
+    """
     spatial = list(range(traced.ndim - rank, traced.ndim))
     if traced.device.type != "cpu" or not (backward or as_they_lie(traced)[-1] in spatial):
         return [spatial]
@@ -189,7 +194,7 @@ def _stages(traced: torch.Tensor, rank: int, backward: bool = False) -> list[lis
 
 
 def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean: bool = False) -> Tensor:
-    """`source` with each dimension of `cut` divided into so many cells, each the sum of its elements, or their mean."""
+    """`source` with each dimension in `cut` divided into this many cells, each the sum of its elements, or their mean."""
     cut = {d: m for d, m in cut.items() if source.sizes[d] != m}
     if not cut:
         return source
@@ -222,7 +227,7 @@ def _divided(value: Node, count: Size) -> Node:
 
 
 def _laid_out(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
-    """The strides of a dense tensor whose dimensions lie in this order."""
+    """The strides of a dense tensor with its dimensions in this order."""
     strides = dict(zip(order, sizes.contiguous_strides([shape[k] for k in order]), strict=True))
     return tuple(strides[k] for k in range(len(shape)))
 

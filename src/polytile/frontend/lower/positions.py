@@ -1,7 +1,7 @@
-"""Positions: index values that are data, and the places in a tensor that they name.
+"""Positions: index values that are data, and the places in a tensor that they refer to.
 
-A position is an index expression where the value is one (`arange`), else a node that an index holds a stand-in for. It
-is checked when the program runs, unless its bounds show now that it is in range (`index % n`, `index.clamp(0, n - 1)`).
+A position is an index expression if the value is one (`arange`); otherwise it is a node for which the index has a placeholder. It
+is checked at run time, unless its bounds prove that it is in range (`index % n`, `index.clamp(0, n - 1)`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from polytile.ir.sizes import ONE, ZERO, Size
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_MOST = 4  # bounds of either kind that are remembered of one value
+_MOST = 4  # maximum number of bounds of either kind per value
 
 
 @dataclass
 class Place:
-    """The place of one element: a point whose coordinates are index expressions, some of them stand-ins for values.
+    """The place of one element: a point whose coordinates are index expressions, possibly with placeholders for values.
 
-    `values` are the nodes of the stand-ins, in the order of `expr.indirect_symbol`.
+    `values` are the nodes of the placeholders, in the order of `expr.indirect_symbol`.
     """
 
     point: list[Size]
     values: list[Node] = field(default_factory=list)
 
     def put(self, dim: int, position: Size | Node) -> None:
-        """Sets coordinate `dim`; a place in a tensor of no dimensions has none to set."""
+        """Set coordinate `dim`; a place in a zero-dimensional tensor has none."""
         if isinstance(position, Node):
             self.values.append(position)
             position = expr.indirect_symbol(len(self.values) - 1)
@@ -43,7 +43,7 @@ class Place:
             self.point[dim] = position
 
     def load(self, source: Tensor) -> Node:
-        """The element of `source` here: stored, or `computable`."""
+        """The element of `source` at this place. `source` is stored, or `computable`."""
         if source.node is not None:
             return self._compute(source)
         view = source.view
@@ -51,7 +51,7 @@ class Place:
         return expr.load(source.compute_dtype, view.buffer, view.index(tuple(self.point)), tuple(self.values))
 
     def _compute(self, source: Tensor) -> Node:
-        """The element of an unstored tensor, from what it loads at this place."""
+        """The element of an unstored tensor, with its loads at this place."""
         stands = {expr.indirect_symbol(k) for k in range(len(self.values))}
 
         def rule(node: Node, children: tuple[Node, ...]) -> Node:
@@ -67,8 +67,8 @@ class Place:
 
 
 def computable(source: Tensor) -> bool:
-    """Whether the elements of an unstored tensor can be computed at places known only at run time: everything in it is
-    arithmetic on loads whose own places are not."""
+    """Whether an unstored tensor can be computed at places known only at run time: it is arithmetic on loads whose own places are
+    known."""
     if source.node is None:
         return False
     return all(
@@ -78,16 +78,21 @@ def computable(source: Tensor) -> bool:
 
 
 def place_at(rank: int, point: Sequence[Size]) -> Place:
-    """`point` in a tensor of `rank` dimensions; no dimensions and one count as the same."""
+    """`point` in a tensor of `rank` dimensions; zero dimensions and one count as the same."""
     return Place([*point, ZERO][:rank])
 
 
 def position(value: Node, n: Size, ranges: sizes.Ranges, wraps: bool = True, checked: bool = True) -> Size | Node:
-    """The index that `value` names in a dimension of size `n`.
+    """The index that `value` refers to in a dimension of size `n`.
 
-    `wraps`: whether a negative value counts from the end, as in `x[index]`; elsewhere it is out of range. `checked`:
-    whether a value out of range is an error when the program runs; else the caller knows that there is none. `ranges`
-    are those of the axes in `value`.
+    Parameters
+    ----------
+    ranges
+        The ranges of the axes in `value`.
+    wraps
+        Whether a negative value counts from the end, as in `x[index]`. Otherwise it is out of range.
+    checked
+        Whether a value out of range is a run-time error. Otherwise the caller knows that there is none.
     """
     found = bounds(value, ranges)
     if wraps and isinstance(value, expr.Const) and value.value < 0:
@@ -113,12 +118,12 @@ def require_index(index: Tensor) -> None:
 
 
 def extent(tensor: Tensor, dim: int) -> Size:
-    """Size of `dim`; a tensor of no dimensions holds one element."""
+    """Size of `dim`; a zero-dimensional tensor holds one element."""
     return tensor.sizes[dim] if tensor.rank else ONE
 
 
 def ranges_of(point: Sequence[Size], shape: Sequence[Size]) -> dict[sympy.Symbol, Size]:
-    """The ranges of the axes that are coordinates of `point`, a point of a tensor of these sizes."""
+    """The ranges of the axes among the coordinates of `point`, in a tensor of these sizes."""
     return {axis: n for axis, n in zip(point, shape, strict=True) if isinstance(axis, sympy.Symbol)}
 
 
@@ -127,7 +132,7 @@ def ranges_of(point: Sequence[Size], shape: Sequence[Size]) -> dict[sympy.Symbol
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of an integer: it is at least each of `low` and at most each of `high`."""
+    """Bounds of an integer: it is at least each of `low` and at most each of `high`."""
 
     low: tuple[Size, ...] = ()
     high: tuple[Size, ...] = ()
@@ -149,8 +154,8 @@ class Bounds:
 
 
 def bounds(root: Node, ranges: sizes.Ranges) -> Bounds:
-    """Bounds of an integer node whose axes have these ranges; what is not understood is unbounded. Integers are taken
-    not to overflow."""
+    """Bounds of an integer node whose axes have these ranges; unknown operations are unbounded. Integers are assumed not to
+    overflow."""
     found: dict[int, Bounds] = {}
     for node in expr.walk(root):
         found[id(node)] = _node_bounds(node, [found[id(child)] for child in node.children], ranges)
@@ -175,7 +180,7 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
             return -args[0]
         case expr.Op(name="abs"):
             return Bounds((ZERO,), args[0].high if args[0].at_least(ZERO) else ())
-        case expr.Op(name="maximum"):  # at least what either is at least; at most what both are at most
+        case expr.Op(name="maximum"):  # lower bounds of either hold, upper bounds only of both
             return Bounds((args[0].low + args[1].low)[:_MOST], _common(args[0], args[1]).high)
         case expr.Op(name="minimum"):
             return Bounds(_common(args[0], args[1]).low, (args[0].high + args[1].high)[:_MOST])
@@ -193,7 +198,7 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
 
 
 def _common(a: Bounds, b: Bounds) -> Bounds:
-    """What holds for both."""
+    """The bounds that hold for both."""
     return Bounds(
         tuple(dict.fromkeys([x for x in a.low if b.at_least(x)] + [x for x in b.low if a.at_least(x)]))[:_MOST],
         tuple(dict.fromkeys([x for x in a.high if b.at_most(x)] + [x for x in b.high if a.at_most(x)]))[:_MOST],

@@ -1,9 +1,8 @@
 """Lowerings of random operators.
 
-With the option random="eager" numbers come from eager's own stream: the ATen call that eager makes, in graph order;
-only the arithmetic around it is generated. With random="philox" kernels generate them from a counter: one seed a call
-of the program, drawn from torch's default generator so that manual_seed reproduces it, and a range of 2⁴⁰ counters for
-each operator.
+With option random="eager", numbers come from eager's own stream: the ATen call that eager makes, in graph order; only the
+arithmetic around it is generated. With random="philox", kernels generate numbers from a counter. One seed per call of the program
+is drawn from torch's default generator, so that manual_seed reproduces it, and each operator has a range of 2⁴⁰ counters.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from polytile.runtime import mersenne
 
 aten = torch.ops.aten
 
-# Bits that a uniform number of a 16-bit type has, so that rounding never makes it 1.
+# Random bits of a uniform number in a 16-bit dtype, so that rounding never makes it 1.
 _UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
 
 
@@ -50,7 +49,7 @@ def from_counter() -> bool:
 
 
 def drawn(builder: Builder, like: torch.Tensor, dtype: torch.dtype, filling: Any, *values: Any) -> Tensor:
-    """Fresh memory laid out as `like`, which is traced, filled by the operator `filling`: the call that eager makes, on the same
+    """A new tensor with the layout of the traced `like`, filled by the operator `filling`: the call that eager makes, on the same
     elements in the same order."""
     check_dtypes(dtype)
     if any(isinstance(value, Tensor) for value in values):
@@ -64,8 +63,8 @@ def drawn(builder: Builder, like: torch.Tensor, dtype: torch.dtype, filling: Any
 
 
 def _overwritten(builder: Builder) -> torch.Tensor:
-    """What eager fills where the current node stands for an operator that overwrites its first argument: that argument, as it
-    was traced. Where its elements share memory, or some lie in another type, the traced result."""
+    """The tensor that eager fills if the current node functionalises an in-place operator: its first argument, as traced. The
+    traced result instead, if the argument's elements overlap or its dtype differs."""
     assert builder.node is not None
     result, argument = builder.result(), builder.node.args[0]
     given = argument.meta["val"] if isinstance(argument, torch.fx.Node) else result
@@ -76,7 +75,7 @@ def _filled(
     builder: Builder, shape: tuple[sympy.Expr, ...], strides: tuple[sympy.Expr, ...], dtype: torch.dtype,
     device: torch.device, filling: Any, values: tuple[Any, ...], reason: str,
 ) -> Tensor:  # fmt: skip
-    """Fresh memory that the operator `filling` fills, called with it and `values`."""
+    """Fresh memory, filled by calling the operator `filling` with it and `values`."""
     buffer = builder.new_buffer(shape, dtype, device, strides)
     size, stride = ([builder.argument(n) for n in extents] for extents in (shape, strides))
     settings = (("dtype", dtype), ("device", device))
@@ -95,8 +94,7 @@ def _filled(
 
 @lowers(*overloads("native_dropout"))
 def native_dropout(builder: Builder, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """(x·noise, mask) with noise = mask / (1 - p) in the type of x, as eager's dropout computes it. p = 1 draws
-    nothing."""
+    """(x·noise, mask) with noise = mask / (1 - p) in the dtype of x, as eager's dropout computes it. p = 1 draws nothing."""
     check_dtypes(x.dtype)
     if not train or p == 0:
         return computed(x.sizes, x.dtype, x.device, x.at), _full_mask(x, True)
@@ -126,8 +124,10 @@ def _full_mask(x: Tensor, value: bool) -> Tensor:
 
 @lowers(*overloads("bernoulli.p"))
 def bernoulli_p(builder: Builder, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
-    """0 and 1 in the type of `x`, whose values are not read. The graph has this operator for `torch.bernoulli(x, p)`, of which
-    eager's result is row-major, and for all that fills memory by `bernoulli_`."""
+    """0 and 1 in the dtype of `x`, whose values are not read.
+
+    The graph has this operator both for `torch.bernoulli(x, p)`, whose result is row-major in eager, and for every `bernoulli_`.
+    """
     _require_default(generator)
     result = builder.result()
     check_dtypes(result.dtype)
@@ -138,7 +138,7 @@ def bernoulli_p(builder: Builder, x: Tensor, p: float = 0.5, generator: Any = No
 
 
 def _called(builder: Builder) -> Any:
-    """The function, or the name of the method, of the user's program that the current node comes from; None if not known."""
+    """The function or method name in the user's program from which the current node comes; None if unknown."""
     stack = builder.node.meta.get("source_fn_stack") if builder.node is not None else None
     return stack[-1][1] if stack else None
 
@@ -153,7 +153,7 @@ def _require_default(generator: Any) -> None:
 
 @dataclass
 class _Seed:
-    """The buffer of the program's one seed and how many operators have counters so far."""
+    """The buffer of the program's only seed, and the number of operators that have counters so far."""
 
     buffer: str
     operators: int = 0
@@ -163,8 +163,7 @@ _SEEDS: weakref.WeakKeyDictionary[Builder, _Seed] = weakref.WeakKeyDictionary()
 
 
 def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device) -> Callable[[Point], tuple[Node, Node]]:
-    """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the
-    seed."""
+    """point → (seed, offset) for a new operator whose result has `out_sizes`. The first one of a program draws the seed."""
     if builder not in _SEEDS:
         _SEEDS[builder] = _Seed(_seed(builder, device))
     state = _SEEDS[builder]
@@ -180,7 +179,7 @@ def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.d
 
 
 def _seed(builder: Builder, device: torch.device) -> str:
-    """The buffer of one int64 drawn from the default generator: on a GPU without a kernel to draw it."""
+    """The buffer of one int64 from the default generator. On a GPU, no kernel is launched to draw it."""
     one, reason = (sizes.ONE,), "one seed for the kernels' own random numbers"
     if device.type != "cuda":
         seed = _filled(builder, one, one, torch.int64, device, aten.random_.default, (), reason)
@@ -194,8 +193,8 @@ def _seed(builder: Builder, device: torch.device) -> str:
 
 
 def counted(builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node]) -> Tensor:
-    """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the
-    operation `name` in type `draw`."""
+    """A tensor like the traced result with elements `element(number, point)`, where the operation `name` draws `number` in dtype
+    `draw`."""
     if not from_counter():
         raise LoweringError("random numbers come from eager's own stream (option random='eager').")
     result, out_sizes = builder.result(), builder.result_sizes()
@@ -223,7 +222,7 @@ def counted_bernoulli(
 
 
 def uniform_number(dtype: torch.dtype) -> Callable[[Node, Point], Node]:
-    """A number of [0, 1) that is representable in `dtype`."""
+    """A number in [0, 1) that `dtype` represents exactly."""
 
     def element(u: Node, _: Point) -> Node:
         if dtype not in _UNIFORM_BITS:
@@ -235,12 +234,12 @@ def uniform_number(dtype: torch.dtype) -> Callable[[Node, Point], Node]:
 
 
 def _real(builder: Builder) -> torch.dtype:
-    """The floating-point type in which numbers for the current node are drawn."""
+    """The floating-point dtype in which numbers for the current node are drawn."""
     return torch.float64 if builder.result().dtype == torch.float64 else torch.float32
 
 
 def _drawn_alike(builder: Builder, filling: Any, *values: Any) -> Tensor:
-    """The numbers by which eager fills what the current node returns."""
+    """The numbers with which eager fills the result of the current node."""
     if builder.node is not None and builder.node.kwargs.get("pin_memory"):
         raise LoweringError("its result is wanted in pinned memory.")
     return drawn(builder, builder.result(), builder.result().dtype, filling, *values)
@@ -261,7 +260,7 @@ def randn(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
 
 
 def _drawn_over(builder: Builder, filling: Any, *values: Any) -> Tensor:
-    """The numbers by which eager overwrites the first argument of the current node."""
+    """The numbers with which eager overwrites the first argument of the current node."""
     return drawn(builder, _overwritten(builder), builder.result().dtype, filling, *values)
 
 

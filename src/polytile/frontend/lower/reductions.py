@@ -1,5 +1,4 @@
-"""Lowerings of reductions: one loop each, accumulating in float32 for the 16-bit floating-point types and int64 for
-integers."""
+"""Lowerings of reductions: one loop each, accumulating in float32 for 16-bit floating-point dtypes and in int64 for integers."""
 
 from __future__ import annotations
 
@@ -27,8 +26,11 @@ Row = Callable[[Node, Point], Node]  # (element, point of the source) → row-le
 def reduce_over(
     builder: Builder, source: Tensor, dims: Dims, keepdim: bool, *outputs: tuple[Row, torch.dtype]
 ) -> tuple[Tensor, ...]:
-    """One loop over `source` with an output for each (row-level expression, type). `dims` None or empty means all; a
-    tensor of no dimensions counts as one element. Raises LoweringError for types that loops do not compute with."""
+    """One loop over `source` with an output for each (row-level expression, dtype).
+
+    `dims` of None or empty means all dimensions; a zero-dimensional tensor counts as one element. Raises LoweringError for dtypes
+    that loops do not compute with.
+    """
     check_dtypes(source.dtype, *[dtype for _, dtype in outputs])
     if source.rank == 0:
         element = source.at(())
@@ -38,7 +40,7 @@ def reduce_over(
 
 
 def reduced_dims(rank: int, dims: Dims) -> list[int]:
-    """The dimensions counted from the front, in order; all of them for None and for none."""
+    """The dimensions counted from the front, in order; all of them for None or an empty list."""
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         return list(range(rank))
     listed = [dims] if isinstance(dims, int) else dims
@@ -46,7 +48,7 @@ def reduced_dims(rank: int, dims: Dims) -> list[int]:
 
 
 def count(source: Tensor, dims: Dims) -> sympy.Expr:
-    """How many elements are reduced to one."""
+    """Number of elements that are reduced to one."""
     return sizes.product([source.sizes[d] for d in reduced_dims(source.rank, dims) if source.rank])
 
 
@@ -71,7 +73,7 @@ def prod(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *
 
 
 def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """`x` with its elements explicitly converted to `dtype`, as an argument dtype= asks."""
+    """`x` with its elements explicitly converted to `dtype`, for an argument dtype=."""
     if dtype is None or dtype == x.dtype:
         return x
     check_dtypes(dtype, x.dtype)
@@ -116,7 +118,7 @@ lowers(*overloads("amin"))(_lower_extreme("min"))
 
 def _lower_extreme_of_all(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor) -> Tensor:
-        """Nothing has no extreme, which is known at run time where a size is; the tracer guards the other operators."""
+        """An empty tensor has no extreme. Its size may be known only at run time; the tracer guards the other operators."""
         hint = "Specify the reduction dim with the 'dim' argument."
         message = f"{kind}(): Expected reduction dim to be specified for input.numel() == 0. {hint}"
         builder.require(sympy.Ge(count(x, None), 1), message)
@@ -143,7 +145,7 @@ def _best(kind: str, source: Tensor, dims: Dims) -> Row:
 
 
 def _position(best: Row) -> Row:
-    """The position of what `best` finds."""
+    """The position of the element that `best` selects."""
     return lambda value, point: expr.part(best(value, point), 1, torch.int64)
 
 
@@ -187,7 +189,7 @@ lowers(*overloads("min.dim"))(_lower_extreme_with_index("argmin"))
 
 def _lower_truth(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """bool, or uint8 for uint8 as eager's. An empty list of dimensions reduces nothing."""
+        """bool, or uint8 for uint8 as in eager. An empty list of dimensions reduces nothing."""
         out = builder.result().dtype
         if isinstance(dim, list | tuple) and not dim and builder.result().ndim == x.rank:
             check_dtypes(x.dtype)
@@ -215,7 +217,7 @@ def _welford(x: Node) -> tuple[Node, Node]:
 
 
 def _variance_row(n: sympy.Expr, correction: float | sympy.Expr | None, root: bool) -> Row:
-    """Σ(x - mean)² / max(n - correction, 0), or its root."""
+    """Σ(x - mean)² / max(n - correction, 0), or its square root."""
 
     def row(value: Node, _: Point) -> Node:
         squares = _welford(value)[1]

@@ -1,4 +1,4 @@
-"""The table from ATen overloads to lowerings, filled by the files of this folder."""
+"""The table from ATen overloads to lowerings. The modules of this package fill it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch._ops import OpOverload
 Lowering = Callable[..., Any]
 TABLE: dict[Any, Lowering] = {}
 LATER: dict[str, Lowering] = {}
-"""Lowerings of other packages' operators by name, which exist once the package is imported."""
+"""Lowerings of third-party operators by name. The operators exist once their package is imported."""
 
 
 def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
-    """Registers `fn(builder, *args, **kwargs)` for the given OpOverloads. Arguments arrive as Tensor values, sympy sizes, Python
-    numbers, dtypes, lists of these, or None; the result is a Tensor, a size, None, or a tuple of these, shaped like the
-    operator's."""
+    """Register `fn(builder, *args, **kwargs)` as the lowering of the given OpOverloads.
+
+    Arguments arrive as Tensor values, sympy sizes, Python numbers, dtypes, lists of these, or None. The result is a Tensor, a
+    size, None, or a tuple of these, with the structure of the operator's result.
+    """
 
     def register(fn: Lowering) -> Lowering:
         for overload in overloads:
@@ -30,7 +32,7 @@ def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
 
 
 def lowers_later(name: str) -> Callable[[Lowering], Lowering]:
-    """The same for the operator of this name ("package::operator") of another package."""
+    """Register a lowering for a third-party operator by name ("package::operator")."""
 
     def register(fn: Lowering) -> Lowering:
         LATER[name] = fn
@@ -40,7 +42,7 @@ def lowers_later(name: str) -> Callable[[Lowering], Lowering]:
 
 
 def adopt(targets: Iterable[Any]) -> None:
-    """Moves the lowerings of those of `targets` to TABLE that are operators of other packages."""
+    """Add the lowerings of those third-party operators among `targets` to TABLE."""
     for target in targets:
         if isinstance(target, OpOverload) and target not in TABLE and target.name() in LATER:
             TABLE[target] = LATER[target.name()]
@@ -48,7 +50,7 @@ def adopt(targets: Iterable[Any]) -> None:
 
 @functools.cache
 def load() -> None:
-    """Fills TABLE, once: imports every file of this folder. Whatever asks the table comes after it."""
+    """Import every module of this package once, which fills TABLE. Call it before reading the table."""
     home = importlib.import_module(__name__.rpartition(".")[0])
     for module in pkgutil.iter_modules(home.__path__):
         importlib.import_module(f"{home.__name__}.{module.name}")

@@ -1,7 +1,7 @@
 """Reshapes: the same elements, in row-major order, under other sizes.
 
-Source and target are compared in the finest groups of dimensions that hold equally many elements: within a group strides
-either carry over or do not, and an index is flattened and taken apart no further than the group goes.
+Source and target are compared in the finest groups of dimensions with equal numbers of elements. Within a group strides either
+carry over or do not, and an index is flattened and unflattened only within its group.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Shape = tuple[Size, ...]
 
 
 def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The finest pairing of runs of source dimensions with runs of target dimensions that hold equally many elements.
+    """The finest pairing of runs of source dimensions with runs of target dimensions that have the same number of elements.
 
-    Dimensions of size 1 belong to no group. The two shapes hold equally many elements (the operator was traced, so it
-    was checked); a boundary is where the elements before it, or those after it, are equally many by algebra.
+    Dimensions of size 1 belong to no group. Tracing has checked that the shapes have the same number of elements. A boundary is
+    where the number of elements before it, or after it, is provably equal.
     """
     ins = [d for d, n in enumerate(source) if n != 1]
     outs = [d for d, n in enumerate(target) if n != 1]
@@ -59,9 +59,9 @@ def _prefix_products(shape: Sequence[Size]) -> Iterator[Size]:
 
 
 def reshape_strides(source: Tensor, target: Shape, traced: Shape) -> Shape | None:
-    """Strides under which the elements of the stored `source` have sizes `target`, or None if no strides do.
+    """Strides under which the elements of the stored `source` have sizes `target`; None if there are none.
 
-    Dimensions of size 1 get the stride in `traced`; so do all of them where there are no elements.
+    Dimensions of size 1 get the stride in `traced`; so do all of them if there are no elements.
     """
     if source.view is None or has_static_zero(source.sizes):
         return traced
@@ -75,7 +75,7 @@ def reshape_strides(source: Tensor, target: Shape, traced: Shape) -> Shape | Non
 
 
 def reshape_point(shape: Shape, target: Shape) -> Callable[[Point], Point]:
-    """Where the element at a point of `target` stands in `shape`, row-major order on both sides."""
+    """Maps a point of `target` to the point of `shape` with the same row-major index."""
     groups = [] if has_static_zero(shape) else list(dim_groups(shape, target))
 
     def where(point: Point) -> Point:
@@ -92,7 +92,7 @@ def reshape_point(shape: Shape, target: Shape) -> Callable[[Point], Point]:
 
 
 def unflatten(flat: Size, shape: Sequence[Size], ranges: sizes.Ranges) -> list[Size]:
-    """The indices, one a dimension of `shape`, of element number `flat` in row-major order."""
+    """The indices, one per dimension of `shape`, of the element with row-major index `flat`."""
     indices: list[Size] = []
     for n in reversed(shape[1:]):
         indices.append(sizes.modulo(flat, n, ranges))
@@ -102,7 +102,7 @@ def unflatten(flat: Size, shape: Sequence[Size], ranges: sizes.Ranges) -> list[S
 
 @lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(builder: Builder, source: Tensor, size: Sequence[Size]) -> Tensor:
-    """`source` with other sizes: a view where strides can say it, else index algebra."""
+    """`source` with other sizes: a view if strides can express it, else index algebra."""
     target = builder.result_sizes()
     strides = _traced_view(builder, source) or reshape_strides(source, target, traced_strides(builder.result()))
     if strides is None or source.view is None:
@@ -111,7 +111,7 @@ def view(builder: Builder, source: Tensor, size: Sequence[Size]) -> Tensor:
 
 
 def _traced_view(builder: Builder, source: Tensor) -> Shape | None:
-    """The strides that tracing found for the result; they hold if `source` is laid out as it was in tracing."""
+    """The traced strides of the result; they apply if `source` has its traced layout."""
     traced = traced_argument(builder)
     if source.view is None or traced is None:
         return None

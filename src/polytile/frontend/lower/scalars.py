@@ -34,10 +34,12 @@ _FLOAT_FUNCTIONS: dict[type, str] = {
 
 
 def scalar_tensor(value: sympy.Expr, device: torch.device) -> sympy.Expr | float | Tensor:
-    """A symbolic number as an operand: integers as they are, constants as Python numbers, the rest as a tensor of no
-    dimensions.
+    """A symbolic number as an operand: integers unchanged, constants as Python numbers, others as a zero-dimensional tensor.
 
-    Raises LoweringError for a function that has no IR operation.
+    Raises
+    ------
+    LoweringError
+        If a function has no IR operation.
     """
     if value.is_integer:
         return value

@@ -1,5 +1,4 @@
-"""Lowerings of cumulative operators: one loop each, whose single reduced axis is the scanned one, storing at every
-point."""
+"""Lowerings of cumulative operators: one loop each, whose only reduced axis is the scanned one, with a store at every point."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Element = Callable[[Node, Point], Node]  # (element, point) → node made of exp
 
 
 def scan_along(builder: Builder, source: Tensor, dim: int, *outputs: tuple[Element, torch.dtype]) -> tuple[Tensor, ...]:
-    """One loop that scans `source` along `dim`, with an output of the same sizes for each (expression, type)."""
+    """One loop that scans `source` along `dim`, with an output of the same sizes for each (expression, dtype)."""
     check_dtypes(source.dtype, *[dtype for _, dtype in outputs])
     axes = list(builder.axes(source.sizes))
     scanned = axes.pop(dim)
@@ -38,8 +37,8 @@ def scan_along(builder: Builder, source: Tensor, dim: int, *outputs: tuple[Eleme
 
 
 def accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type that running totals of type `dtype` are kept in: one wider than float32 on the CPU, as eager's are;
-    rounding errors of a long prefix add up one element after the other."""
+    """The dtype of running totals of dtype `dtype`: wider than float32 on the CPU, as in eager, since rounding errors accumulate
+    along a long prefix."""
     wide = compute_dtype(dtype)
     return torch.float64 if wide == torch.float32 and dtype == wide and device.type == "cpu" else wide
 

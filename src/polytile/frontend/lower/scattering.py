@@ -1,8 +1,7 @@
-"""Scattering: operators that write elements at positions that are themselves data.
+"""Scattering: operators that write elements at positions that are data.
 
-A functional write is a copy of the argument in a buffer of its own, then a second loop that sets, or adds into, the elements;
-where the program copies the result back to an input, passes/overwriting.py writes to the input itself. Positions are checked
-as in indexing.py.
+A functional write copies the argument to a buffer of its own, and a second loop sets the elements or adds to them. If the program
+copies the result back to an input, passes/overwriting.py writes to the input itself. Positions are checked as in indexing.py.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ aten = torch.ops.aten
 
 
 def duplicate(builder: Builder, source: Tensor) -> View:
-    """A copy of `source` in a buffer of its own, laid out as the current node's result."""
+    """A copy of `source` in a buffer of its own, in the layout of the current node's result."""
     strides = traced_strides(builder.result())
     copy = builder.realize(source, strides if is_dense(source.sizes, strides) else sizes.contiguous_strides(source.sizes))
     assert copy.view is not None
@@ -41,9 +40,11 @@ def duplicate(builder: Builder, source: Tensor) -> View:
 
 
 def accumulator(source: Tensor, mode: str) -> Tensor:
-    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum of
-    many rounds once (`narrowed`), not at every step, and since that is what GPUs add to memory. Of truth values it
-    counts those that hold."""
+    """`source` in the dtype to which stores of `mode` accumulate.
+
+    Elements narrower than 32 bits accumulate in 32 bits, so that a sum of many rounds once (`narrowed`) instead of at every step,
+    and because GPUs have atomics for that width. For booleans it counts the true values.
+    """
     if mode == "set" or source.dtype.itemsize >= 4:
         return source
     wide = torch.float32 if source.dtype.is_floating_point else torch.int32
@@ -51,14 +52,14 @@ def accumulator(source: Tensor, mode: str) -> Tensor:
 
 
 def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """What was accumulated, in the type of the result."""
+    """An accumulated tensor in the dtype of the result."""
     if total.dtype == dtype:
         return total
     return computed(total.sizes, dtype, total.device, lambda point: convert(total.at(point), dtype))
 
 
 def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Store]) -> None:
-    """A loop over the points of `shape` that does `store(point)`."""
+    """Emit a loop over the points of `shape` that runs `store(point)`."""
     axes = builder.axes(shape)
     builder.loop(axes, (), (store(tuple(a.symbol for a in axes)),), "scatter")
 
@@ -67,8 +68,11 @@ def _scattered(
     builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float | Size,
     modes: Sequence[str],
 ) -> Tensor:  # fmt: skip
-    """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
-    point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets zeros."""
+    """A copy of `source` in which, for every point of `index`, the element at `point` with coordinate `dim` replaced by
+    `index[point]` is written.
+
+    `modes` are the modes of stores of `value[point]`, and "clear", which sets zeros.
+    """
     require_loop_dtype(source.dtype)
     require_index(index)
     d = wrap_dim(dim, source.rank)
@@ -111,8 +115,8 @@ def scatter_reduce(
     builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor | int | float | Size, reduce: str, *,
     include_self: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Sums and means. Of other reductions ATen's kernels were faster than loops of comparisons and swaps: the largest of 129×300
-    by index took 27 µs there and 62 here on an H200."""
+    """Sums and means only. For other reductions ATen's kernels were faster than compare-and-swap loops: the maximum of 129×300 by
+    index took 27 µs there and 62 here on an H200."""
     if reduce not in ("sum", "add", "mean") or (reduce == "mean" and source.dtype == torch.bool):
         raise LoweringError(f"a scatter by {reduce!r} of {source.dtype} is left to the library.")
     modes = ["add"] if include_self else ["clear", "add"]
@@ -124,7 +128,7 @@ def scatter_reduce(
 
 
 def averaged(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, rounded down for integers; where nothing was written the count is 1."""
+    """total / count, rounded down for integers. The count is 1 where nothing was written."""
     name = "div" if total.dtype.is_floating_point else "floordiv"
 
     def element_at(point: Point) -> Node:
@@ -138,7 +142,7 @@ def averaged(total: Tensor, count: Tensor) -> Tensor:
 def index_reduce(
     builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """`scatter_reduce` with one index for each slice of `src` along `dim`."""
+    """`scatter_reduce` with one index per slice of `src` along `dim`."""
     d = wrap_dim(dim, source.rank)
     everywhere = computed(
         src.sizes,
@@ -186,7 +190,7 @@ def _put(
 
 
 def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
-    """`x[mask] = values` where the values do not depend on how many elements the mask picks: a choice by the mask."""
+    """`x[mask] = values` for values that do not depend on how many elements the mask selects: a choice by the mask."""
     dim, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
     after = source.rank - dim - mask.rank
     picked = values.rank - 1 - after  # the dimension of `values` that runs over the picked elements
@@ -232,8 +236,8 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
 
 
 def summed_by_kernel(source: Tensor) -> bool:
-    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, where it may do without
-    atomics."""
+    """Whether one kernel does the whole segment sum of rows of `source`, including zeros and rounding: on a GPU, where it may
+    avoid atomics."""
     return (source.device.type == "cuda" or bool(options.get("interpret"))) and source.dtype.is_floating_point
 
 
@@ -242,7 +246,7 @@ def embedding_dense_backward(
     builder: Builder, grad: Tensor, indices: Tensor, num_weights: Size | int, padding_idx: Size | int,
     scale_grad_by_freq: bool,
 ) -> Tensor:  # fmt: skip
-    """Rows of `grad` added up by index; the row of `padding_idx` (−1: none) stays zero."""
+    """Rows of `grad` summed by index. The row of `padding_idx` (−1: none) stays zero."""
     require_loop_dtype(grad.dtype)
     require_index(indices)
     if scale_grad_by_freq:

@@ -1,7 +1,7 @@
 """Slices: parts of a tensor along one dimension, and where they start.
 
-Bounds may count from either end and be clamped, which tracing has decided for the sizes at hand; the length that it found says
-which way it went.
+Bounds may count from either end and be clamped. Tracing has decided that for the traced sizes; the traced length shows which case
+applies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten
 
-_NO_END = 2**62  # an int at least this large as the end of a slice means "to the end"
+_NO_END = 2**62  # a slice end of at least this means "to the end"
 
 
 @lowers(aten.slice.Tensor)
@@ -40,7 +40,7 @@ def slice_(
 
 
 def require_known_sizes(builder: Builder) -> None:
-    """Raises LoweringError if the current node brings sizes that only its own run can tell."""
+    """Raise LoweringError if the current node introduces sizes that only its own execution determines."""
     if builder.node is not None and builder.node.meta.get("unbacked_bindings"):
         raise LoweringError("the size or place of the result is known only when the operator has run.")
 
@@ -48,11 +48,10 @@ def require_known_sizes(builder: Builder) -> None:
 def slice_start(
     builder: Builder, n: Size, start: Size | int | None, end: Size | int | None, step: Size, length: Size, dim: int
 ) -> Size:
-    """Index of the first element of `[start:end:step]` in a dimension of size `n`, given that the slice is `length`
-    long.
+    """Index of the first element of `[start:end:step]` in a dimension of size `n`, given the slice's `length`.
 
-    Tracing decided how negative and too large bounds clamp; `length` tells which way it went. Raises LoweringError
-    where it does not.
+    Tracing decided how negative and too large bounds clamp; `length` shows which case applies. Raises LoweringError if it does
+    not.
     """
     first = ZERO if start is None else as_size(start)
     if first == 0 or length == 0 or (step == 1 and length == n):
@@ -71,7 +70,7 @@ def slice_start(
 
 
 def _bounds(builder: Builder, bound: Size, n: Size) -> list[Size]:
-    """What a slice bound may have become: itself, counted from the end, or clamped to 0 or `n`."""
+    """The possible meanings of a slice bound: itself, counted from the end, or clamped to 0 or `n`."""
     if bound.is_Integer and bound >= _NO_END:
         return [n]
     from_front, from_end = [bound, n], [sizes.simplify(bound + n, {}), ZERO]
@@ -80,7 +79,7 @@ def _bounds(builder: Builder, bound: Size, n: Size) -> list[Size]:
 
 
 def counts_from_front(builder: Builder, index: Size) -> bool | None:
-    """Whether an index or bound of the current node is ≥ 0, by algebra or by the guards of tracing; None if neither says."""
+    """Whether an index or bound of the current node is ≥ 0, by algebra or by the guards of tracing; None if neither decides."""
     if sizes.is_nonnegative(index):
         return True
     if sizes.is_nonnegative(-index - 1):
@@ -100,7 +99,7 @@ def _slice_length(start: Size, end: Size, step: Size) -> Size:
 
 
 def _traced_start(builder: Builder, dim: int) -> Size:
-    """The start of a slice or select along `dim`, from the storage offsets that tracing found."""
+    """The start of a slice or select along `dim`, from the traced storage offsets."""
     traced, result = traced_argument(builder), builder.result()
     takes_part = builder.node is not None and builder.node.target in (aten.slice.Tensor, aten.select.int)
     if traced is not None and takes_part and dim < traced.dim():

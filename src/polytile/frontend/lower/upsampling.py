@@ -1,7 +1,8 @@
-"""Upsampling: each element of the result from the one nearest to it, or from the 2, 4 or 8 around it with weights.
+"""Upsampling: each element of the result is the nearest element, or a weighted sum of the 2, 4 or 8 around it.
 
-Places along a dimension of n elements, m in the result, are s·o or s·(o + ½), where s is one over the scale that was given or
-n / m, and for interpolation s·(o + ½) - ½, or o·(n - 1) / (m - 1) where corners are aligned; computed as ATen computes them.
+Positions along a dimension of n elements, with m in the result, are s·o or s·(o + ½), where s is the reciprocal of the given
+scale, or n / m. For interpolation they are s·(o + ½) - ½, or o·(n - 1) / (m - 1) with aligned corners. All are computed as in
+ATen.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from polytile.ir.program import Ref, View
 from polytile.ir.sizes import Size
 
 Term = tuple[Size | Node, Node | None]
-"""A place along a dimension and its weight; None: all of it."""
+"""A position along a dimension and its weight; None means weight 1."""
 
 @lowers(UPSAMPLE)
 def upsample(
     builder: Builder, source: Tensor, name: str, size: Sequence[Size | int], align_corners: bool, scales: Sequence[float]
 ) -> Tensor:
-    """Images [batch, channels, ...] as large as `size`: each point is a weighted sum of the source at one place along each
-    dimension (nearest) or two (linear); `name` is the operator, one of resizing.py."""
+    """Images [batch, channels, ...] resized to `size`: each point is a weighted sum of the source at one position per dimension
+    (nearest) or two (linear). `name` is the operator, one of resizing.py."""
     base, result, first = builder.realize(source), builder.result_sizes(), 2
     wide = source.compute_dtype
     spatial = list(zip(base.sizes[first:], result[first:], scales, strict=True))
@@ -66,9 +67,11 @@ def upsample(
 def _one_by_one(
     builder: Builder, source: Tensor, result: tuple[Size, ...], align_corners: bool, scales: Sequence[float]
 ) -> Tensor:
-    """Interpolation along one dimension after the other, of rows that vectors run along: along any other dimension they are read
-    as they lie, and only along rows lane by lane. So that comes last, or first where it makes rows longer and others more: of 256
-    images of 32 × 32, twice as large, 0.87 ms in place of 1.67 by ATen (two threads)."""
+    """Interpolate along one dimension after the other, for images whose vectors run along rows.
+
+    Other dimensions are read contiguously, but rows are gathered lane by lane. So rows come last, or first if that makes rows
+    longer and others more: 256 images of 32 × 32 at twice the size take 0.87 ms instead of 1.67 in ATen (two threads).
+    """
     along = list(zip(range(2, source.rank), scales, strict=True))
     larger = all(scale >= 1 or sizes.is_nonnegative(sympy.expand(result[d] - source.sizes[d])) for d, scale in along)
     found = source
@@ -79,7 +82,7 @@ def _one_by_one(
 
 
 def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bool) -> Tensor:
-    """`base` with `m` elements along dimension `d`, each from the two around its place."""
+    """`base` with `m` elements along dimension `d`, each interpolated from the two around its position."""
     n, wide = base.sizes[d], base.compute_dtype
 
     def element_at(point: Point) -> Node:
@@ -105,7 +108,7 @@ def _call(
 
 
 def _nearest(o: Size, n: Size, m: Size, scale: float, half: float) -> list[Term]:
-    """The element nearest to place `o` of the result."""
+    """The element nearest to position `o` of the result."""
     times = sizes.divide(sympy.expand(m), n)
     if times is not None and times.is_Integer and _is_power(int(times)) and scale in (0.0, float(times)):
         return [(FloorDiv(o, times), None)]
@@ -117,12 +120,12 @@ def _nearest(o: Size, n: Size, m: Size, scale: float, half: float) -> list[Term]
 
 
 def _is_power(times: int) -> bool:
-    """Whether dividing by `times` is exact in floats."""
+    """Whether dividing by `times` is exact in floating point."""
     return times & (times - 1) == 0
 
 
 def _between(there: Node, n: Size, wide: torch.dtype) -> list[Term]:
-    """The elements before and behind `there`."""
+    """The elements before and after `there`, with their weights."""
     before, one = _whole(there, n), expr.const(1, torch.int64)
     behind = expr.op("minimum", torch.int64, expr.op("add", torch.int64, before, one), _last(n))
     weight = expr.op("sub", wide, there, expr.op("cast", wide, before))
@@ -141,7 +144,7 @@ def _there(o: Size, n: Size, m: Size, scale: float, align_corners: bool, wide: t
 
 
 def _ratio(n: Size, m: Size, scale: float, dtype: torch.dtype) -> Node:
-    """How far apart the places of neighbours in the result are."""
+    """The distance between positions of neighbours in the result."""
     if scale > 0:
         return expr.const(float(torch.tensor(1.0 / scale, dtype=dtype, device="cpu")), dtype)
     return expr.op("div", dtype, _number(n, dtype), _number(m, dtype))
@@ -156,7 +159,7 @@ def _last(n: Size) -> Node:
 
 
 def _whole(there: Node, n: Size) -> Node:
-    """The place at or before `there`, which is not negative, among n."""
+    """The element at or before the nonnegative position `there`, among n."""
     return expr.op("minimum", torch.int64, expr.op("cast", torch.int64, there), _last(n))
 
 
@@ -165,7 +168,7 @@ def upsample_backward(
     builder: Builder, grad: Tensor, name: str, size: Sequence[Size | int], input_size: Sequence[Size | int],
     align_corners: bool, scales: Sequence[float],
 ) -> Tensor:  # fmt: skip
-    """Sums of few, unevenly many elements each: the library walks through them faster than loops of masked windows."""
+    """Sums of few, unevenly many elements each: the library traverses them faster than loops of masked windows."""
     operator = getattr(torch.ops.aten, f"{name}_backward").default
     given = (grad, list(size), list(input_size), *arguments(name, align_corners, scales))
     result: Tensor = builder.library(operator, given, {}, "gradients of upsampling are left to the library")

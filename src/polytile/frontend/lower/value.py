@@ -1,4 +1,4 @@
-"""The value of a tensor while a graph is lowered: a strided view of a buffer, or an expression not yet stored anywhere."""
+"""The value of a tensor while a graph is lowered: a strided view of a buffer, or an expression that is not stored yet."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ LOOP_DTYPES = frozenset(
         torch.bfloat16, torch.float16, torch.float32, torch.float64,
     }
 )  # fmt: skip
-"""Types of elements that generated loops read, compute with and store."""
+"""Element types that generated loops can load, compute with and store."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One ATen operator on stored tensors: as in ir.program.LibraryCall. Its result has `sizes`; the tensor that it makes may be
-    a row-major reshape of it."""
+    """One ATen operator applied to stored tensors, with arguments as in ir.program.LibraryCall.
+
+    Its result has `sizes`; the tensor that holds the Call may be a row-major reshape of that result.
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -37,12 +39,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of symbolic `sizes` and logical `dtype`.
+    """A tensor of symbolic `sizes` and logical `dtype`, either stored or not.
 
-    Exactly one of the two forms: `view` (a strided look at a buffer), or `node` over `axes` (one symbol a dimension), to be
-    computed where it is used. Nodes hold compute types: float32 for tensors of 8- and 16-bit floats. `layout`: the strides
-    (elements) in which an unstored tensor is stored where nobody asks for others; None for row-major ones. `call`: the operator
-    of which an unstored tensor is the result, where that takes nothing but what is stored.
+    A stored tensor has a `view`, a strided view of a buffer. An unstored one has a `node` over `axes`, one symbol per dimension,
+    that is computed where it is used. Nodes have compute dtypes: float32 for 8- and 16-bit floats.
+
+    Attributes
+    ----------
+    layout
+        Strides (in elements) in which an unstored tensor is stored unless others are asked for; None means row-major.
+    call
+        The ATen operator that computes an unstored tensor, if all its arguments are stored.
     """
 
     sizes: tuple[sympy.Expr, ...]
@@ -67,7 +74,7 @@ class Tensor:
         return compute_dtype(self.dtype)
 
     def at(self, point: Sequence[sympy.Expr]) -> Node:
-        """The element at `point` (one index expression a dimension), in the compute type."""
+        """The element at `point` (one index expression per dimension), in the compute dtype."""
         point = tuple(point)
         if self.view is not None:
             return expr.load(self.compute_dtype, self.view.buffer, self.view.index(point))
@@ -76,14 +83,14 @@ class Tensor:
 
 
 def fresh_axes(sizes_: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
-    """The standard axis symbols d0, d1, ... of an unstored tensor."""
+    """The standard axis symbols d0, d1, … of an unstored tensor."""
     return tuple(sizes.axis(f"d{i}") for i in range(len(sizes_)))
 
 
 def computed(
     sizes_: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device, element: Callable[[Point], Node]
 ) -> Tensor:
-    """The unstored tensor whose element at `point` is `element(point)` (in the compute type of `dtype`)."""
+    """An unstored tensor whose element at `point` is `element(point)`, in the compute dtype of `dtype`."""
     axes = fresh_axes(sizes_)
     return Tensor(tuple(sizes_), dtype, device, axes=axes, node=element(axes))
 
@@ -93,7 +100,7 @@ def stored(view: View, device: torch.device) -> Tensor:
 
 
 def convert(node: Node, dtype: torch.dtype) -> Node:
-    """`node` as a value of the compute type of the logical `dtype`; a conversion to one of 8 or 16 bits rounds."""
+    """Convert `node` to the logical `dtype`: cast to its compute dtype, and round if `dtype` is an 8- or 16-bit float."""
     target = compute_dtype(dtype)
     if isinstance(node, expr.Const):
         if not (target != torch.bool and not target.is_floating_point and isinstance(node.value, float)):
@@ -104,7 +111,7 @@ def convert(node: Node, dtype: torch.dtype) -> Node:
 
 
 def widen(node: Node, dtype: torch.dtype) -> Node:
-    """`node` in the compute type of `dtype`, without rounding to `dtype` (for arithmetic between stored values)."""
+    """Cast `node` to the compute dtype of `dtype` without rounding to `dtype`, for arithmetic between stored values."""
     target = compute_dtype(dtype)
     if node.dtype == target:
         return node
@@ -114,6 +121,6 @@ def widen(node: Node, dtype: torch.dtype) -> Node:
 
 
 def broadcast_point(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr], point: Point) -> Point:
-    """The point of a tensor of sizes `source` that broadcasting to sizes `target` reads at `point`."""
+    """The index into a tensor of sizes `source` that is read at `point` when it is broadcast to sizes `target`."""
     lead = len(target) - len(source)
     return tuple(sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source))

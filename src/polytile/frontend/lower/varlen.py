@@ -1,4 +1,4 @@
-"""Attention of packed and paged sequences: polytile::varlen_attention and its derivative."""
+"""Lowers attention of packed and paged sequences: polytile::varlen_attention and its backward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polytile.runtime.target import Target
 INDEX_TYPES = (torch.int32, torch.int64)
 
 Masks = dict[str, Any]
-"""What an Attention has of a window."""
+"""The arguments of an Attention for a window."""
 
 
 def _masks(before: Any, after: Any) -> Masks:
@@ -62,7 +62,7 @@ def _sequences(
         )
     views = {name: builder.stored(tensor) for name, tensor in named.items()}
     count = views["q_starts"].sizes[0] - 1
-    if "k_starts" in views:  # guards hold both to be as long
+    if "k_starts" in views:  # guards hold both lengths equal
         views["k_starts"] = replace(views["k_starts"], sizes=views["q_starts"].sizes)
     for name in ("table", "k_used"):
         if name in views:
@@ -140,7 +140,7 @@ def packed_flash(
     dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
     window_size_left: Any = None, window_size_right: Any = None, seqused_k: Tensor | None = None, **more: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """What scaled_dot_product_attention of nested tensors becomes on a GPU."""
+    """The form of scaled_dot_product_attention of nested tensors on a GPU."""
     if cum_seq_q is None or cum_seq_k is None or any(given is not None for given in more.values()):
         raise LoweringError("FlashAttention's own operator is left to the library, but for packed sequences.")
     if dropout_p != 0 or used_results(builder) - {0, 1}:

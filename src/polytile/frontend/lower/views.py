@@ -1,8 +1,8 @@
-"""Views: operators that look at the same elements under other sizes, strides or order.
+"""Views: the same elements under other sizes, strides or order.
 
-A view of a stored tensor stays a view of the same buffer wherever strides can say it, so an output that aliases an
-input in eager aliases it here too. A view of an unstored tensor, or one that strides cannot say, is index algebra:
-element `point` of the result is element `f(point)` of the source.
+A view of a stored tensor stays a view of the same buffer if strides can express it, so that an output that aliases an input in
+eager aliases it here too. A view of an unstored tensor, or one that strides cannot express, is index algebra: element `point` of
+the result is element `f(point)` of the source.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a strided view: its size, and (source dimension, distance) for each source dimension that one
-    step along it moves in. No steps: every index reads the same element, as a broadcast does."""
+    """One dimension of a strided view: its size, and (source dimension, distance) for each source dimension in which one step
+    along it moves. Without steps, every index reads the same element, as in a broadcast."""
 
     size: Size
     steps: tuple[tuple[int, Size], ...] = ()
@@ -45,11 +45,8 @@ def kept(source: Tensor, d: int) -> Dim:
 def strided(
     builder: Builder, source: Tensor, dims: Sequence[Dim], origin: dict[int, Size] | None = None, k: int | None = None
 ) -> Tensor:
-    """The elements of `source` that start at `origin` (source dimension → index, 0 where absent) and go on along
-    `dims`.
-
-    `k` is the number of the result, for operators with several.
-    """
+    """The elements of `source` that start at `origin` (source dimension → index, 0 if absent) and continue along `dims`. `k` is
+    the index of the result, for operators with several."""
     origin = origin or {}
     if source.view is None:
         return reindexed(source, [d.size for d in dims], lambda point: _source_point(source.rank, dims, origin, point))
@@ -72,9 +69,9 @@ def _source_point(rank: int, dims: Sequence[Dim], origin: dict[int, Size], point
 
 
 def reindexed(source: Tensor, out_sizes: Sequence[Size], where: Callable[[Point], Point]) -> Tensor:
-    """The unstored tensor whose element at `point` is element `where(point)` of `source`, its indices simplified."""
+    """The unstored tensor whose element at `point` is element `where(point)` of `source`, with simplified indices."""
     require_loop_dtype(source.dtype)
-    if has_static_zero(out_sizes):  # reads nothing, so that no load can be moved out of a loop that never runs
+    if has_static_zero(out_sizes):  # no loads, as one might be hoisted out of the empty loop
         zero = expr.const(0, source.compute_dtype)
         return computed(out_sizes, source.dtype, source.device, lambda point: zero)
     axes = fresh_axes(out_sizes)
@@ -90,13 +87,13 @@ def copied(source: Tensor) -> Tensor:
 
 
 def require_loop_dtype(dtype: torch.dtype) -> None:
-    """Raises LoweringError for types that loops do not compute with (complex, quantized, 8-bit floats)."""
+    """Raise LoweringError for dtypes that loops do not compute with (complex, quantized, 8-bit floats)."""
     if dtype not in LOOP_DTYPES:
         raise LoweringError(f"generated loops do not move elements of type {dtype}.")
 
 
 def wrap_dim(dim: int, rank: int) -> int:
-    """A dimension counted from the front; a tensor of no dimensions counts as having one."""
+    """A dimension counted from the front; a zero-dimensional tensor counts as having one."""
     return dim % max(rank, 1)
 
 
@@ -167,7 +164,7 @@ def diagonal(builder: Builder, source: Tensor, offset: Size | int = 0, dim1: int
 
 
 def diagonal_origin(shift: Size, a: int, b: int) -> dict[int, Size]:
-    """Where diagonal number `shift` of dimensions (a, b) starts."""
+    """The start of diagonal number `shift` of dimensions (a, b)."""
     if sizes.is_nonnegative(shift):
         return {b: shift}
     if sizes.is_nonnegative(-shift):
@@ -212,12 +209,13 @@ def repeat(builder: Builder, source: Tensor, repeats: Sequence[Size | int]) -> T
 # other types ----------------------------------------------------------------------------------------------------------
 
 BITS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
-"""Types that are computed with as they lie in memory: neither truth values nor 16-bit floats are."""
+"""Dtypes whose values are computed with as they are in memory, unlike booleans and 16-bit floats."""
 
 
 @lowers(aten.view.dtype)
 def of_type(builder: Builder, source: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bits of each element as an element of another type of the same width; what is returned shares memory with `source`."""
+    """The bits of each element as another dtype of the same width; a view that is returned shares memory with `source`, so it is
+    a library call."""
     if dtype == source.dtype:
         return source
     if builder.node is not None and _returned(builder.node):

@@ -1,7 +1,7 @@
-"""Windows that slide over the last dimensions of a tensor, as pooling operators see them.
+"""Sliding windows over the last dimensions of a tensor, as in pooling operators.
 
-A small window is unrolled: a chain of masked loads a result, which vectorises along the row. A large one is a reduction
-over the window's points.
+A small window is unrolled: a chain of masked loads per result, which vectorises along the row. A large one is a reduction over
+the window's points.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ Numbers = tuple[int, ...]
 Step = tuple[Size, ...]
 
 UNROLL_LIMIT = 32
-"""Most points of a window that is unrolled: 5×5 is, 6×6 is not. Beyond, code grows faster than what it saves; wrong for
-sparse outputs of huge inputs, where even a small window would be better reduced in parallel."""
+"""Maximum number of points of an unrolled window: 5×5 is unrolled, 6×6 is not. Beyond it, code grows faster than what it saves.
+Known wrong: few outputs from huge inputs, where even a small window is better reduced in parallel."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows over the last dimensions of a stored tensor, one for each point of a result. Tuples have a number for
-    each of these dimensions, the last one for the rows' own; `ceil`: the last windows may reach beyond the padding."""
+    """The windows over the last dimensions of a stored tensor, one per point of a result.
+
+    Tuples have a number for each of these dimensions, the last one for the rows. With `ceil`, the last windows may reach beyond
+    the padding.
+    """
 
     source: Tensor
     result: tuple[Size, ...]
@@ -44,7 +47,7 @@ class Windows:
 
     @property
     def rank(self) -> int:
-        """How many dimensions windows have."""
+        """Number of dimensions of a window."""
         return len(self.kernel)
 
     @property
@@ -53,7 +56,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Points of a window."""
+        """Number of points of a window."""
         return int(sympy.prod(self.kernel))
 
     @property
@@ -66,15 +69,15 @@ class Windows:
         return [tuple(map(as_size, step)) for step in itertools.product(*map(range, self.kernel))]
 
     def position(self, point: Point, step: Step) -> Step:
-        """The place of element `step` of the window of `point`; outside of the source for the padding's."""
+        """The position of element `step` of the window of `point`; outside the source for padding."""
         numbers = zip(point[-self.rank :], self.stride, self.padding, step, self.dilation, strict=True)
         return tuple(sympy.expand(o * s - p + k * d) for o, s, p, k, d in numbers)
 
     def inside(self, point: Point, step: Step) -> Node | None:
-        """Whether element `step` of the window of `point` is one of the source; None where it always is.
+        """Whether element `step` of the window of `point` is inside the source; None if it always is.
 
-        Without `ceil` the last window ends at or before the end of the padding, so element k of it stands at least
-        (kernel - 1 - k)·dilation before that.
+        Without `ceil` the last window ends at or before the end of the padding, so element k of it is at least (kernel - 1 -
+        k)·dilation before that.
         """
         asked = []
         for d, at in enumerate(self.position(point, step)):
@@ -88,12 +91,12 @@ class Windows:
         return all_of(asked)
 
     def element(self, point: Point, step: Step, outside: bool | int | float) -> Node:
-        """Element `step` of the window of `point`, `outside` where it stands in the padding."""
+        """Element `step` of the window of `point`, or `outside` in the padding."""
         node = self.source.at((*point[: -self.rank], *self.position(point, step)))
         return chosen(self.inside(point, step), node, outside)
 
     def along(self, dims: slice, source: Tensor, result: tuple[Size, ...]) -> Windows:
-        """Windows over `source` that slide as these do over some of the dimensions, and are single elements of the others."""
+        """Windows over `source` that slide like these over some of the dimensions, and are single elements in the others."""
 
         def only(numbers: Numbers, other: int) -> Numbers:
             kept = range(self.rank)[dims]
@@ -103,12 +106,12 @@ class Windows:
         return Windows(source, result, *spans, self.ceil)
 
     def number(self, point: Point, step: Step) -> Node:
-        """The number of element `step` of the window of `point` among those that windows slide over, row-major."""
+        """The row-major index of element `step` of the window of `point` among the elements over which windows slide."""
         return expr.index_value(flat_number(self.position(point, step), self.extents))
 
 
 def flat_number(position: Step, extents: Sequence[Size]) -> Size:
-    """The row-major number of the element at `position`."""
+    """The row-major index of the element at `position`."""
     number: Size = ZERO
     for at, n in zip(position, extents, strict=True):
         number = number * n + at
@@ -116,7 +119,7 @@ def flat_number(position: Step, extents: Sequence[Size]) -> Size:
 
 
 def chosen(condition: Node | None, node: Node, outside: bool | int | float) -> Node:
-    """`node`, its loads done only where `condition` holds, else the constant `outside`."""
+    """`node`, with its loads masked by `condition`, else the constant `outside`."""
     if condition is None:
         return node
     return expr.op("where", node.dtype, condition, expr.mask_loads(node, condition), expr.const(outside, node.dtype))
@@ -126,14 +129,14 @@ def windows(
     builder: Builder, source: Tensor, rank: int, kernel: Sequence[Size | int], stride: Sequence[Size | int],
     padding: Sequence[Size | int], dilation: Sequence[Size | int], ceil: bool, result: tuple[Size, ...],
 ) -> Windows:  # fmt: skip
-    """Windows over the last `rank` dimensions of `source`, one for each point of `result`."""
+    """Windows over the last `rank` dimensions of `source`, one per point of `result`."""
     require_loop_dtype(source.dtype)
     spans = [_numbers(values, rank) for values in (kernel, stride or kernel, padding, dilation)]
     return Windows(builder.realize(source), result, spans[0], spans[1], spans[2], spans[3], ceil)
 
 
 def _numbers(values: Sequence[Size | int], rank: int) -> Numbers:
-    """One number stands for all dimensions."""
+    """The numbers per dimension; a single number applies to all."""
     numbers = [as_size(v) for v in values]
     if not all(n.is_Integer for n in numbers):
         raise LoweringError(f"windows of symbolic shape {numbers} are left to the library.")

@@ -1,7 +1,7 @@
-"""Which configs to try, by device family: tables as data (tables/*.json) and the heuristics that fit them to a problem.
+"""Which configs to try, by device family: tables as data (tables/*.json) and the heuristics that adapt them to a problem.
 
-In: a family's name, a table's name, the sizes at hand. Out: frozen config records, and for each row that was left out why.
-Anything that makes candidates may call; `register` and `override` are for packages outside of polytile.
+Enters: the names of a family and a table, and sizes. Leaves: frozen config records, and for each row left out the reason. Called
+by whatever makes candidates; `register` and `override` are for packages outside of polytile.
 """
 
 from polytile.matmul.configs.heuristic import Heuristic, Request, Verdict

@@ -1,6 +1,6 @@
-"""Configs of flex attention: what is run where nothing is tuned, and what is tried where it is.
+"""Configs of flex attention: the defaults, and those tried in tuning.
 
-`capability` is 90 for 9.0 and 0 for a device that is none of NVIDIA's; `head_dim` counts elements; types have torch's names.
+`capability` is 90 for 9.0, and 0 for devices that are not NVIDIA's. `head_dim` counts elements. Dtypes have torch's names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from polytile.matmul.configs.records import Flex, FlexDecode, FlexDefault, RocmF
 
 WIDE_HEAD = 256
 SHORT_SHARED_MEMORY = (86, 89)
-"""Capabilities with 100 KiB of shared memory a multiprocessor, where three stages of 64x64 blocks do not fit."""
+"""Capabilities with 100 KiB of shared memory per multiprocessor, where three stages of 64x64 tiles do not fit."""
 
 
 def forward(heuristic: Heuristic, dtype: str, head_dim: int, capability: int) -> Flex:
-    """The table's row for this type and head size from the highest capability that the device has, else a plain block."""
+    """The table's row for this dtype and head size with the highest capability up to the device's, or else a plain tile."""
     rows = [row for row in heuristic.tables.get("flex_forward_default", ()) if isinstance(row, FlexDefault)]
     fitting = [r for r in rows if (r.dtype, r.head_dim) == (dtype, head_dim) and r.capability <= capability]
     if fitting:
@@ -35,11 +35,11 @@ BACKWARD: dict[tuple[int, int], tuple[int, int, int, int]] = {
     (90, 64): (64, 64, 3, 4), (90, 128): (64, 128, 3, 8), (90, 0): (64, 64, 2, 4),
     (80, 64): (32, 128, 3, 4), (80, 128): (64, 64, 3, 4), (80, 0): (64, 64, 2, 4),
 }  # fmt: skip
-"""(capability from which on, head size; 0 for any other) → block_m, block_n, stages, warps."""
+"""(minimum capability, head size or 0 for any other) → block_m, block_n, stages, warps."""
 
 
 def backward(heuristic: Heuristic, dtype: str, head_dim: int, capability: int) -> Flex:
-    """The default backwards, by element type, head size and capability (90: Hopper); BACKWARD has the rows."""
+    """The default config of the backward pass, by dtype, head size and capability (90: Hopper); see BACKWARD."""
     level = 90 if capability >= 90 else 80 if capability >= 80 else 0
     if dtype == "float32" or not level or heuristic.family == "rocm":
         return _flex(heuristic, 16, 16, 1, 4)
@@ -50,7 +50,7 @@ def backward(heuristic: Heuristic, dtype: str, head_dim: int, capability: int) -
 
 
 def decode(heuristic: Heuristic, dtype: str, head_dim: int, capability: int) -> FlexDecode:
-    """The default for few queries."""
+    """The default config for few queries."""
     if heuristic.family == "rocm":
         return RocmFlexDecode(64, 1, 4)
     deep = capability >= 90 and not (dtype == "float32" and head_dim > 128)
@@ -58,7 +58,7 @@ def decode(heuristic: Heuristic, dtype: str, head_dim: int, capability: int) -> 
 
 
 def forward_set(heuristic: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
-    """What is tried forwards; ROCm pipelines one or two stages."""
+    """The forward configs to try; ROCm pipelines one or two stages."""
     if exhaustive:
         return tuple(spaces.flex_forward(heuristic.family == "rocm"))
     rows = [row for row in heuristic.table("flex_attn_fwd_autotune") if isinstance(row, Flex)]
@@ -68,13 +68,13 @@ def forward_set(heuristic: Heuristic, exhaustive: bool = False) -> tuple[Flex, .
 
 
 def backward_set(heuristic: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
-    """What is tried backwards."""
+    """The backward configs to try."""
     rocm = heuristic.family == "rocm"
     return tuple(spaces.flex_backward(rocm) if exhaustive else spaces.flex_backward_autotune(rocm))
 
 
 def decode_set(heuristic: Heuristic, exhaustive: bool = False) -> tuple[FlexDecode, ...]:
-    """What is tried for few queries."""
+    """The configs to try for few queries."""
     if exhaustive:
         return tuple(spaces.flex_decode(heuristic.family == "rocm"))
     return tuple(row for row in heuristic.table("flex_decode_autotune") if isinstance(row, FlexDecode))

@@ -1,4 +1,4 @@
-"""The device families that come with polytile: CPU, CUDA, ROCm and XPU."""
+"""The built-in device families: CPU, CUDA, ROCm and XPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from polytile.matmul.configs.heuristic import Dropped, Heuristic
 from polytile.matmul.configs.records import PLAIN, ROCM, Gemm, RegisterTile, RocmGemm
 
 LARGEST_CPU_BLOCK = 1 << 13
-"""Sums of one block on a CPU: 32 KiB of float32, what a first-level cache holds."""
+"""Maximum number of accumulators of a tile on a CPU: 32 KiB of float32, which fit in the L1 cache."""
 
 
 class Cpu(Heuristic):
-    """Generated C++ takes register tiles; the tables of blocks are for Triton on a CPU, which keeps a block of sums in cache."""
+    """CPUs. Generated C++ uses register tiles; the tile tables are for Triton on a CPU, which keeps an accumulator tile in the
+    cache."""
 
     def register_tiles(self, vector_bytes: int) -> tuple[RegisterTile, ...]:
         """The rows for vectors of this many bytes, in canonical order."""
@@ -29,15 +30,15 @@ class Cpu(Heuristic):
 
 
 class Cuda(Heuristic):
-    """NVIDIA: the rows as they are."""
+    """NVIDIA GPUs: the rows are used unchanged."""
 
 
 class Xpu(Heuristic):
-    """Intel GPUs: the default tables; the compiler chooses the stages' form itself."""
+    """Intel GPUs: the default tables. The compiler chooses the form of pipelining."""
 
 
 class Rocm(Heuristic):
-    """AMD: blocks in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps."""
+    """AMD GPUs: tiles in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps."""
 
     def space(self) -> Iterable[Gemm]:
         return spaces.rocm_gemm(self.default_stages)

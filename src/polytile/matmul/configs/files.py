@@ -1,9 +1,9 @@
-"""Config tables from JSON files: what a file must look like, and the records made of its rows.
+"""Reads config tables from JSON files, and checks them.
 
     {"family": "cuda", "inherits": "default", "tables": {"mm": {"fields": ["block_m", ...], "rows": [[32, ...], ...]}}}
 
-A family has the tables of the one it inherits from, each as a whole replaced by its own of that name. Fields that a table
-leaves out have the record's defaults. Every row is checked when the file is read.
+A family inherits whole tables, and replaces them by its own tables of the same name. Fields that a table omits have the record's
+defaults. Every row is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ Tables = Mapping[str, tuple[Record, ...]]
 
 
 def read(family: str, records: Mapping[str, type[Record]], folder: Path = FOLDER) -> Tables:
-    """The tables of `family`, those that it inherits included, rows as the `records` of their kind. Raises
-    ConfigTableError where a file is missing or not as above."""
+    """The tables of `family`, including inherited ones, with rows as the `records` of their kind.
+
+    Raises
+    ------
+    ConfigTableError
+        If a file is missing or malformed.
+    """
     path = folder / f"{family}.json"
     document = _document(path)
     if document["family"] != family:
@@ -48,8 +53,13 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def table(name: str, content: Any, records: Mapping[str, type[Record]], where: str) -> tuple[Record, ...]:
-    """The records of one table, {"fields": [...], "rows": [[...], ...]}. Raises ConfigTableError naming `where`, the table
-    and the row that is wrong."""
+    """The records of one table, {"fields": [...], "rows": [[...], ...]}.
+
+    Raises
+    ------
+    ConfigTableError
+        If it is malformed. The message names `where`, the table and the row.
+    """
     if name not in KINDS:
         raise ConfigTableError(f"{where} has a table {name!r}; tables are {', '.join(KINDS)}.")
     if not isinstance(content, dict) or set(content) != {"fields", "rows"}:
@@ -77,7 +87,7 @@ def _record(kind: type[Record], names: Sequence[str], row: Any, where: str) -> R
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    """Whether a JSON value is of the type that a record's field is annotated with."""
+    """Whether a JSON value has the type with which the record's field is annotated."""
     if annotation.startswith("tuple"):
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if value is None:

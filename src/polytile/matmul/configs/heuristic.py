@@ -1,16 +1,17 @@
-"""The heuristic of one device family: from a table's rows to the configs tried on a problem.
+"""The heuristic of a device family: turns a table's rows into the configs to try on a problem.
 
-A row goes through the steps in order; each gives a config back, its own or a smaller one, or the reason why it is left out.
+A row passes through these steps in order. Each returns a config, the same or a smaller one, or the reason why the row is left
+out.
 
-    scaled    each block ≤ the next power of two of the size it covers, and ≥ 16 (k: 32 where an operand is int8)
-    excluded  what the caller's predicate on the blocks excludes
-    fitting   shared memory ≤ what a block may have; in exhaustive spaces sums ≤ 255 registers a thread
+    scaled    each tile dimension ≤ the next power of two of its size, and ≥ 16 (k: 32 if an operand is int8)
+    excluded  tiles that the caller's predicate excludes
+    fitting   shared memory within the limit; in exhaustive spaces also accumulators ≤ 255 registers per thread
     teamed    num_warps ≤ block_m · block_n / 256
-    own       what the family and the table ask for besides
-    new       not a duplicate in any field, within the cap on their number
+    own       further requirements of the family and the table
+    new       not a duplicate in any field, within the cap on the number of configs
 
-Where it is wrong: a cap on the block by the size halves the work of a tile that overhangs, but a taller block may still
-win where B is read once more otherwise; measuring decides among what is left, and never among what is not.
+Known wrong: limiting a tile to the size halves the work of a partial tile, but a taller tile may still win if B would otherwise
+be read once more. Measurements decide among the remaining configs, never among those left out.
 """
 
 from __future__ import annotations
@@ -31,11 +32,30 @@ ELEMENTS_OF_A_WARP = 256
 
 @dataclass(frozen=True)
 class Request:
-    """What configs are asked for: `table` by name, for the sizes m, n, k (of a hint, say), operands of `itemsize` bytes.
+    """What configs are requested for.
 
-    `int8`: an operand is int8. `scale` multiplies every block first. `exhaustive`: the whole space in place of the table.
-    `shared_bytes`: shared memory that a block may have, None where that is not known. `exclude(block_m, block_n,
-    block_k)`: blocks that the caller cannot use. `cap`: how many configs at most. `hint`: part of the configs' identity.
+    Attributes
+    ----------
+    m, n, k
+        The sizes, for example of a hint.
+    table
+        The table's name.
+    itemsize
+        Bytes of an operand's element.
+    int8
+        An operand is int8.
+    scale
+        A factor that is applied to every tile dimension first.
+    exhaustive
+        Use the exhaustive space instead of the table.
+    shared_bytes
+        Limit of shared memory per block; None if unknown.
+    exclude
+        `exclude(block_m, block_n, block_k)` is true for tiles that the caller cannot use.
+    cap
+        Maximum number of configs.
+    hint
+        Part of the configs' identity.
     """
 
     m: int
@@ -54,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one row: the config that is tried, or None, the rule that left it out and why."""
+    """What became of one row: the config to try, or None with the rule that left it out and the reason."""
 
     row: Gemm
     config: Gemm | None
@@ -63,7 +83,7 @@ class Verdict:
 
 
 class Dropped(Exception):
-    """A row is left out by a rule; the reason says why. Never leaves this room."""
+    """Raised when a rule leaves out a row; the message says why. Never leaves this package."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
@@ -71,10 +91,10 @@ class Dropped(Exception):
 
 
 class Heuristic:
-    """One device family. Built once and shared by threads: a table is replaced as a whole, under a lock."""
+    """The heuristic of one device family. Built once and shared by threads: tables are replaced as a whole, under a lock."""
 
     default_stages = 2
-    """Stages of a kernel whose record leaves them to the backend."""
+    """Number of stages if a record leaves it to the backend."""
 
     def __init__(self, family: str, tables: Tables) -> None:
         self.family = family
@@ -86,7 +106,7 @@ class Heuristic:
         return self._tables
 
     def table(self, name: str) -> tuple[Record, ...]:
-        """The rows of a table in canonical order. Raises ConfigTableError where the family has none of that name."""
+        """The rows of a table in canonical order. Raises ConfigTableError if the family has no such table."""
         if name not in self._tables:
             raise ConfigTableError(
                 f"family {self.family!r} has no config table {name!r}; it has {', '.join(sorted(self._tables))}."
@@ -94,8 +114,13 @@ class Heuristic:
         return self._tables[name]
 
     def replace(self, name: str, rows: Iterable[Record]) -> tuple[Record, ...]:
-        """Puts `rows` in place of a table, or of none; returns what was there. Raises ConfigTableError for a name that no
-        table has anywhere, and for rows of another kind than the table's."""
+        """Replace or add a table, and return its previous rows.
+
+        Raises
+        ------
+        ConfigTableError
+            If no family has a table of that name, or the rows are of another kind than the table's.
+        """
         if name not in KINDS:
             raise ConfigTableError(f"there is no config table {name!r}; tables are {', '.join(KINDS)}.")
         given, kind = tuple(rows), PLAIN[KINDS[name]]
@@ -112,7 +137,7 @@ class Heuristic:
         return tuple(verdict.config for verdict in self.considered(request) if verdict.config is not None)
 
     def considered(self, request: Request) -> tuple[Verdict, ...]:
-        """Every row of the table with what became of it."""
+        """Every row of the table, with its verdict."""
         verdicts: list[Verdict] = []
         seen: dict[Gemm, Gemm] = {}
         for row in self.rows(request):
@@ -130,7 +155,7 @@ class Heuristic:
         return tuple(verdicts)
 
     def rows(self, request: Request) -> Iterable[Gemm]:
-        """The rows that are considered: the table's, or the exhaustive space."""
+        """The rows to consider: the table's, or the exhaustive space."""
         if request.exhaustive:
             return self.space()
         rows = self.table(request.table)
@@ -153,8 +178,8 @@ class Heuristic:
         return config
 
     def _check_room(self, config: Gemm, request: Request) -> None:
-        """Shared memory wherever its limit is known; registers in exhaustive spaces alone, as tables were chosen with
-        care."""
+        """Check shared memory if its limit is known, and registers in exhaustive spaces only, as the rows of tables were chosen
+        with care."""
         shared = config.shared_bytes(request.itemsize, self.default_stages)
         if request.shared_bytes is not None and shared > request.shared_bytes:
             raise Dropped("shared memory", f"needs {shared} bytes, a block may have {request.shared_bytes}")
@@ -163,12 +188,12 @@ class Heuristic:
             raise Dropped("registers", f"the sums take {took} registers of a thread, it has {MOST_ACCUMULATORS}")
 
     def finish(self, config: Gemm) -> Gemm:
-        """What the family asks for besides; raises Dropped."""
+        """Apply the family's own requirements. Raises Dropped."""
         return config
 
 
 def scaled(row: Gemm, request: Request) -> Gemm:
-    """The row with every block cut to its size, made for the request's hint."""
+    """The row with every tile dimension limited by its size, for the request's hint."""
     smallest_k = SMALLEST_INT8_K if request.int8 else SMALLEST
 
     def cut(block: int, size: int, smallest: int) -> int:
@@ -188,6 +213,6 @@ def next_power(size: int) -> int:
 
 
 def blocks(config: Gemm) -> str:
-    """A config in one word: 128x64x32 s3 w4."""
+    """A config as one word: 128x64x32 s3 w4."""
     stages = "" if config.num_stages is None else f" s{config.num_stages}"
     return f"{config.block_m}x{config.block_n}x{config.block_k}{stages} w{config.num_warps}"

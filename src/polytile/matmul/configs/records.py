@@ -1,7 +1,7 @@
-"""Config records: the tunable numbers of one kernel of a family of templates, as the tables hold them.
+"""Config records: the tunable numbers of a kernel template, as stored in the tables.
 
-Blocks count elements; `num_warps` is the team of threads that works on one block; `num_stages` the depth of the software
-pipeline, None being the backend's default. Records are values: equal numbers are one config, the hint included.
+Tile sizes count elements. `num_warps` is the number of warps (on a CPU: threads) per tile. `num_stages` is the depth of the
+software pipeline; None means the backend's default. Records are values: equal numbers, including the hint, are one config.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from polytile.problem import Config
 
 @dataclass(frozen=True)
 class Gemm:
-    """A block of a matrix product. `group_m` rows of blocks are gone through together, so that they share B in the cache;
-    `hint` is the size that stood in for a symbolic one when the config was made, None for none."""
+    """A tile of a matrix product. `group_m` rows of tiles are traversed together, so that they share B in the cache. `hint` is
+    the size that replaced a symbolic one when the config was made, or None."""
 
     block_m: int
     block_n: int
@@ -27,19 +27,28 @@ class Gemm:
 
     @property
     def accumulators(self) -> float:
-        """32-bit registers of a thread that hold the sums."""
+        """Number of 32-bit registers per thread for the accumulator."""
         return self.block_m * self.block_n / (32 * self.num_warps)
 
     def shared_bytes(self, itemsize: int, default_stages: int) -> int:
-        """Shared memory in which the pipeline keeps blocks of both operands."""
+        """Shared memory in bytes for the pipeline's tiles of both operands."""
         stages = default_stages if self.num_stages is None else self.num_stages
         return stages * itemsize * (self.block_m + self.block_n) * self.block_k
 
 
 @dataclass(frozen=True)
 class Rocm:
-    """What ROCm's compiler is told besides: `matrix_instr_nonkdim` is the size of the matrix instruction (0: the compiler's
-    choice), `waves_per_eu` the occupancy to compile for (0: none), `kpack` the elements of k that one load packs."""
+    """Further options of ROCm's compiler.
+
+    Attributes
+    ----------
+    matrix_instr_nonkdim
+        Size of the matrix instruction; 0 leaves it to the compiler.
+    waves_per_eu
+        Occupancy to compile for; 0 for none.
+    kpack
+        Number of elements along k that one load packs.
+    """
 
     matrix_instr_nonkdim: int = 16
     waves_per_eu: int = 0
@@ -48,12 +57,12 @@ class Rocm:
 
 @dataclass(frozen=True)
 class RocmGemm(Rocm, Gemm):
-    """The same on ROCm."""
+    """A tile of a matrix product on ROCm."""
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A block of a convolution written as a matrix product: m goes over batch and space, n over output channels."""
+    """A tile of a convolution as an implicit GEMM: m runs over batch and space, n over output channels."""
 
     block_m: int
     block_n: int
@@ -64,12 +73,12 @@ class Conv:
 
 @dataclass(frozen=True)
 class RocmConv(Rocm, Conv):
-    """The same on ROCm."""
+    """A tile of a convolution on ROCm."""
 
 
 @dataclass(frozen=True)
 class Flex:
-    """Flex attention: a block of queries by a block of keys."""
+    """Flex attention: a tile of queries by a tile of keys."""
 
     block_m: int
     block_n: int
@@ -84,7 +93,7 @@ class RocmFlex(Rocm, Flex):
 
 @dataclass(frozen=True)
 class FlexDecode:
-    """Flex attention with few queries: a block of keys."""
+    """Flex attention with few queries: a tile of keys."""
 
     block_n: int
     num_stages: int
@@ -98,7 +107,7 @@ class RocmFlexDecode(Rocm, FlexDecode):
 
 @dataclass(frozen=True)
 class FlexDefault:
-    """The forward config of flex attention for one element type and head size, from `capability` (90 for 9.0) on."""
+    """The default forward config of flex attention for one dtype and head size, from `capability` (90 for 9.0) on."""
 
     capability: int
     dtype: str
@@ -111,8 +120,8 @@ class FlexDefault:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """A generated C++ product for vectors of `vector_bytes`: the numbers of `matmul.cpp.spec.GemmConfig`, and the storage
-    types and layouts of A and B that the row is meant for."""
+    """A generated C++ product for vectors of `vector_bytes`: the fields of `matmul.cpp.spec.GemmConfig`, and the storage dtypes
+    and layouts of A and B for which the row is meant."""
 
     vector_bytes: int
     form: str
@@ -135,7 +144,7 @@ PLAIN: dict[str, type[Record]] = {
     "gemm": Gemm, "conv": Conv, "flex": Flex, "flex_decode": FlexDecode, "flex_default": FlexDefault,
     "register_tile": RegisterTile,
 }  # fmt: skip
-"""Kind of table → the record of a row."""
+"""Kind of table → record class of its rows."""
 
 ROCM: dict[str, type[Record]] = {
     **PLAIN, "gemm": RocmGemm, "conv": RocmConv, "flex": RocmFlex, "flex_decode": RocmFlexDecode,
@@ -146,16 +155,16 @@ KINDS: dict[str, str] = {
     "scaled_persistent_mm": "gemm", "mm_plus_mm": "gemm", "conv": "conv", "flex_attn_fwd_autotune": "flex",
     "flex_decode_autotune": "flex_decode", "flex_forward_default": "flex_default", "register_tiles": "register_tile",
 }  # fmt: skip
-"""Table → kind: what tables a family may have."""
+"""Table → kind: the tables that a family may have."""
 
 
 AMD = tuple(field.name for field in fields(Rocm))
-"""What a product's config says to AMD's compiler alone."""
+"""The fields of a product's config that only AMD's compiler reads."""
 
 
 @functools.lru_cache(maxsize=4096)
 def tile_config(record: Gemm, **more: int | str) -> Config:
-    """A product's record as the Config that selection and the store deal in."""
+    """A product's record as the Config that selection and the store use."""
     rocm = {name: getattr(record, name) for name in AMD if isinstance(record, RocmGemm)}
     return Config.of(
         {"size": record.hint} if record.hint is not None else None,

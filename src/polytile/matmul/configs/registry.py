@@ -1,9 +1,8 @@
-"""The heuristics by family: each built once, when first asked for, and shared by all threads.
+"""The heuristics by family. Each is built once, when first asked for, and shared by all threads.
 
-A package adds a family with `register("hopper", make, serves)`, `make` returning a Heuristic and `serves(device)` saying whether
-it is for a GPU with these facts, or replaces one table with `override("cuda", "mm", rows)`. Both count for whatever is compiled
-after. What an installed package names as an entry point of the group GROUP is called before a family is first looked for, in
-`polytile configs` too.
+A package adds a family with `register("hopper", make, serves)`, where `make` returns a Heuristic and `serves(device)` says
+whether it serves a GPU with these facts, or replaces one table with `override("cuda", "mm", rows)`. Both affect whatever is
+compiled afterwards. Entry points in the group GROUP are called before a family is first looked up, also in `polytile configs`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _serving: dict[str, Serves] = {}
 
 @functools.cache
 def _entries() -> Iterator[importlib.metadata.EntryPoint]:
-    """Those that have not been called: one iterator for the process, which nobody goes through twice."""
+    """The entry points that have not been called yet: one iterator per process, which is consumed once."""
     return iter(importlib.metadata.entry_points(group=GROUP))
 
 
 def _plugged() -> None:
-    """Calls what installed packages have to say, each once, though it may ask for families itself; one that fails is told and
-    left out."""
+    """Call the entry points of installed packages, each once, even if they look up families themselves. One that fails is logged
+    and skipped."""
     for entry in _entries():
         try:
             entry.load()()
@@ -60,7 +59,7 @@ def families() -> tuple[str, ...]:
 
 
 def heuristic(family: str) -> Heuristic:
-    """The heuristic of a family. Raises ConfigTableError for one that is not registered."""
+    """The heuristic of a family. Raises ConfigTableError for an unregistered one."""
     with _lock:
         if family not in _makers:
             _plugged()
@@ -72,29 +71,29 @@ def heuristic(family: str) -> Heuristic:
 
 
 def heuristic_of(device: DeviceFacts) -> Heuristic:
-    """The heuristic that products on a GPU with these facts follow: of the registered families that serve it the last, else its
-    maker's, whose tables stand in for those that a registered one lacks."""
+    """The heuristic for products on a GPU with these facts: the last registered family that serves it, or the vendor's, whose
+    tables also replace those that a registered family lacks."""
     with _lock:
         _plugged()
         return heuristic(next((name for name in reversed(_serving) if _serving[name](device)), device.family))
 
 
 def register(family: str, make: Callable[[], Heuristic], serves: Serves | None = None) -> None:
-    """Adds a family of devices with tables of its own.
+    """Register a device family with tables of its own.
 
     Parameters
     ----------
     family
         Its name, for `polytile configs`.
     make
-        Makes its Heuristic; called once, when the family is first asked for.
+        Returns its Heuristic; called once, when the family is first asked for.
     serves
-        Whether the family serves a GPU, given its DeviceFacts, in place of the maker's family. None means no GPU.
+        Whether the family serves a GPU, given its DeviceFacts, in place of the vendor's family. None means no GPU.
 
     Raises
     ------
     ConfigTableError
-        The name is taken, or `make` or `serves` cannot be called.
+        If the name is taken, or `make` or `serves` is not callable.
     """
     if not callable(make) or not (serves is None or callable(serves)):
         raise ConfigTableError(f"family {family!r} takes functions as make and serves; it was given {make!r} and {serves!r}.")
@@ -107,7 +106,7 @@ def register(family: str, make: Callable[[], Heuristic], serves: Serves | None =
 
 
 def unregister(family: str) -> None:
-    """Removes a registered family. Raises ConfigTableError for one that comes with polytile, and for one that is not there."""
+    """Remove a registered family. Raises ConfigTableError for a built-in or unknown family."""
     with _lock:
         if family not in _makers or _makers[family] in (cpu, cuda, rocm, xpu):
             raise ConfigTableError(f"the device family {family!r} was not registered from outside and stays as it is.")
@@ -125,7 +124,12 @@ def _restored(family_heuristic: Heuristic, name: str, before: tuple[Record, ...]
 
 
 def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextManager[None]:
-    """Replaces the rows of a family's table, at once: for good, or until the end of a `with` block. Raises ConfigTableError for a
-    family or table that is not there, and for rows of another kind."""
+    """Replace the rows of a family's table immediately, either for good or until the end of a `with` block.
+
+    Raises
+    ------
+    ConfigTableError
+        If there is no such family or table, or the rows are of another kind.
+    """
     family_heuristic = heuristic(family)
     return _restored(family_heuristic, name, family_heuristic.replace(name, rows))

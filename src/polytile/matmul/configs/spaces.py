@@ -1,4 +1,4 @@
-"""Exhaustive spaces: every config worth a search, for when time does not matter."""
+"""Exhaustive search spaces: every config worth trying when time does not matter."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ ROCM_FLEX_STAGES = (1, 2)
 
 
 def gemm() -> Iterator[Gemm]:
-    """Every block, number of stages and of warps of a product."""
+    """Every combination of tile, stages and warps of a product."""
     for m, n, k, stages, warps in product(BLOCKS, BLOCKS, BLOCKS, STAGES, WARPS):
         yield Gemm(m, n, k, stages, warps)
 
 
 def rocm_gemm(default_stages: int) -> Iterator[RocmGemm]:
-    """The same for AMD's GPUs, with one stage or the backend's own number."""
+    """The same for AMD GPUs, with one stage or the backend's default."""
     numbers = product(BLOCKS, BLOCKS, BLOCKS, (1, default_stages), ROCM_WARPS, ROCM_GROUPS, NONKDIM, WAVES)
     for m, n, k, stages, warps, group, nonkdim, waves in numbers:
         yield RocmGemm(m, n, k, stages, warps, group, matrix_instr_nonkdim=nonkdim, waves_per_eu=waves)
 
 
 def flex_forward(rocm: bool) -> Iterator[Flex]:
-    """Blocks of queries by blocks of keys."""
+    """Tiles of queries by tiles of keys."""
     yield from _flex(((m, n) for m, n in product(FLEX_M, FLEX_N)), rocm, WARPS)
 
 
 def flex_backward(rocm: bool) -> Iterator[Flex]:
-    """The block of keys is a multiple of the block of queries."""
+    """Tiles in which the block of keys is a multiple of the block of queries."""
     yield from _flex(((m, n) for m, n in product(FLEX_BLOCKS, FLEX_BLOCKS) if n % m == 0), rocm, WARPS)
 
 
 def flex_backward_autotune(rocm: bool) -> Iterator[Flex]:
-    """The smaller set that is tried by default: eight warps from 128 keys on."""
+    """The smaller set to try by default, with eight warps from 128 keys on."""
     for m, n in product((32, 64), (32, 64, 128)):
         yield from _flex(iter([(m, n)]), rocm, (4, 8) if n >= 128 else (4,))
 
@@ -54,7 +54,7 @@ def _flex(blocks: Iterator[tuple[int, int]], rocm: bool, warps: tuple[int, ...])
 
 
 def flex_decode(rocm: bool) -> Iterator[FlexDecode]:
-    """Blocks of keys for few queries."""
+    """Tiles of keys, for few queries."""
     if not rocm:
         yield from (FlexDecode(n, stages, w) for n, stages, w in product(FLEX_BLOCKS, FLEX_STAGES, WARPS))
         return

@@ -1,5 +1,5 @@
-"""Matrix products as Triton: schedules over blocks of the product, the epilogue on a finished block of sums.
+"""Matrix products as Triton: schedules over tiles of the product, and the epilogue on a finished accumulator.
 
-In: a GemmKernel, a Config (of the heuristic's tables), the facts of a regime. Out: TritonKernels, which
-candidates wraps. Called by cost and candidates.
+Enters: a GemmKernel, a Config (from the heuristic's tables), the facts of a regime. Leaves: TritonKernels, which candidates
+wraps. Called by cost and candidates.
 """

@@ -1,8 +1,8 @@
-"""Which configs a product has on a GPU, and at which sizes each takes part.
+"""The configs of a product on a GPU, and the sizes at which each is tried.
 
-The tables of the device family's heuristic hold blocks for large sizes; at smaller ones the heuristic cuts them. As sizes are
-known only when a call comes, the candidates are all that any sizes could lead to, and a candidate takes part where the
-heuristic would try it. Splits along K and products of few rows have rows of their own below.
+The tables of the device family's heuristic hold tiles for large sizes; the heuristic shrinks them for smaller ones. As sizes are
+known only when a call comes, the candidates are all configs that any sizes could lead to, and a candidate is tried where the
+heuristic would try it. Split-K and products of few rows have tables of their own below.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 SIZES = (16, 32, 64, 128, 256)
-"""Sizes by which blocks are cut: at larger ones they are as the tables have them."""
+"""Sizes at which tiles are shrunk; at larger ones they are used as they are in the tables."""
 
 FEW = (64, 64, 64)
-"""A size whose blocks take part at larger ones too, where they do not give each multiprocessor one: on an H100 64x32x64 is the
-fastest of x @ y in bfloat16 from 128³ to 512³, by 9 to 18 % over what the heuristic cuts for those sizes, and the slowest but one
-from 576³ on, where it makes a second round."""
+"""A size whose tiles are also tried at larger sizes, as long as there are no more tiles than multiprocessors.
+
+On an H100, for x @ y in bfloat16, 64x32x64 is the fastest from 128³ to 512³, by 9 to 18 % over the heuristic's tiles for those
+sizes. From 576³ on, where it needs a second wave, it is the second slowest.
+"""
 
 THIN = (
     Gemm(16, 32, 256, 4, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 64, 256, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 4, 8),
     Gemm(32, 64, 128, 4, 4),
 )  # fmt: skip
-"""Blocks for few rows, where reading B is all there is to do: long runs of k, many loads under way."""
+"""Tiles for few rows, where the time goes into reading B: long blocks of k, many loads in flight."""
 SPLIT = (
     Gemm(16, 32, 256, 3, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 4, 4), Gemm(32, 64, 128, 3, 4), Gemm(64, 64, 64, 4, 4),
     Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 3, 8),
@@ -45,27 +47,33 @@ SPLIT = (
 SWAPPED = (
     Gemm(16, 64, 128, 5, 4), Gemm(16, 64, 128, 8, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 3, 4),
 )  # fmt: skip
-"""Blocks of few rows, as a whole, split and in equal shares, in which the tensor cores get B from the left: from there they take
-64 rows at a time straight from shared memory. Rows of A that are not there are not read. Where B lies along k; in bfloat16 on an
-H100 the best of them took 7.6 µs at 16×4096×4096 and the best of the others 8.3, at 16×4096×14336 42.1 and 42.9."""
+"""Tiles for few rows in which B is the left operand of the tensor cores: plain, split-K and stream-K.
+
+From the left, the tensor cores read 64 rows at a time directly from shared memory, and rows past the end of A are not read. For B
+contiguous along k. In bfloat16 on an H100, the best of them took 7.6 µs at 16×4096×4096 and the best of the others 8.3; at
+16×4096×14336 it was 42.1 and 42.9.
+"""
 SWAPPED_FROM = 90
-"""Capability from which tensor cores do so."""
+"""Minimum compute capability for that."""
 IN_PARTS = (
     (Gemm(128, 256, 64, 4, 8), 4, 1), (Gemm(256, 128, 64, 4, 8), 4, 1), (Gemm(128, 256, 64, 3, 8), 2, 0),
 )  # fmt: skip
-"""(block, stores, flat) of persistent programs that store a block's columns in parts; with `flat` the loads for the next block
-begin meanwhile. In bfloat16 on an H100, written by hand, tensor descriptors made on the host, the first took 205, 328 and 712 us
-with a ReLU at 4096x4096x4096, 2048x4096x14336 and 4096x14336x4096, whole blocks of three stages 212, 351 and 733, cuBLAS and a
-ReLU 228, 359 and 767; with bias and GELU, of more work for each element, 252 against 227 at 4096x4096x4096, where the last took
-223."""
+"""(tile, stores, flat) of persistent programs that store a tile's columns in parts. With `flat`, the loads for the next tile
+start meanwhile.
+
+In bfloat16 on an H100, with hand-written kernels and tensor descriptors made on the host, the first took 205, 328 and 712 µs with
+a ReLU at 4096x4096x4096, 2048x4096x14336 and 4096x14336x4096. Whole tiles with three stages took 212, 351 and 733, and cuBLAS
+with a separate ReLU 228, 359 and 767. With bias and GELU, which need more work per element, the first took 252 against 227 at
+4096x4096x4096, where the last took 223.
+"""
 SPLITS = (2, 4, 8, 16, 32)
 STREAM = (
     Gemm(16, 64, 128, 5, 4), Gemm(16, 128, 128, 4, 8), Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8),
     Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
 )  # fmt: skip
 FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
-"""Equal shares of k: steps that each multiprocessor must have; parts that a block is added up of, one after another, at most;
-where whole blocks would keep so much of the multiprocessors busy, or there are more rounds of them, they are taken whole."""
+"""Limits of stream-K: the minimum number of steps per multiprocessor and the maximum number of parts per tile. Whole tiles are
+used if they keep this share of the multiprocessors busy, or take more waves than this."""
 ROWS = (
     (16, 256, 3, 4), (32, 128, 3, 4), (32, 256, 3, 8), (64, 64, 3, 4), (8, 512, 3, 4), (128, 32, 3, 4), (256, 16, 3, 4),
     (16, 512, 3, 4), (16, 256, 5, 4),
@@ -77,23 +85,39 @@ GROUPED = (
     Gemm(128, 256, 64, 3, 8), Gemm(16, 32, 64, 4, 4), Gemm(32, 64, 32, 3, 4), Gemm(64, 64, 32, 3, 4), Gemm(64, 128, 32, 3, 8),
     Gemm(128, 128, 32, 3, 8),
 )  # fmt: skip
-"""Blocks of grouped products: few rows for groups of few, whose B is read once each; the last of them for float32 as well."""
+"""Tiles of grouped products. For small groups: few rows, with B read once each. The last five serve float32 as well."""
 MOST_PLACES = 8
-"""Programs of a multiprocessor that take blocks of grouped products in turn, at most."""
+"""Maximum number of programs per multiprocessor that loop over tiles of grouped products."""
 LARGEST_SCRATCH = 64 << 20
-"""Bytes that the parts of a split product may take."""
+"""Maximum scratch memory of a split product in bytes."""
 THIN_UP_TO = 64
-"""Rows up to which thin blocks take part."""
+"""Maximum number of rows at which thin tiles are tried."""
 DESCRIPTORS_FROM, SMALLEST_DESCRIBED = 90, 64
 TENSOR_SUMS, PLAIN_SUMS = 128, 64
-"""Sums of a thread that leave room for the rest, with tensor cores and without."""
+"""Maximum number of accumulators per thread without spilling, with tensor cores and without."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
-    made of 8-bit integers, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether
-    float32 is rounded to TF32, whether a second product is added to its sums, the axis of the groups of a grouped product."""
+    """What decides which tables a product uses.
+
+    Attributes
+    ----------
+    itemsize
+        Bytes of an element as the tensor cores take it.
+    int8
+        An operand is read from 8-bit integers.
+    float8
+        The operands are 8-bit floats.
+    mixed
+        An operand is converted or computed as it is read.
+    tf32
+        float32 operands are rounded to TF32.
+    dual
+        A second product is added to the accumulator.
+    grouped
+        The axis of the groups of a grouped product, or "".
+    """
 
     itemsize: int = 2
     int8: bool = False
@@ -105,10 +129,12 @@ class Kind:
 
     @classmethod
     def of(cls, kernel: GemmKernel) -> Kind:
-        """Of int4 weights, of a mask, or of 8-bit floats that become wider, it is what they are read from that counts: Triton
-        gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
-        share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
-        the interpreter."""
+        """The kind of a product.
+
+        For int4 weights, a mask, or 8-bit floats that are widened, the dtype in memory counts. Triton gives a thread as many
+        neighbours along k as fill a load of that dtype (kWidth 8 for int4, with four threads per row). They do not fit in a step
+        of 16 along k, which gives wrong results on a device, although correct ones in the interpreter.
+        """
         dtype, stored = kernel.in_dtype, kernel.operand_dtypes
         read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
         return cls(
@@ -123,13 +149,13 @@ class Kind:
 
     @property
     def most_sums(self) -> int:
-        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too, and with 8-bit
-        floats the sums of a step."""
+        """Maximum number of accumulators per thread without spilling. Without tensor cores the operands are in registers too;
+        with 8-bit floats so are the accumulators of one step."""
         return PLAIN_SUMS if self.float8 or (self.itemsize == 4 and not self.tf32) else TENSOR_SUMS
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Of blocks that programs take one by one."""
+        """The tables of non-persistent tiles."""
         if self.float8:
             return ("scaled_mm",)
         if self.int8 and not self.mixed:
@@ -144,7 +170,7 @@ class Kind:
 
 
 class Space:
-    """All configs of products of one kind on one device, by the tables as they are when it is made."""
+    """All configs of one kind of product on one device, from the tables as they are when it is created."""
 
     def __init__(self, kind: Kind, device: DeviceFacts, exhaustive: bool = False) -> None:
         self.kind, self.device = kind, device
@@ -164,10 +190,11 @@ class Space:
         self._exhaustive = frozenset(every)
         plain = [*tiles, *thin, *persistent, *splits, *stream, *rows, *every]
         self.configs: tuple[Config, ...] = tuple(dict.fromkeys(self._grouped() if kind.grouped else plain))
-        """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows; then the rest of the whole space."""
+        """In canonical order: plain tiles, persistent ones, split-K, stream-K, few rows, then the rest of the exhaustive
+        space."""
 
     def _every(self) -> list[Config]:
-        """The family's exhaustive space as plain blocks and as persistent ones. Smaller sizes take the smaller blocks of it."""
+        """The family's exhaustive space as plain and persistent tiles. `valid` restricts smaller sizes to the smaller tiles."""
         largest = (SIZES[-1],) * 3
         configs = self._tried(self.kind.tables[:1], "tile", largest, exhaustive=True)
         if self.device.capability >= DESCRIPTORS_FROM:
@@ -176,11 +203,11 @@ class Space:
         return list(configs)
 
     def _configs_of(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
-        """The configs of a table that fit."""
+        """The configs of a table that fit on the device."""
         return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
 
     def _grouped(self) -> list[Config]:
-        """Blocks of grouped products; along m also those in which the tensor cores get B from the left."""
+        """Tiles of grouped products. Along m, those with B as the left operand are included."""
         if self.kind.grouped == "k":
             return self._configs_of(GROUPED, "grouped")
         tables = [(GROUPED, {}), (SWAPPED, {"swapped": 1})] if self._swapped("grouped") else [(GROUPED, {})]
@@ -190,7 +217,7 @@ class Space:
         ]  # fmt: skip
 
     def _places(self, row: Gemm) -> int:
-        """Programs of a multiprocessor that find shared memory there, at most MOST_PLACES."""
+        """Number of programs whose shared memory fits on a multiprocessor, at most MOST_PLACES."""
         own = row.shared_bytes(self.kind.itemsize, 2)
         return min(MOST_PLACES, max(1, self.device.shared_per_block // own))
 
@@ -201,10 +228,10 @@ class Space:
     def _tried(
         self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
     ) -> dict[Config, None]:
-        """What the heuristic tries at sizes that cut blocks like this, in its order."""
+        """What the heuristic tries at sizes that shrink tiles to `cut`, in its order."""
         configs: dict[Config, None] = {}
         for table in tables:
-            narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
+            narrow = self.kind.int8 or self.kind.float8  # the tensor cores' step along k, or 4 threads by 8
             limit = self.device.shared_per_block
             request = Request(*cut, table, self.kind.itemsize, narrow, exhaustive=exhaustive, shared_bytes=limit)
             for config in self._family(table).configs(request):
@@ -213,12 +240,12 @@ class Space:
         return configs
 
     def _family(self, table: str) -> Heuristic:
-        """Whose rows of the table are tried."""
+        """The heuristic whose rows of the table are tried."""
         serving = heuristic_of(self.device)
         return serving if table in serving.tables else heuristic(self.device.family)
 
     def _descriptors(self, cut: tuple[int, int, int]) -> dict[Config, None]:
-        """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
+        """Persistent tiles. They need tensor descriptors, available from capability 9.0, whose copies are at least 64 wide."""
         if self.device.capability < DESCRIPTORS_FROM or min(cut) < SMALLEST_DESCRIBED:
             return {}
         return self._tried((self.kind.persistent_table,), "persistent", cut)
@@ -233,7 +260,8 @@ class Space:
         return row.accumulators <= self.kind.most_sums and shared <= self.device.shared_per_block
 
     def valid(self, config: Config, size: Mapping[str, int]) -> bool:
-        """Whether `config` is worth trying at these sizes; every config is right at all of them, but `rows` knows its rows."""
+        """Whether `config` is worth trying at these sizes. Every config is correct at all sizes, except that `rows` fixes the
+        number of rows."""
         m, n, k = size["M"], size["N"], size["K"]
         if config.get("swapped") and m > int(config["m"]):
             return False
@@ -242,45 +270,46 @@ class Space:
         return _PAYS[schedule_of(config)](self, config, size["batch"], m, n, k)
 
     def _rows_pay(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Up to as many rows as a program has registers for."""
+        """Up to as many rows as fit in a program's registers."""
         return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
 
     def _persistent_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Blocks as the heuristic cuts them; those that are stored in parts where programs have several."""
+        """Tiles as the heuristic shrinks them. Tiles stored in parts, if programs process several."""
         whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
         return whole or (config in self._in_parts and self._several_rounds(config, batch, m, n))
 
     def _tile_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Blocks as the heuristic cuts them; of few rows, or of few blocks, more."""
+        """Tiles as the heuristic shrinks them, and further ones for few rows or few tiles."""
         cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
         return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, batch, m, n, k)
 
     def _grouped_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Blocks of up to twice the rows that groups have on average, as some have more, and of at least an eighth of them."""
+        """Tiles of up to twice the average number of rows per group, as some groups are larger, and of at least an eighth of
+        it."""
         block_m, block_n = int(config["m"]), int(config["n"])
         return _covers(2 * m, max(n, SIZES[2]), block_m, block_n) and (m < 8 * block_m or block_m >= SIZES[2])
 
     def _spreads(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Small blocks of products that have few: all run at once."""
+        """Small tiles, for products with so few of them that all run at once."""
         if config not in self._tiles[FEW] or k < FEW[2]:
             return False
         block_m, block_n = int(config["m"]), int(config["n"])
         return batch * -(-m // block_m) * -(-n // block_n) <= self.device.sms and _covers(m, n, block_m, block_n)
 
     def _several_rounds(self, config: Config, batch: int, m: int, n: int) -> bool:
-        """Whether programs take several blocks one after another."""
+        """Whether programs process several tiles each."""
         block_m, block_n = int(config["m"]), int(config["n"])
         return batch * -(-m // block_m) * -(-n // block_n) > self.device.sms and _covers(m, n, block_m, block_n)
 
     def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Parts of two blocks along k and more, where there are too few blocks for the multiprocessors."""
+        """At least two blocks along k per part, where there are too few tiles for the multiprocessors."""
         block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
         programs = batch * -(-m // block_m) * -(-n // block_n)
         enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
         return enough and _covers(m, n, block_m, block_n) and splits * batch * m * n * 4 <= LARGEST_SCRATCH
 
     def _stream_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
-        """Where rounds of whole blocks would leave multiprocessors without work."""
+        """Where waves of whole tiles would leave multiprocessors idle."""
         block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
         blocks, sms = batch * -(-m // block_m) * -(-n // block_n), self.device.sms
         rounds = max(1, -(-blocks // sms))
@@ -293,14 +322,14 @@ _PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]
     BY_NAME["tile"]: Space._tile_pays, BY_NAME["persistent"]: Space._persistent_pays, BY_NAME["split"]: Space._split_pays,
     BY_NAME["stream"]: Space._stream_pays, BY_NAME["rows"]: Space._rows_pay, BY_NAME["grouped"]: Space._grouped_pays,
 }  # fmt: skip
-"""Whether a schedule is worth trying at a batch of products m × n × k."""
+"""Whether a schedule is worth trying for a batch of products m × n × k."""
 
 _spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
 
 
 def space(kind: Kind, device: DeviceFacts) -> Space:
-    """The space of this kind on this device, made anew when a table was overridden or another family serves it; with the option
-    `configs` at "exhaustive" it has the family's exhaustive space besides."""
+    """The space of this kind on this device, rebuilt if a table was overridden or another family serves the device. With option
+    `configs` at "exhaustive", it includes the family's exhaustive space."""
     exhaustive = options.get("configs") == "exhaustive"
     tables = heuristic_of(device).tables, heuristic(device.family).tables
     known = _spaces.get((kind, device, exhaustive))
@@ -310,12 +339,12 @@ def space(kind: Kind, device: DeviceFacts) -> Space:
 
 
 def _sums(config: Config) -> float:
-    """Of a thread, for one row of A, in the variant `rows`: all lanes along k have some."""
+    """Accumulators per thread and row of A in the variant `rows`, where every lane along k has its own."""
     return int(config["n"]) * int(config["k"]) / (32 * int(config["warps"]))
 
 
 def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
-    """Whether a block is no larger than the next powers of two of what it covers."""
+    """Whether a tile does not exceed the next powers of two of the sizes."""
     return max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
 
 

@@ -1,9 +1,9 @@
-"""Grouped products: the sizes of groups stand in memory, and programs find their blocks by reading them.
+"""Grouped products: group sizes are in memory, and programs find their tiles by reading them.
 
-    along m   as many programs as multiprocessors, or some times as many, take the blocks of all groups in turn. The group of a
-              block is found by counting the rows of blocks that groups have, GROUPS of them at a time. Rows behind the last
-              group are one group more, whose sums are of nothing.
-    along k   a program a block of a group's result, over the group's part of k.
+    along m   one program per multiprocessor, or a small multiple, loops over the tiles of all groups. A tile's group is found by
+              counting the row tiles of the groups, GROUPS of them at a time. Rows after the last group form one more group,
+              whose result is zero.
+    along k   one program per tile of a group's result, over the group's part of k.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 GROUPS = 128
-"""Groups whose ends are read at once."""
+"""Number of groups whose ends are read at once."""
 
 
 def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
@@ -37,8 +37,8 @@ def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
         c[g, m, n] = sum(a[m, k] * b[k, n] for k in g)
             →   for g, at in programs: for k in blocks of g: acc += a[at, k] @ b[k, at]
 
-    Legal at any sizes. A group's last block is the only one that overhangs. Moves as `tile` does, group by group.
-    CUTLASS: grouped GEMM with a device-side scheduler. Triton: its grouped GEMM tutorial, with one launch's sizes in memory.
+    Legal at any sizes. Only a group's last tile may be partial. Moves what `tile` does, group by group. Elsewhere: CUTLASS:
+    grouped GEMM with a device-side scheduler; Triton: the grouped GEMM tutorial, with the sizes of one launch in memory.
     """
     unit = unit_of(kernel, config, facts, chip)
     if kernel.spec.grouped == "k":
@@ -62,7 +62,7 @@ def _parts_of_k(unit: Unit) -> None:
 
 
 def _range(unit: Unit, length: str) -> None:
-    """Lines that define `first` and `end`, where group `item` begins and ends on an axis of this length."""
+    """Emit `first` and `end`, the bounds of group `item` on an axis of this length."""
     line, whole = unit.out.line, unit.number(length)
     line(f"first = tl.load({ENDS} + item - 1, mask=item > 0, other=0)")
     line(f"end = tl.load({ENDS} + item, mask=item < {unit.number('batch')}, other={whole})")
@@ -71,7 +71,7 @@ def _range(unit: Unit, length: str) -> None:
 
 
 def _counted(unit: Unit) -> None:
-    """Lines that define `ours`, the rows of blocks that the groups from number `base` on have."""
+    """Emit `ours`, the number of row tiles of the groups from number `base` on."""
     line, m, groups = unit.out.line, unit.number("M"), unit.number("batch")
     line("at = base + tl.arange(0, GROUPS)")
     line(f"begins = tl.load({ENDS} + at - 1, mask=(at > 0) & (at <= {groups}), other=0)")

@@ -1,9 +1,9 @@
-"""Blocks of A and B: where they lie, and how they are loaded and turned into what the tensor cores take. How those of an
-operand with a prologue are computed stands in prologue.py.
+"""Tiles of A and B: their addresses, how they are loaded, and how they become operands of the tensor cores. prologue.py handles
+operands that are computed.
 
-An operand is (batch, rows, k) for A and (batch, k, columns) for B; its layout names the axis whose stride is known to be 1.
-A block that overhangs M or N takes its last rows from the start again (an index modulo the size), so that no load in the
-loop over k needs a mask for them; what they give is never stored. Along k a mask is needed unless the block divides K.
+An operand is (batch, rows, k) for A and (batch, k, columns) for B; its layout names the axis whose stride is known to be 1. A
+tile past the end of M or N wraps around (an index modulo the size), so that loads in the loop over k need no mask for it; its
+results are never stored. Along k a mask is needed unless the tile size divides K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 EVEN_K, EVEN_L = Divisible("K", 64), Divisible("L", 64)
-"""Conditions of a regime: blocks of up to 64 along k need no mask where they hold."""
+"""Regime facts under which blocks of up to 64 along k need no mask."""
 
 
 def symbol(name: str) -> sympy.Symbol:
@@ -32,8 +32,21 @@ def symbol(name: str) -> sympy.Symbol:
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B, or P or Q of a second product: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"),
-    `layout` the axis of stride 1, `zero` what stands where a load is masked, `depth` the length of k."""
+    """A or B, or P or Q of a second product.
+
+    Attributes
+    ----------
+    rows
+        Its axis other than k.
+    size
+        The size of that axis, "M" or "N".
+    layout
+        The axis of stride 1.
+    zero
+        The value of a masked load.
+    depth
+        The size of k.
+    """
 
     name: str
     rows: str
@@ -48,16 +61,16 @@ class Operand:
         return f"BLOCK_{self.size}"
 
     def stride(self, axis: str) -> str:
-        """The stride along an axis as text; "" for 1."""
+        """The stride along an axis, as text; "" for 1."""
         return "" if axis == self.layout else f"{self.name.lower()}_stride_{axis}"
 
     def along(self, axis: str, position: str) -> str:
-        """How far `position` along an axis is from the start."""
+        """The offset of `position` along an axis, as text."""
         stride = self.stride(axis)
         return f"{position} * {stride}" if stride else position
 
     def across(self, vector: str, axis: str) -> str:
-        """A vector of positions along `axis` as a block's rows or columns: A is rows by k, B is k by columns."""
+        """A vector of positions along `axis`, broadcast to a tile's rows or columns: A is rows by k, B is k by columns."""
         first = (axis == "k") == (self.size == "N")
         return f"{vector}[:, None]" if first else f"{vector}[None, :]"
 
@@ -68,7 +81,7 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
-    batched = spec.batched and not spec.grouped  # along k only the result is
+    batched = spec.batched and not spec.grouped  # with groups along k, only the result is batched
     zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.operand_dtypes]
     return (
         Operand("A", "m", "M", spec.a_layout, batched, zeros[0]),
@@ -77,7 +90,7 @@ def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
 
 
 def second_operands(kernel: GemmKernel) -> tuple[Operand, ...]:
-    """P and Q, where there is a second product."""
+    """P and Q, if there is a second product."""
     if kernel.second is None:
         return ()
     (p, q), batched = kernel.second, kernel.spec.batched
@@ -85,7 +98,7 @@ def second_operands(kernel: GemmKernel) -> tuple[Operand, ...]:
 
 
 def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
-    """Whether blocks along k divide K (of a second product L) wherever the facts hold."""
+    """Whether blocks along k divide K (or L, of a second product) wherever the facts hold."""
     if depth in facts.values:
         return facts.values[depth] % block == 0
     even = any(fact.name == depth and fact.by % block == 0 for fact in facts.holding)
@@ -93,8 +106,8 @@ def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
 
 
 def rows_line(operand: Operand, facts: Facts, wide: bool, of_group: bool = False) -> list[str]:
-    """Lines that define `rows_A` or `rows_B`: the positions that the block covers, those beyond the end from the start. With
-    `of_group` they are among the `count` rows from `first` on."""
+    """Emit `rows_A` or `rows_B`: the positions that the tile covers, wrapped around at the end. With `of_group`, they are
+    relative to `first`, among `count` rows."""
     own = f"rows_{operand.name}"
     first = f"at_{operand.size.lower()} * {operand.block} + tl.arange(0, {operand.block})"
     if of_group:
@@ -107,8 +120,7 @@ def rows_line(operand: Operand, facts: Facts, wide: bool, of_group: bool = False
 
 
 def pointer_lines(operand: Operand, start: str) -> list[str]:
-    """Lines that define `ptr_A` or `ptr_B`, the block's addresses at the position `start` along k; needs `ks`, the numbers
-    from 0 up to the block."""
+    """Emit `ptr_A` or `ptr_B`, the tile's addresses at the position `start` along k. Needs `ks`, the offsets inside the block."""
     rows = operand.along(operand.rows, operand.across(f"rows_{operand.name}", operand.rows))
     columns = operand.along("k", operand.across(f"({start} + ks)" if start != "0" else "ks", "k"))
     base = f"{operand.name} + {operand.along('b', 'item')}" if operand.batched else operand.name
@@ -116,8 +128,8 @@ def pointer_lines(operand: Operand, start: str) -> list[str]:
 
 
 def load(operand: Operand, even: bool, left: str, inside: str = "") -> str:
-    """The text of one load; `left` is how much of K is still to come, `inside` the name of what says which rows there are, where
-    those beyond are not to be read."""
+    """The text of one load. `left` is the remaining part of K. `inside` names the mask of existing rows, if rows past the end
+    must not be read."""
     masks = [] if even else [f"{operand.across('ks', 'k')} < {left}"]
     masks += [operand.across(inside, operand.rows)] if inside else []
     if not masks:
@@ -131,8 +143,8 @@ def advance(operand: Operand) -> str:
 
 
 def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
-    """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
-    float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
+    """Convert a tile to the dtype of the product. Integers are converted through float32, as hardware and interpreter convert
+    them to 16-bit floats."""
     storage = kernel.operand_dtypes[0 if operand.size == "M" else 1]
     if storage == kernel.in_dtype:
         return value

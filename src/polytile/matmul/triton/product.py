@@ -1,4 +1,4 @@
-"""The loop over k: what every schedule does with a block of the product."""
+"""The loop over k, which every schedule runs for a tile of the product."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:
 
 
 def blocks(unit: Unit) -> sympy.Expr:
-    """How many blocks the product has."""
+    """Number of tiles of the product."""
     tiles = ceil_div(symbol("M"), unit.constants["BLOCK_M"]) * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
     return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
 
@@ -41,8 +41,8 @@ def program(unit: Unit) -> str:
 
 
 def product(unit: Unit, start: str = "0", end: str = "") -> None:
-    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n), and those of a second
-    product, which is never taken in parts."""
+    """Emit the loop that accumulates in `acc` the tile at (at_m, at_n), over k from `start` up to `end`, and a second product,
+    which is never split."""
     shape = "[BLOCK_N, BLOCK_M]" if unit.swapped else "[BLOCK_M, BLOCK_N]"
     unit.out.line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
     _terms(unit, unit.operands, start, end or unit.number("K"), f"acc = tl.zeros({shape}, {unit.sums})")
@@ -53,7 +53,8 @@ def product(unit: Unit, start: str = "0", end: str = "") -> None:
 
 
 def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str = "") -> None:
-    """Lines that add to `acc`, which the line `begin` makes, the products of two operands' blocks from `start` up to `end`."""
+    """Emit the accumulation to `acc` of the products of two operands' tiles from `start` up to `end`. The line `begin`
+    initialises it."""
     line, feeds = unit.out.line, [feed(unit, operand, start) for operand in pair]
     for each in feeds:
         unit.out.extend(each.before())
@@ -69,7 +70,7 @@ def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str
 
 
 def scales_at(unit: Unit) -> list[str]:
-    """Lines that define `scales_a` and `scales_b`, the addresses of the first scales along k of the block's rows and columns."""
+    """Emit `scales_a` and `scales_b`, the addresses of the first scales along k for the tile's rows and columns."""
     if unit.kernel.scales is None:
         return []
     lines = []
@@ -83,9 +84,11 @@ def scales_at(unit: Unit) -> list[str]:
 
 
 def dot(unit: Unit, a: str, b: str) -> list[str]:
-    """Lines for acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so. Tensor cores add up 8-bit
-    floats in fewer bits than float32 has: only within a step. Where operands have scales by blocks, a step along k lies within
-    what shares one."""
+    """Emit acc += a @ b.
+
+    float32 operands are rounded to TF32 only if PyTorch's switch allows it. Tensor cores accumulate 8-bit floats with fewer bits
+    than float32 has, so only within one step. With block scales, a step along k lies within one block.
+    """
     options = ""
     if unit.kernel.spec.dtype == "float32":
         options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'

@@ -1,8 +1,8 @@
-"""How blocks of an operand come about in the loop over k: loaded through pointers that move along, or computed in place by the
-operand's prologue.
+"""How an operand's tiles are produced in the loop over k: loaded through advancing pointers, or computed by the operand's
+prologue.
 
-Both are a Feed: lines before the loop, lines in it that leave the block in a variable, lines at its end. The block of a
-prologue is zero beyond the end of K, where its loads are masked: the other operand may hold anything there.
+Both are a Feed: lines before the loop, lines inside that leave the tile in a variable, and lines at the end of the body. A
+computed tile is zero past the end of K, where its loads are masked: the other operand may hold anything there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from polytile.schedule.nest import Form, Nest
 
 
 class Feed(Protocol):
-    """One operand in a loop whose variable `k` starts each step. `number` is the text of a single row of A, for which the
-    block is a vector along k; "" for a block."""
+    """One operand in a loop over `k`. If `number` is the text of a single row of A, the tile is a vector along k."""
 
     def before(self) -> Iterable[str]: ...
     def inside(self, name: str, number: str = "") -> Iterable[str]: ...
@@ -31,7 +30,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """An operand in memory, from the position `start` along k."""
+    """An operand in memory, read from the position `start` along k."""
 
     unit: Unit
     operand: Operand
@@ -62,12 +61,12 @@ class Loaded:
 
     @property
     def _few(self) -> bool:
-        """Whether there may be far fewer rows than a block has. All programs would read them again and again at once, and wait
-        for the few places of the L2 cache that have them: 1×4096×4096 took 11.6 µs in place of 8.5 on an H100."""
+        """Whether there may be far fewer rows than a tile has. If all programs reread wrapped rows at once, they contend for the
+        few L2 cache slices that hold them: 1×4096×4096 took 11.6 µs instead of 8.5 on an H100."""
         return self.unit.swapped and self.operand.size == "M"
 
     def _inside_line(self) -> str:
-        """What says which rows of A there are."""
+        """The mask of the existing rows of A."""
         block = self.operand.block
         size = "count" if self.unit.part_of_rows else self.unit.number(self.operand.size)
         return f"inside_{self.operand.name} = at_m * {block} + tl.arange(0, {block}) < {size}"
@@ -75,7 +74,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class OperandTile(Tile):
-    """A block of an operand. Rows beyond the end are read from the start again, so that only k may need a mask."""
+    """A tile of an operand. Rows past the end wrap around, so only k may need a mask."""
 
     along_k: str = ""
     even_along_k: bool = False
@@ -85,12 +84,12 @@ class OperandTile(Tile):
 
 
 class Computed:
-    """An operand that its prologue computes. What does not change along k is computed before the loop."""
+    """An operand that its prologue computes. Parts that do not depend on k are computed before the loop."""
 
     def __init__(self, unit: Unit, operand: Operand, prologue: LoopKernel, single: bool) -> None:
         self.unit, self.operand, self.prologue, self.single = unit, operand, prologue, single
         self.pieces = len(prologue.loop.stores)
-        """Elements along k that one point of the prologue gives."""
+        """Elements along k that one point of the prologue computes."""
         self.tile = self._tile()
         self.body, self.known = Body(prologue, self.tile, unit.facts, f"{operand.name.lower()}_"), Scope()
         self.row, self.k = (next(d for d in self.tile.parallel if d.name == n) for n in (operand.block, self.tile.along_k))
@@ -127,7 +126,7 @@ class Computed:
             yield f"{name} = {converted}"
 
     def _tile(self) -> OperandTile:
-        """The block that one step takes: `pieces` elements a point."""
+        """The tile of one step, with `pieces` elements per point."""
         unit, loop, single = self.unit, self.prologue.loop, 1 if self.single else self.unit.constants[self.operand.block]
         whole = unit.constants["BLOCK_K"]
         along_k = "BLOCK_K" if self.pieces == 1 else f"BLOCK_K // {self.pieces}"
@@ -138,7 +137,7 @@ class Computed:
         return OperandTile(nest, unit.facts, dims, (), along_k, even_k(whole, unit.facts))
 
     def _joined(self, blocks: list[str]) -> str:
-        """Blocks of elements 0, 1, ... of each point as one, side by side along k."""
+        """Interleave tiles of elements 0, 1, … of each point along k."""
         if len(blocks) == 1:
             return blocks[0]
         pair = f"tl.join({', '.join(blocks)})"
@@ -153,6 +152,6 @@ class Computed:
 
 
 def feed(unit: Unit, operand: Operand, start: str = "0", single: bool = False) -> Feed:
-    """How blocks of this operand come about; `single`: row by row."""
+    """The feed of this operand; with `single`, row by row."""
     operand_prologue = unit.kernel.prologues[0 if operand.size == "M" else 1]
     return Loaded(unit, operand, start, single) if operand_prologue is None else Computed(unit, operand, operand_prologue, single)

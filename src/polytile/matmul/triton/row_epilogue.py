@@ -1,8 +1,8 @@
 """Reductions of a product's rows in its epilogue.
 
-A row that one block holds is reduced there, and points of the row may use what comes of it. Of a longer one every block leaves
-the running values of its own columns in scratch memory, [block of columns, row], and a last launch puts them together and stores
-what the row comes to: always in one order, so that results are the same at every call.
+A row that fits in one tile is reduced there, and points of the row may use the result. For a longer row, every tile stores the
+partial reduction of its own columns to scratch memory, [column of tiles, row]. A last launch combines them and does the row-level
+stores, always in the same order, so that results are the same at every call.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from polytile.matmul.triton.unit import Unit
 
 ROWS, PARTS = 16, 32
-"""Rows of a program of the last launch, and parts of each that it reads at once."""
+"""Rows per program of the last launch, and the number of parts that it reads at once."""
 VALUES = {"welford": 3, "argmax": 2, "argmin": 2, "online_softmax": 2}
-"""How many running values a reduction has, where there are several."""
+"""Number of state values of reductions that have several."""
 PAIRWISE = {"welford": "pt_welford_two"}
-"""What puts two blocks of running values together, where no reduction along a block does."""
+"""Functions that combine two partial states, for reductions whose `combine` adds an element to a state."""
 
 
 def layout(loop: Loop) -> Nest:
-    """Rows (batch, m), and n along them."""
+    """A nest of rows (batch, m), with n along them."""
     return Nest(loop, Form.ROW, loop.reduced[0], loop.axes, ())
 
 
 def values(loop: Loop) -> int:
-    """How many running values the loop's reductions have."""
+    """Total number of state values of the loop's reductions."""
     return sum(VALUES.get(node.kind, 1) for node in layout(loop).reduces)
 
 
 def emit(unit: Unit, body: Body, scope: Scope) -> None:
-    """The epilogue on one block of sums: all of it, or what can be done before the rest of the row is known."""
+    """Emit the epilogue on one accumulator tile: all of it, or the part that can be done before the rest of the row is known."""
     nest, (along,) = body.nest, body.tile.reduced
     if unit.shares_rows:
         body.stores([store for k in range(nest.passes) for store in nest.stores_in(k)], scope)
@@ -58,14 +58,14 @@ def emit(unit: Unit, body: Body, scope: Scope) -> None:
 
 
 def _take(body: Body, reduction: Reduction, along: Dim, scope: Scope) -> None:
-    """Lines for the running values of the block alone."""
+    """Emit the reduction of this tile alone."""
     reduction.start(scope)
     reduction.update(scope)
     scope.lines += reduction.counted(along, along.variable, f"tl.minimum((at_n + 1) * {along.name}, {body.index(along.size)})")
 
 
 def _leave(unit: Unit, body: Body, along: Dim, scope: Scope) -> None:
-    """Lines that leave the running values of the block's own columns."""
+    """Emit stores of the partial reductions of the tile's own columns."""
     masks = body.tile.masks(body.tile.parallel_dims)
     number = 0
     for node in body.nest.reduces:
@@ -80,7 +80,7 @@ def _leave(unit: Unit, body: Body, along: Dim, scope: Scope) -> None:
 
 
 def completed(unit: Unit, kernel: TritonKernel) -> TritonKernel:
-    """`kernel` with the launch that puts the parts of rows together, where blocks have left any; `unit` is that launch's."""
+    """`kernel` with the launch that combines partial row reductions, if there are any. `unit` is that launch."""
     if not unit.shares_rows:
         return kernel
     loop, nest = unit.finish.loop, layout(unit.finish.loop)
@@ -102,7 +102,8 @@ def completed(unit: Unit, kernel: TritonKernel) -> TritonKernel:
 
 
 def _put_together(unit: Unit, body: Body, reductions: list[Reduction]) -> tuple[Scratch, ...]:
-    """Lines that leave the running values of whole rows, PARTS of each; the scratch memory they come from."""
+    """Emit a loop that combines the partial reductions of whole rows, PARTS at a time; returns the scratch memory that they come
+    from."""
     line, shape = unit.out.line, body.tile.shape(body.tile.all_dims)
     size = blocks(symbol("N"), unit.columns) * symbol("batch") * symbol("M")
     parts = [(reduction, name, part) for reduction in reductions
@@ -124,7 +125,7 @@ def _put_together(unit: Unit, body: Body, reductions: list[Reduction]) -> tuple[
 
 
 def _place(unit: Unit) -> None:
-    """Lines for the rows of a program of the last launch."""
+    """Emit the rows of a program of the last launch."""
     line = unit.out.line
     line("number = tl.program_id(0)" + (".to(tl.int64)" if unit.facts.wide else ""))
     line(f"tiles_m = tl.cdiv({unit.number('M')}, BLOCK_M)")
@@ -134,11 +135,11 @@ def _place(unit: Unit) -> None:
 
 
 def _rows(unit: Unit) -> str:
-    """How many rows there are, as text."""
+    """The total number of rows, as text."""
     return f"({unit.number('batch')} * {unit.number('M')})" if unit.kernel.spec.batched else unit.number("M")
 
 
 def _row(unit: Unit, body: Body) -> str:
-    """The numbers of the block's rows, as text."""
+    """The indices of the tile's rows, as text."""
     m = body.nest.loop.axes[1].symbol
     return f"item * {unit.number('M')} + {m}" if unit.kernel.spec.batched else str(m)

@@ -1,12 +1,12 @@
-"""How a GPU goes through the blocks of a product, as data: the questions that every schedule answers (schedule/answers.py), and
-some about multiprocessors.
+"""GPU schedules of products as data: the questions that every schedule answers (schedule/answers.py), and some about
+multiprocessors.
 
-    share      who shares a block of the result: one program has it, or programs of the grid have a part of K each
-    combine    how their sums become the block's: in the program, or by a second launch
-    resident   as many programs as multiprocessors, one on each, block after block
-    described  operands come through tensor descriptors (TMA)
-    tensor     tensor cores multiply
-    grouped    blocks are those of groups whose sizes are known on the device only
+    share      who shares a tile of the result: one program computes it, or programs of the grid each have a part of K
+    combine    how partial sums become the tile's: in the program, or by a second launch
+    resident   one persistent program per multiprocessor, which loops over tiles
+    described  operands are loaded through tensor descriptors (TMA)
+    tensor     uses tensor cores
+    grouped    tiles belong to groups whose sizes are known only on the device
 
 | share   | combine | resident | described | tensor | grouped | name       | shown in     |
 | ------- | ------- | -------- | --------- | ------ | ------- | ---------- | ------------ |
@@ -17,7 +17,7 @@ some about multiprocessors.
 | program | program |          |           |        |         | rows       | schedules.py |
 | program | program |          |           | yes    | yes     | grouped    | grouped.py   |
 
-The name stands in candidates' names and in stored configs (`variant`); tables go from it to code and to a cost.
+The name appears in candidates' names and in stored configs (`variant`); tables map it to code and to a cost model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProductSchedule:
 
     @property
     def finish_blocks(self) -> bool:
-        """Whether the second launch has blocks of its own; that of resident programs has strips of theirs."""
+        """Whether the second launch has tiles of its own. That of resident programs processes strips of their tiles."""
         return self.combine is Combine.LAUNCH and not self.resident
 
 
@@ -57,5 +57,5 @@ BY_NAME: dict[str, ProductSchedule] = {
 
 
 def schedule_of(config: Config) -> ProductSchedule:
-    """The schedule that a config names. Raises KeyError for a name that names none."""
+    """The schedule that a config names. Raises KeyError for an unknown name."""
     return BY_NAME[str(config["variant"])]

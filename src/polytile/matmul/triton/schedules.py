@@ -1,12 +1,12 @@
-"""How the blocks of a product are gone through, one function a variant: each gives the launches and the scratch memory. Where
-docstrings show code, `at` is a block of rows by columns and `a[at, k]` its rows of A along a block of k.
+"""The schedules of a product's tiles, one function per variant; each returns the launches and the scratch memory. In the code of
+docstrings, `at` is a tile of rows by columns, and `a[at, k]` its rows of A along a block of k.
 
-    tile         a program a block
-    split        `splits` programs a block, each over a part of K (split_k.py)
-    stream       as many programs as multiprocessors, each an equal share of all steps along k (stream.py)
-    persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
-    grouped      groups of rows, or of k, whose sizes are known on the device only (grouped.py)
-    rows         few rows of A, without tensor cores: a program goes along k for some columns of B
+    tile         one program per tile
+    split        `splits` programs per tile, each over a part of K (split_k.py)
+    stream       one program per multiprocessor, each with an equal share of all steps along k (stream.py)
+    persistent   one program per multiprocessor, which loops over tiles; operands through tensor descriptors (TMA)
+    grouped      groups of rows, or of k, whose sizes are known only on the device (grouped.py)
+    rows         few rows of A, without tensor cores: a program reduces along k for some columns of B
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 MOST_ROWS = 4
-"""Rows of A that the variant `rows` takes: beyond, tensor cores win."""
+"""Maximum number of rows of A for the variant `rows`; beyond, tensor cores win."""
 
 
 def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """A program has one block of the result.
+    """One program per tile of the result.
 
         c[m, n] = sum(a[m, k] * b[k, n])   →   for at in programs: for k in blocks: acc += a[at, k] @ b[k, at]
                                                                    c[at] = epilogue(acc)
 
-    Legal at any sizes. Moves A once for each column of blocks and B once for each row of them; `group` rows of blocks run
-    together, so that the L2 cache has most of that. Programs that are not a multiple of the places leave places idle.
-    CUTLASS: a threadblock tile with a swizzle. Halide, TVM: tile. Triton: its matrix multiplication tutorial.
+    Legal at any sizes. Moves A once per column of tiles and B once per row of tiles; `group` rows of tiles run together, so that
+    the L2 cache serves most of that. If the number of programs is not a multiple of the resident slots, the last wave leaves some
+    idle (wave quantisation). Elsewhere: CUTLASS: a threadblock tile with a swizzle; Halide, TVM: tile; Triton: the matrix
+    multiplication tutorial.
     """
     unit = unit_of(kernel, config, facts, chip)
     unit.place(program(unit), int(config["group"]))
@@ -55,15 +56,15 @@ def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
 
 
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """As many programs as multiprocessors, block after block.
+    """One program per multiprocessor, which loops over tiles.
 
         for p in programs: for at in p, p + programs, ...: (as `tile`, operands by TMA copies)
 
-    Legal at any sizes. Moves as `tile` does; saves starting programs, and registers for addresses. Descriptors need 16-byte
-    aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where the facts do not say so, there
-    is a batch or an operand is computed, the same walk loads through pointers. Hardware fills what lies outside with zeros.
-    With `flat` both loops are one, and the first loads for a block are under way while the one before it is stored.
-    CUTLASS: persistent tile scheduler with TMA loads. Triton: its persistent matmul tutorial.
+    Legal at any sizes. Moves what `tile` does; saves program starts, and registers for addresses. Descriptors need 16-byte
+    aligned operands, a row pitch that is a multiple of 16 bytes, and 32-bit positions. If the facts do not guarantee that, or
+    there is a batch or a computed operand, the same loop loads through pointers. Hardware fills out-of-bounds elements with
+    zeros. With `flat`, both loops are flattened into one, so that the first loads of a tile overlap with the store of the one
+    before it. Elsewhere: CUTLASS: persistent tile scheduler with TMA loads; Triton: the persistent matmul tutorial.
     """
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
@@ -110,9 +111,9 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
         for n in programs: for k in blocks: for m in rows: acc[m] += a[m, k] * b[k, n]
                            c[:, n] = epilogue(sum over lanes of acc)
 
-    Legal for up to MOST_ROWS rows, whose number the regime knows. Moves B once; every program reads A, from the cache. Products
-    are added up lane by lane along k in float32 (int32), and over the lanes at the end.
-    cuBLAS: gemv. CUTLASS: GemvStridedBatched. Halide, TVM: vectorize the reduction, then rfactor over lanes.
+    Legal for up to MOST_ROWS rows, whose number the regime must know. Moves B once; every program reads A from the cache.
+    Products are accumulated per lane along k in float32 (int32), and across lanes at the end. Elsewhere: cuBLAS: gemv; CUTLASS:
+    GemvStridedBatched; Halide, TVM: vectorize the reduction, then rfactor over lanes.
     """
     if "M" not in facts.values:
         raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
@@ -130,7 +131,7 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
         unit.out.extend(each.before())
     for row in range(count):
         line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
-    stages = int(config["stages"])  # named, or loads that feed no tensor core are not started ahead
+    stages = int(config["stages"])  # explicit, or Triton does not pipeline loads that feed no tensor core
     with unit.out.indented(f"for k in tl.range(0, {unit.number('K')}, BLOCK_K, num_stages={stages}):"):
         unit.out.extend(feeds[1].inside("b"))
         line(f"b = b.to({sums})")
@@ -154,7 +155,12 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
-    Raises LoweringError where a type or an operation has no Triton form."""
+    """The launches of `kernel` under `config` for devices like `chip`, correct wherever `facts` hold and the config is valid.
+
+    Raises
+    ------
+    LoweringError
+        If a dtype or an operation has no Triton form.
+    """
     launches = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
     return row_epilogue.completed(Unit(kernel, config, facts, chip), launches)

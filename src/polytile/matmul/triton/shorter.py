@@ -1,9 +1,10 @@
-"""Parts of epilogues that are spelled in fewer instructions than their operations one by one: on a finished block of sums nothing
-else goes on meanwhile, so each instruction counts.
+"""Epilogue expressions in fewer instructions. Nothing overlaps with the epilogue of a finished accumulator, so every instruction
+counts.
 
-A GELU, x · ½ · (1 + erf(x / √2)), is ½ · (x + |x| · erf(|x| / √2)), where erf needs no sign and no care for small arguments; one
-by tanh, x · ½ · (1 + tanh z), is x / (1 + exp(-2z)), without tanh's branches, which made blocks of 128x256 spill. Such quotients
-are the hardware's approximation. A number that is rounded to 16 bits and stays float32 is rounded two at a time.
+A GELU, x · ½ · (1 + erf(x / √2)), becomes ½ · (x + |x| · erf(|x| / √2)), where erf needs neither sign nor special handling of
+small arguments. Its tanh form, x · ½ · (1 + tanh z), becomes x / (1 + exp(-2z)), without tanh's branches, which made tiles of
+128x256 spill. Such quotients use the hardware's approximate division. Values that are rounded to 16 bits but stay float32 are
+rounded in pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROUNDINGS = {"round_bf16": "pt_round_bf16", "round_f16": "pt_round_f16"}
 
 
 def shorten(body: Body, in_pairs: bool) -> None:
-    """Has nodes of the body's nest made so. `in_pairs`: the device rounds two numbers by one instruction."""
+    """Override the emission of such nodes of the body's nest. `in_pairs`: the device rounds two numbers in one instruction."""
     for node in body.tile.nest.nodes:
         if not isinstance(node, Op) or node.dtype != torch.float32:
             continue
@@ -44,7 +45,7 @@ def _called(body: Body, function: str, *arguments_and_scope: Any) -> str:
 
 
 def half_and_one_more(node: Op) -> tuple[Node, Op] | None:
-    """(x, f), where the node is x · ½ · (1 + f) and f an erf or a tanh."""
+    """(x, f) if the node is x · ½ · (1 + f), where f is an erf or a tanh; else None."""
     for half, one_more in (node.args, node.args[::-1]) if node.name == "mul" else ():
         x, one_more_than = _beside(half, "mul", 0.5), _beside(one_more, "add", 1.0)
         if x is not None and isinstance(one_more_than, Op) and one_more_than.name in ("erf", "tanh"):
@@ -53,7 +54,7 @@ def half_and_one_more(node: Op) -> tuple[Node, Op] | None:
 
 
 def _beside(node: Node, name: str, value: float) -> Node | None:
-    """The other operand of an operation on a constant of this value."""
+    """The other operand of an operation with a constant of this value."""
     if isinstance(node, Op) and node.name == name:
         for constant, other in (node.args, node.args[::-1]):
             if isinstance(constant, Const) and math.isclose(constant.value, value, rel_tol=1e-7):

@@ -1,10 +1,10 @@
-"""Split-K: `splits` programs share a block of the result, each over a part of K; a second launch adds the parts up.
+"""Split-K: `splits` programs share a tile of the result, each over a part of K; a second launch sums the parts.
 
     for at, part in programs: for k in part: acc += a[at, k] @ b[k, at]; scratch[part, at] = acc
     for at in programs: c[at] = epilogue(sum(scratch[:, at]))
 
-Legal at any sizes. Costs a launch, and splits × M × N sums written and read. For few blocks and a long K
-(`configs.Space._split_pays`). CUTLASS: parallel split-K. Halide, TVM: rfactor.
+Legal at any sizes. Costs a launch, and splits × M × N partial sums written and read. For few tiles and a long K
+(`configs.Space._split_pays`). Elsewhere: CUTLASS: parallel split-K; Halide, TVM: rfactor.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 AT_ONCE = 8
-"""Parts whose loads are under way together: one after another they would take a memory's latency each."""
+"""Number of parts whose loads overlap, to hide the memory latency."""
 
 
 def split_k(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Parts are whole blocks along K; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
+    """Parts are whole blocks along K; a part past the end stores zeros. The accumulator of part s is at scratch[s, batch, m,
+    n]."""
     unit, splits = unit_of(kernel, config, facts, chip), int(config["splits"])
     unit.constants["SPLITS"] = splits
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
@@ -48,7 +49,7 @@ def split_k(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
 
 
 def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
-    """The launch that adds up the parts, always in the same order, and does the epilogue."""
+    """The launch that sums the parts, always in the same order, and runs the epilogue."""
     unit, splits = Unit(kernel, config, facts, chip), int(config["splits"])
     unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")

@@ -1,13 +1,14 @@
-"""Stream-K: all steps along k of all blocks stand in one line, of which each multiprocessor takes an equal share.
+"""Stream-K: the steps along k of all tiles form one sequence, and each multiprocessor processes an equal share of it.
 
     blocks     |----- 0 -----|----- 1 -----|----- 2 -----|        5 steps each
     programs   |---- 0 ----|---- 1 ----|---- 2 ----|-- 3 -|       4 steps each
 
-Nothing is left over for a last round of few blocks, however many there are. A block that one program has all of is finished
-there. Of the others each program leaves at most two parts in memory, that with which its share begins and that with which it
-ends, and a second launch adds the parts of a block up in their order along k: results are the same at every call.
+No partial last wave remains, however many tiles there are. A program that has all steps of a tile finishes it. Otherwise it
+stores at most two partial tiles, one at the beginning and one at the end of its share. A second launch sums the parts of a tile
+in their order along k, so that results are the same at every call.
 
-Legal at any sizes. Moves as `tile` does, and two blocks of sums a program; costs the second launch. CUTLASS: Stream-K.
+Legal at any sizes. Moves what `tile` does, and two accumulator tiles per program; costs the second launch. Elsewhere: CUTLASS:
+Stream-K.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 FINISHED_ROWS = 8
-"""Rows of a block that one program of the second launch adds up."""
+"""Rows of a tile that one program of the second launch sums."""
 AHEAD = 4
-"""Parts whose loads are under way together there, less one."""
+"""Pipeline depth of the loads of parts in the second launch."""
 
 
 def stream(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """The parts of program p are at scratch[2 * p], of the block that its share begins within, and at scratch[2 * p + 1], of the
-    one that it ends within: blocks of BLOCK_M rows of BLOCK_N sums."""
+    """Program p stores the part of its first tile at scratch[2 * p] and that of its last tile at scratch[2 * p + 1], each as
+    BLOCK_M rows of BLOCK_N accumulators."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
     line, scratch = unit.out.line, unit.sums_scratch()
@@ -56,13 +57,13 @@ def stream(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Trit
     block = int(config["m"]) * int(config["n"])
     held = Scratch(accumulator(kernel.in_dtype), sympy.Integer(2 * chip.sms * block))
     shared_out = unit.launch(sympy.Integer(chip.sms))
-    if "K" in facts.values:  # so few that every block is one step, and nothing is left to add up
+    if "K" in facts.values:  # K is so small that every tile is one step: no partial sums
         return TritonKernel((shared_out,), (held,))
     return TritonKernel((shared_out, _finished(kernel, config, facts, chip)), (held,))
 
 
 def _share(unit: Unit) -> None:
-    """Lines for the steps of a block, of all blocks and of one program."""
+    """Emit the number of steps of a tile, of all tiles and of one program."""
     count = f" * {unit.number('batch')}" if unit.kernel.spec.batched else ""
     tiles = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N){count}"
     unit.out.line(f"steps = tl.maximum(tl.cdiv({unit.number('K')}, BLOCK_K), 1)")
@@ -71,8 +72,10 @@ def _share(unit: Unit) -> None:
 
 
 def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
-    """The launch that adds up the parts of the blocks that several programs had, some rows a program, and does the epilogue. A
-    block may have strips beyond the last row; where 8 divides M their rows have no mask."""
+    """The launch that sums the parts of tiles that several programs share, some rows per program, and runs the epilogue.
+
+    A tile may have strips past the last row. If 8 divides M, rows need no mask.
+    """
     unit = unit_of(kernel, config, facts, chip)
     unit.constants |= {"PROGRAMS": chip.sms, "FINISH_M": FINISHED_ROWS}
     line, scratch = unit.out.line, unit.sums_scratch()

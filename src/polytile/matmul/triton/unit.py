@@ -1,4 +1,4 @@
-"""The text of one launch of a product in the making: signature, the program's block, the epilogue on finished sums."""
+"""One launch of a product under construction: signature, the program's tile, and the epilogue on a finished accumulator."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
-"""Blocks of the launch that adds up what the splits have left: small, as there may be few of them."""
+"""Tiles of the launch that sums the partial products of split-K: small, as there may be few of them."""
 
 
 @dataclass(frozen=True)
 class RowsOfGroup(Tile):
-    """A block of the rows of a grouped product's group: the last one overhangs whatever the sizes are."""
+    """A tile of rows of one group of a grouped product: the last one may be partial, whatever the sizes are."""
 
     def even(self, dim: Dim) -> bool:
         return dim.name != "BLOCK_M" and super().even(dim)
@@ -45,15 +45,15 @@ class RowsOfGroup(Tile):
 
 @dataclass(frozen=True)
 class Chip:
-    """What code depends on of a device: how many multiprocessors it has, and whether a launch may start before what runs ahead of
-    it has ended."""
+    """The device properties that code depends on: the number of multiprocessors, and whether a launch may start before the one
+    ahead of it has finished (programmatic dependent launch)."""
 
     sms: int
     overlaps: bool = False
 
 
 class Unit:
-    """One launch of `kernel`: `out` collects the lines of its function. The blocks of the config become constants."""
+    """One launch of `kernel`: `out` collects the lines of its function. The config's tile sizes become constants."""
 
     def __init__(self, kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> None:
         self.kernel, self.config, self.facts, self.chip = kernel, config, facts, chip
@@ -66,13 +66,13 @@ class Unit:
         self.finish = epilogue_kernel(kernel)
         self.error = False
         self.part_of_rows = False
-        """Whether blocks have the `count` rows of A from `first` up to `end`: those of a group."""
+        """Whether tiles cover the `count` rows of A of one group, from `first` up to `end`."""
         self.part_of_k = False
-        """Whether sums are over the k from `first` up to `end`, wherever these are."""
+        """Whether the reduction is over k from `first` up to `end`, which are loaded."""
         self.quotients: set[sympy.Symbol] = set()
 
     def number(self, name: str) -> str:
-        """An integer argument as text: its value where the facts know it."""
+        """An integer argument as text: its value if the facts know it."""
         return str(self.facts.values.get(name, name))
 
     @property
@@ -81,19 +81,22 @@ class Unit:
 
     @property
     def swapped(self) -> bool:
-        """Whether the tensor cores get B from the left: (Bᵀ · Aᵀ)ᵀ, whose rows they take 64 at a time, whose columns by 8."""
+        """Whether B is the left operand of the tensor cores: (Bᵀ · Aᵀ)ᵀ. They process rows in steps of 64, and columns in steps
+        of 8."""
         return bool(self.config.get("swapped"))
 
     @property
     def sums(self) -> str:
-        """Triton's type of the sums."""
+        """Triton's dtype of the accumulator."""
         return text.value_type(accumulator(self.kernel.in_dtype))
 
     # the program's block -----------------------------------------------------------------------------------------------
 
     def place(self, tile: str, group: int) -> None:
-        """`item` (of the batch), `at_m` and `at_n` of block number `tile`: `group` rows of blocks are gone through together,
-        column by column, so that programs that run side by side share operands in the cache."""
+        """Emit `item` (of the batch), `at_m` and `at_n` of tile number `tile`.
+
+        `group` rows of tiles are traversed together, column by column, so that concurrent programs share operands in the cache.
+        """
         line = self.out.line
         line(f"tiles_m = tl.cdiv({self.number('M')}, BLOCK_M)")
         line(f"tiles_n = tl.cdiv({self.number('N')}, BLOCK_N)")
@@ -104,7 +107,7 @@ class Unit:
         self.walk(group)
 
     def walk(self, group: int) -> None:
-        """`at_m` and `at_n` of block number `tile` of tiles_m × tiles_n, which are gone through as `place` says."""
+        """Emit `at_m` and `at_n` of tile number `tile` of tiles_m × tiles_n, in the order that `place` describes."""
         line = self.out.line
         line(f"across = {group} * tiles_n")
         line(f"first_m = tile // across * {group}")
@@ -122,8 +125,7 @@ class Unit:
         columns: str = "at_n * BLOCK_N + tl.arange(0, BLOCK_N)",
         block_n: str = "BLOCK_N",
     ) -> None:
-        """Lines that do the epilogue on a block of sums and store it. With a `block_m` of "" the block is one row, number
-        `rows`."""
+        """Emit the epilogue on an accumulator tile, and its stores. If `block_m` is "", the tile is the single row `rows`."""
         loop, reduces = self.finish.loop, bool(self.finish.loop.reduced)
         b, m, n = loop.axes + loop.reduced
         height = self.constants[block_m] if block_m else 1
@@ -150,8 +152,11 @@ class Unit:
         self.finished(body, scope)
 
     def epilogue_in_parts(self, sums: str, stores: int) -> None:
-        """The epilogue on one part of the block's columns after the other, `stores` in all, a power of two. On its way to memory
-        a part passes through shared memory: what a smaller one leaves is room for another stage of the loop over k."""
+        """Emit the epilogue on `stores` parts of the tile's columns in turn; `stores` is a power of two.
+
+        Each part passes through shared memory on its way to global memory. A smaller part leaves space for another stage of the
+        loop over k.
+        """
         if stores == 1:
             self.epilogue(sums)
             return
@@ -168,7 +173,7 @@ class Unit:
             self.epilogue(name, columns=columns, block_n="STORE_N")
 
     def positions(self, body: Body, rows: str, dim: Dim) -> None:
-        """Lines that define the block's place in the batch and its `rows`, which lie along `dim`."""
+        """Emit the tile's position in the batch and its `rows`, along `dim`."""
         b, m = self.finish.loop.axes[:2]
         cast = ".to(tl.int64)" if self.facts.wide else ""
         self.out.line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
@@ -178,19 +183,19 @@ class Unit:
             self.out.line(f"{dim.mask} = {dim.variable} < {end}")
 
     def finished(self, body: Body, scope: Scope) -> None:
-        """Writes the lines that an epilogue has collected."""
+        """Emit the lines that an epilogue has collected."""
         self.out.extend(scope.lines)
         self.quotients |= body.quotients
         self.error |= body.error
 
     @property
     def columns(self) -> int:
-        """How many columns a block has on which the epilogue is done."""
+        """Number of columns of a tile on which the epilogue runs."""
         return columns(self.config)
 
     @property
     def shares_rows(self) -> bool:
-        """Whether several blocks may have a row that the epilogue reduces."""
+        """Whether several tiles may share a row that the epilogue reduces."""
         return not holds_rows(self.finish.loop, self.config)
 
     # text --------------------------------------------------------------------------------------------------------------
@@ -200,12 +205,12 @@ class Unit:
         return f"scratch{number}"
 
     def sums_scratch(self) -> str:
-        """Scratch memory for parts of sums, which comes after that for parts of rows."""
+        """Scratch memory for partial accumulators; it follows that for partial row reductions."""
         number = row_epilogue.values(self.finish.loop) if self.shares_rows else 0
         return self.scratch(number, accumulator(self.kernel.in_dtype))
 
     def describe(self, operand: Operand) -> None:
-        """Has `desc_A` or `desc_B` describe the operand, as rows of its axis of stride 1."""
+        """Declare the tensor descriptor `desc_A` or `desc_B` of the operand. Its contiguous axis is the descriptor's last one."""
         names, apart = (operand.size, "K"), operand.rows
         if operand.layout != "k":
             names, apart = ("K", operand.size), "k"
@@ -235,25 +240,25 @@ class Unit:
 
 
 def columns(config: Config) -> int:
-    """How many columns a block has on which the epilogue is done."""
+    """Number of columns of a tile on which the epilogue runs."""
     return dict(FINISH_BLOCK)["BLOCK_N"] if schedule_of(config).finish_blocks else int(config["n"])
 
 
 def holds_rows(epilogue: Loop, config: Config) -> bool:
-    """Whether one block has all of a row, as far as the epilogue has reductions of rows."""
+    """Whether one tile holds whole rows, if the epilogue reduces rows."""
     return all(axis.size.is_Integer and axis.size <= columns(config) for axis in epilogue.reduced)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type of the sums of products of operands of type `dtype`."""
+    """The accumulator dtype for operands of dtype `dtype`."""
     if dtype == torch.float64:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int32
 
 
 def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
-    """The epilogue as a loop over (p0, p1, p2) = (batch, m, n), or of its rows over (p0, p1) with n reduced; where there is none,
-    the store of the sums into C."""
+    """The epilogue as a loop over (p0, p1, p2) = (batch, m, n), or over (p0, p1) with n reduced. Without an epilogue, a loop that
+    stores the accumulator to C."""
     if kernel.epilogue is not None:
         loop = kernel.epilogue
         spelled = plain_reductions(one_sweep(loop), welford=False) if loop.reduced else loop

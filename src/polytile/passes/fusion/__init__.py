@@ -1,6 +1,7 @@
-"""Making fewer, larger loops: producer into consumer, siblings side by side, pointwise work into matmul epilogues.
+"""Fuses operations into fewer, larger ones: producers into consumers, siblings side by side, pointwise work into matmul
+epilogues.
 
-Enters and leaves: a Program. `axes.py` brings two loops into one domain, `merge.py` says whether two loops may become
-one and builds it, `graph.py` keeps the dependencies, `greedy.py` picks the best pair first. Called by
-`passes.pipeline` alone.
+Enters and leaves: a Program. `axes.py` maps two loops to one domain, `merge.py` decides whether two loops may be fused and builds
+the result, `graph.py` keeps the dependencies, and `greedy.py` picks the best pair first. Only `passes.pipeline` calls this
+package.
 """

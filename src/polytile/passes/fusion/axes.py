@@ -1,13 +1,13 @@
-"""Unification of iteration domains: two loops' axes as one set of axes, matched through an index that both use.
+"""Unifies two loops' iteration domains: one set of axes for both, matched through an index into a shared buffer.
 
-Axes are matched by the stride they have in a shared buffer, not by position, so a transposed or reshaped look at a
-buffer matches too. Where one side has an axis of size a·b and the other has b, and then a, the larger axis is split:
+Axes are matched by their stride in the buffer, not by position, so transposed or reshaped accesses match too. If one loop has an
+axis of size a·b where the other has axes of sizes a and b, the larger axis is split:
 
     first  p0 < s0*s1, p1 < 64     index p0*64 + p1
     second p0 < s0, p1 < s1, p2 < 64    index p0*s1*64 + p1*64 + p2
     →      u0 < s0, u1 < s1, u2 < 64;   first: p0 = u0*s1 + u1, p1 = u2;   second: p0 = u0, p1 = u1, p2 = u2
 
-So no division or modulus is ever needed.
+No division or modulus is ever needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ Pair = tuple[sympy.Expr, sympy.Expr]
 
 @dataclass(frozen=True)
 class Shared:
-    """One axis of the common domain, with the axis of each loop that it is a part of (None: that loop does not have
-    it)."""
+    """One axis of the common domain, with the axis of each loop that it is part of, or None if that loop does not have it."""
 
     axis: Axis
     first: sympy.Symbol | None
@@ -50,8 +49,7 @@ class Unified:
 
 @dataclass
 class _Piece:
-    """A part of an axis: axis = Σ piece·weight over its pieces. `match` is the piece of the other loop it is equal
-    to."""
+    """A part of an axis: axis = Σ piece·weight over its pieces. `match` is the equal piece of the other loop."""
 
     axis: sympy.Symbol
     size: sympy.Expr
@@ -64,8 +62,11 @@ Strides = dict[sympy.Expr, _Piece]
 
 @functools.lru_cache(maxsize=20_000)
 def unify(first: tuple[Axis, ...], second: tuple[Axis, ...], pairs: tuple[Pair, ...]) -> Unified:
-    """The common domain of two loops, by `pairs` of indices (one of each loop) into the same buffer. Axes that no
-    pair matches stay apart. Whether the indices of a pair are now equal is the caller's to check."""
+    """The common domain of two loops.
+
+    `pairs` holds indices, one from each loop, into the same buffer. Axes that no pair matches stay separate. The caller must
+    check whether the indices of a pair are equal afterwards.
+    """
     sides = [_whole(first), _whole(second)]
     for one, other in pairs:
         _match(sides[0], sides[1], _strides(sides[0], one, first), _strides(sides[1], other, second))
@@ -77,7 +78,7 @@ def _whole(axes: tuple[Axis, ...]) -> list[_Piece]:
 
 
 def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs: Strides | None) -> None:
-    """Matches pieces of equal stride, splitting the larger where sizes differ."""
+    """Match pieces of equal stride, and split the larger one if the sizes differ."""
     while mine is not None and theirs is not None:
         stride = next((stride for stride in mine if stride in theirs), None)
         if stride is None:
@@ -90,7 +91,7 @@ def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs
 
 
 def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
-    """Unmatched pieces by their stride in `index`; None where the index is not linear or two pieces share a stride."""
+    """Unmatched pieces by their stride in `index`; None if the index is not linear or two pieces have the same stride."""
     form = linear(index, tuple(a.symbol for a in axes))
     if form is None:
         return None
@@ -106,8 +107,8 @@ def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) ->
 
 
 def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.Expr, stride: sympy.Expr) -> bool:
-    """Splits `piece` (already taken from `strides`) into an outer piece and an inner one of size `inner`, which it
-    becomes."""
+    """Split `piece`, already removed from `strides`, into an outer piece and an inner one of size `inner`; `piece` becomes the
+    inner one."""
     count = sizes.divide(piece.size, inner)
     outer_stride = sizes.expand(stride * inner)
     if count is None or outer_stride in strides:
@@ -120,7 +121,7 @@ def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.E
 
 
 def _named(first: tuple[Axis, ...], second: tuple[Axis, ...], sides: list[list[_Piece]]) -> Unified:
-    """Gives every piece a symbol; matched pieces share one. Order: the first loop's, then what only the second has."""
+    """Give every piece a symbol, shared by matched pieces: first the first loop's, then those that only the second loop has."""
     shared: list[Shared] = []
     symbols: dict[int, sympy.Symbol] = {}
     for piece in sides[0] + [p for p in sides[1] if p.match is None]:

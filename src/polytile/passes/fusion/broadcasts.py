@@ -1,13 +1,13 @@
-"""Costly values that many points share, computed once and stored, instead of at every point.
+"""Stores costly values that many points share, instead of recomputing them at every point.
 
     loop a for p0, p1, p2                              loop a_shared for p0, p2
       t = rsqrt var[p0, p2]                        →     shared[p0, p2] = rsqrt var[p0, p2]
       out[p0, p1, p2] = mul x[p0, p1, p2] t            loop a for p0, p1, p2
                                                          out[p0, p1, p2] = mul x[p0, p1, p2] shared[p0, p2]
 
-Only of pointwise loops on a CPU, and of values that vary along the axis on which results lie side by side, as a channel's do
-where channels come last: what that axis has in common generated code computes once for each of its runs. A GPU's kernels have
-time for it, and another launch costs more. The new loop mostly becomes part of the one that its operands come from.
+The pass applies to pointwise CPU loops only, and to values that vary along the contiguous axis of the results, such as
+per-channel values in channels-last layout. Generated code already hoists values that are constant along that axis. A GPU kernel
+can afford the computation, and another launch costs more. The new loop is usually fused with the one that computes its operands.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store
 from polytile.passes.fusion import cost
 
 COSTLY = 6.0
-"""Multiply-adds, as in the table of operations, from which a value is stored: a square root and a division. What a GroupNorm with
-channels last does last takes 12.9 µs on one thread with them at every point of 2×64×16×16, 6.4 with them stored; of 8×64×32×32,
-which the second-level cache does not hold, 224 and 175."""
+"""Cost, in multiply-adds of the operation table, from which a value is stored; it corresponds to a square root and a division.
+
+For the final step of a channels-last GroupNorm on one thread, storing them instead of recomputing them at every point takes 6.4
+instead of 12.9 µs for 2×64×16×16, and 175 instead of 224 µs for 8×64×32×32, which exceeds the L2 cache.
+"""
 
 SHARERS = 4
-"""Points, by stand-in sizes, that must share a value."""
+"""Minimum number of points, at stand-in sizes, that share a value."""
 
 STORABLE = (torch.float32, torch.float64)
 
 
 def store_broadcasts(program: Program) -> Program:
-    """`program` with costly values that many points of a loop share made by a loop of their own."""
+    """`program` with the costly values that many points of a loop share computed by loops of their own."""
     operations: list[Operation] = []
     buffers = dict(program.buffers)
     for operation in program.operations:
@@ -55,7 +57,7 @@ def _pointwise(loop: Loop, buffers: dict[str, Buffer]) -> bool:
 
 
 def _shared(loop: Loop, buffers: dict[str, Buffer]) -> Iterator[tuple[Loop, Load]]:
-    """A loop for each value to be stored, and the load that stands for it; `buffers` gets theirs."""
+    """For each value to be stored, a loop that stores it and the load that replaces it. Adds their buffers to `buffers`."""
     beside = {a.symbol for a in loop.axes if any(sizes.coefficient(s.index, a.symbol) == 1 for s in loop.stores)}
     device = buffers[loop.stores[0].buffer].device
     for number, value in enumerate(_largest(loop, beside)):
@@ -69,7 +71,7 @@ def _shared(loop: Loop, buffers: dict[str, Buffer]) -> Iterator[tuple[Loop, Load
 
 
 def _largest(loop: Loop, beside: set[sympy.Symbol]) -> list[Node]:
-    """The values to be stored: no operand of another such value."""
+    """The values to store, without those that are only operands of another one."""
     largest, seen, stack = [], set(), list(loop.roots)
     while stack:
         node = stack.pop()

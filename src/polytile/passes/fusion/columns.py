@@ -1,13 +1,13 @@
-"""Column sums of a matrix that another loop reads row by row become part of that loop: the matrix is read once.
+"""Fuses column sums of a matrix into another loop that reads the matrix row by row, so that it is read once.
 
     loop a for p0 over r0                              loop a for p0 over r0
       dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)         dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)
     loop b for p0 over r0                         →      dw[r0] sum= g[p0, r0]·x[p0, r0]
       dw[p0] = reduce sum g[r0, p0]·x[r0, p0]
 
-The loops qualify if the rows of one are the columns of the other, if the second only computes such sums of floating-point values
-and reads nothing that the first stores, and if much of what they read is the same at the same points. A kernel may still run one
-after the other (candidates/unfused_columns.py). This is for GPUs only: generated kernels for a CPU have no such stores.
+The loops qualify if the rows of one are the columns of the other, if the second computes only floating-point sums and reads
+nothing that the first stores, and if they share much of their reads at the same points. A kernel may still run one after the
+other (candidates/unfused_columns.py). The pass applies to GPUs only: generated CPU kernels have no such stores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polytile.passes.loops import on_gpu
 
 
 def fuse_columns(program: Program) -> Program:
-    """`program` with sums down columns made part of loops along the rows of the same matrices."""
+    """`program` with column sums fused into loops along the rows of the same matrices."""
     graph = Graph(program)
     for i in list(graph.operations):
         sums = _as_sums(graph.operations.get(i), program.buffers)
@@ -46,7 +46,8 @@ def fuse_columns(program: Program) -> Program:
 
 
 def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
-    """A loop of nothing but sums down columns as one along rows that stores SUMs; None for any other operation."""
+    """A loop that only sums down columns, rewritten as a loop along rows with SEGMENT_SUM stores; None for any other
+    operation."""
     if not isinstance(operation, Loop) or len(operation.axes) != 1 or not operation.reduced:
         return None
     if not all(on_gpu(buffers[name].device) for name in operation.writes()):
@@ -58,7 +59,7 @@ def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
 
 
 def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
-    """The store of a column's sum, rounded to the type of its memory and no more, as a SEGMENT_SUM of its terms."""
+    """The store of a column sum as a SEGMENT_SUM of its terms; None if it does more than round the sum to the buffer's dtype."""
     value, rounding = store.value, ROUNDING.get(dtype)
     if isinstance(value, Op) and value.name == rounding:
         value = value.args[0]
@@ -71,7 +72,7 @@ def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
 
 
 def _goes_along_rows(loop: Loop) -> bool:
-    """Whether the loop reduces along one axis, next to each other in memory, and scatters nothing."""
+    """Whether the loop has reductions along a single reduced axis, and neither scans nor scatters."""
     plain = all(store.mode == "set" and not store.indirect for store in loop.stores)
     nodes = list(expr.walk(*loop.roots))
     reduces = any(isinstance(node, Reduce) for node in nodes) and not any(isinstance(node, Scan) for node in nodes)
@@ -79,7 +80,7 @@ def _goes_along_rows(loop: Loop) -> bool:
 
 
 def _merged(rows: Loop, sums: Loop, buffers: Mapping[str, Buffer]) -> Merged | None:
-    """Both as one loop."""
+    """Both as one loop; None if they cannot be fused."""
     if rows.writes() & sums.reads() or sums.writes() & rows.reads() or not rows.reads() & sums.reads():
         return None
     try:
@@ -94,7 +95,7 @@ def _merged(rows: Loop, sums: Loop, buffers: Mapping[str, Buffer]) -> Merged | N
 
 
 def _worthwhile(sums: Loop, merged: Merged, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether a good part of what the sums read is read by the rows too."""
+    """Whether the row loop shares a sufficient part of the reads of the sums."""
     mine, _ = cost.traffic(sums, buffers)
     saved = sum(size for name, size in mine.items() if name in merged.common)
     return saved >= WORTHWHILE * sum(mine.values())

@@ -1,4 +1,4 @@
-"""What a loop moves, in bytes, at stand-in sizes: the measure by which fusions are ranked."""
+"""The memory traffic of a loop in bytes, at stand-in sizes, by which fusions are ranked."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Buffer, Loop
 
-STAND_IN = 64  # for a size without a hint; only the order of fusions depends on it
-CHEAP = 8.0  # multiply-adds below which computing again beats storing and loading (see OpDef.cost)
+STAND_IN = 64  # the value assumed for every symbol; only the order of fusions depends on it
+CHEAP = 8.0  # below this many multiply-adds, recomputing beats storing and loading (see OpDef.cost)
 
 
 @functools.lru_cache(maxsize=50_000)
 def estimate(size: sympy.Expr) -> int:
-    """A size with every symbol stood in for."""
+    """A size with every symbol replaced by a stand-in value."""
     return int(size.xreplace({s: sympy.Integer(STAND_IN) for s in size.free_symbols}))
 
 
 def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool) -> int:
-    """Elements that an access reaches: the product of the axes in its index (all of the loop's points if it is
-    indirect)."""
+    """Number of elements that an access touches: the product of the axes in its index, or all of the loop's points if it is
+    indirect."""
     own = sizes.symbols(index)
     return math.prod(size for symbol, size in axes.items() if indirect or symbol in own)
 
@@ -47,5 +47,5 @@ def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], 
 
 
 def compute(*roots: Node) -> float:
-    """Multiply-adds of computing `roots` once, by the table of operations."""
+    """Cost of computing `roots` once, in multiply-adds of the operation table."""
     return sum(ops.definition(n.name).cost for n in expr.walk(*roots) if isinstance(n, expr.Op))

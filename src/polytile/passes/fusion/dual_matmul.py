@@ -1,4 +1,4 @@
-"""Dual matmul: two products that are added up become one kernel, which goes on summing where the first product ends.
+"""Dual matmul: fuses two products that are added into one kernel, which continues to accumulate where the first product ends.
 
     matmul mm0: buf0 = x @ y                         matmul mm1: out = v @ w + x @ y
     matmul mm1: buf1 = v @ w                   →       epilogue for b, m, n
@@ -6,8 +6,8 @@
         out[m, n] = maximum (buf0[m, n] + accumulator) 0
 
 The first product qualifies if only the second's epilogue reads it, at the same point, as a term of sums with the accumulator, and
-nothing between the two writes its operands. Terms are added up unrounded, whereas eager rounds each product to its type. This is
-for a GPU's products only: generated kernels for a CPU have no such loop.
+if nothing between the two writes its operands. Terms are accumulated unrounded, whereas eager rounds each product to its dtype.
+The pass applies to GPU products only: generated CPU kernels have no such loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polytile.passes.loops import merged_origins, on_gpu, touching
 
 
 def fuse_dual_matmul(program: Program) -> Program:
-    """`program` with each product that is added to another one's result fused into that one."""
+    """`program` with each product that is added to another product's result fused into that one."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
     observed = program.observed_buffers()
@@ -49,14 +49,14 @@ def _takes_one_more(template: Template, program: Program) -> bool:
 
 
 def _plain(template: Template) -> bool:
-    """A product of two floating-point matrices of one type in memory."""
+    """Whether it is a product of two floating-point matrices of one dtype in memory."""
     dtype = template.a.dtype
     same = dtype == template.b.dtype and dtype.is_floating_point and dtype.itemsize > 1
     return same and template.prologues == (None, None) and template.second is None and template.grouping is None
 
 
 def _alike(second: Template, before: Sequence[Operation | None]) -> Iterator[tuple[int, Template]]:
-    """Earlier products without an epilogue whose result has the same sizes and type, the nearest first."""
+    """Earlier products without an epilogue whose results have the same sizes and dtype, the nearest first."""
     for i, first in reversed(list(enumerate(before))):
         if isinstance(first, Template) and first.epilogue is None and _plain(first):
             same = all(sizes.equal(a, b) for a, b in zip(first.out.sizes, second.out.sizes, strict=True))
@@ -65,8 +65,8 @@ def _alike(second: Template, before: Sequence[Operation | None]) -> Iterator[tup
 
 
 def _added(second: Template, first: Template) -> Loop | None:
-    """The epilogue of `second` without the element of `first` in the sums that have both it and the accumulator as terms; None if
-    the epilogue reads either of them in any other way."""
+    """The epilogue of `second` without the element of `first` in the sums that contain both it and the accumulator. None if the
+    epilogue reads either of them in any other way."""
     loop, dtype = second.epilogue, first.out.dtype
     assert loop is not None
     alone = plain_epilogue(first)
@@ -92,8 +92,11 @@ def _added(second: Template, first: Template) -> Loop | None:
 
 
 def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], bool]) -> tuple[dict[int, Node], set[int]]:
-    """The smallest sums that have both the accumulator and the first product's element as terms, by identity, each with its form
-    without that element; and the nodes of these sums, other terms aside."""
+    """The smallest sums that contain both the accumulator and the first product's element, and the nodes inside them.
+
+    Returns a map from each sum's identity to the sum without that element, and the identities of the nodes of these sums, except
+    other terms.
+    """
     inside: set[int] = set()
     sums: dict[int, Node] = {}
     for node in expr.walk(*loop.roots):
@@ -103,7 +106,7 @@ def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], boo
             continue
         within = {id(n) for n in _nodes(node, dtype)}
         if within & sums.keys():
-            continue  # a larger sum around one that has both
+            continue  # a larger sum around one that contains both
         others = [t for t in terms if not is_first(t) and not isinstance(t, Accumulator)]
         total: Node = expr.make(Accumulator, dtype=node.dtype)
         for term in others:
@@ -114,7 +117,7 @@ def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], boo
 
 
 def _terms(node: Node, dtype: torch.dtype) -> Iterator[Node]:
-    """The terms of a sum, roundings to the products' own type aside."""
+    """The terms of a sum, looking through roundings to the products' own dtype."""
     if _rounds(node, dtype) or (isinstance(node, Op) and node.name == "add"):
         for child in node.children:
             yield from _terms(child, dtype)
@@ -123,7 +126,7 @@ def _terms(node: Node, dtype: torch.dtype) -> Iterator[Node]:
 
 
 def _nodes(node: Node, dtype: torch.dtype) -> Iterator[Node]:
-    """The nodes of a sum, its terms included."""
+    """The nodes of a sum, including its terms."""
     yield node
     if _rounds(node, dtype) or (isinstance(node, Op) and node.name == "add"):
         for child in node.children:
@@ -131,7 +134,7 @@ def _nodes(node: Node, dtype: torch.dtype) -> Iterator[Node]:
 
 
 def _without_epilogue(template: Template, epilogue: Loop, program: Program) -> Template:
-    """`template` without an epilogue that only stores the sums: it then writes them there itself."""
+    """`template` without an epilogue that only stores the accumulator; the template then writes there itself."""
     (store, *others), out = epilogue.stores, template.out
     buffer = program.buffers[store.buffer]
     strides = [sizes.coefficient(store.index, axis.symbol) for axis in epilogue.axes]

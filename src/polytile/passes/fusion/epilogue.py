@@ -1,14 +1,14 @@
-"""Pointwise work on a product becomes its epilogue: done on the accumulator, before anything is written.
+"""Fuses pointwise work on a product into its epilogue, which runs on the accumulator before anything is written.
 
     matmul mm0: buf0 = x @ w                     matmul mm0: buf0 = x @ w
     loop a for p0, p1                      →       epilogue for b, m, n
       out[p0, p1] = maximum buf0[p0, p1] 0           out[m, n] = maximum accumulator 0
 
-A consumer qualifies if it goes over exactly the product's points, in whatever shape, and reads the product (or what
-an earlier part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the
-consumer splits the batch or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. Where it splits n
-into parts that do not join again in every index it does not fuse: that would cost a division a lane and break vector
-stores. Reductions come later (row_reductions.py).
+A consumer qualifies if it covers exactly the product's points, in any shape, and reads the product (or what an earlier part of
+the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n). If the consumer splits the batch or m axis,
+for example into heads, its indices contain `m // d` and `m % d`, which cost one division per row. If it splits n into parts that
+do not recombine in every index, it is not fused: that would cost a division per lane and break vector stores. Reductions are
+fused by row_reductions.py.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ AXES = tuple(sizes.axis(name) for name in ("b", "m", "n"))
 
 
 def fuse_epilogues(program: Program) -> Program:
-    """`program` with pointwise consumers of products, and consumers of those, made epilogues."""
+    """`program` with pointwise consumers of products, and their pointwise consumers, fused as epilogues."""
     return attached(program, is_pointwise, with_epilogue)
 
 
 Fuse = Callable[[Template, Loop, Program, frozenset[str]], Template]
-"""A product, a loop that reads it, the program, and the stores that nobody else needs → the product with the loop done in its
-epilogue. Raises Unfit."""
+"""Takes a product, a loop that reads it, the program, and the buffers that nothing else needs; returns the product with the loop
+in its epilogue. Raises Unfit."""
 
 
 def attached(program: Program, wanted: Callable[[Loop], bool], fuse: Fuse) -> Program:
-    """`program` with the `wanted` loops made part of the products that they read, where `fuse` can."""
+    """`program` with the `wanted` loops fused into the products that they read, where `fuse` allows it."""
     state = _State(program, fuse)
     for i, operation in enumerate(program.operations):
         if isinstance(operation, Loop) and wanted(operation):
@@ -52,7 +52,7 @@ def attached(program: Program, wanted: Callable[[Loop], bool], fuse: Fuse) -> Pr
 
 
 class _State:
-    """The graph while loops are attached to products; `templates`: buffer → the product that writes it."""
+    """The graph while loops are fused into products. `templates` maps each buffer to the product that writes it."""
 
     def __init__(self, program: Program, fuse: Fuse) -> None:
         self.program, self.fuse = program, fuse
@@ -70,7 +70,7 @@ class _State:
             self.templates.update(dict.fromkeys(operation.writes(), i))
 
     def attach(self, i: int, loop: Loop) -> None:
-        """Loop i becomes (part of) the epilogue of the last product that it reads and fits."""
+        """Fuse loop i into the epilogue of the last product that it reads and that accepts it."""
         reads = loop.reads()
         for j in sorted({self.templates[name] for name in reads if name in self.templates}, reverse=True):
             template = self.graph.operations[j]
@@ -91,12 +91,12 @@ class _State:
 
 
 def is_pointwise(loop: Loop) -> bool:
-    """No reduction, no gather or scatter, nothing checked at run time."""
+    """Whether the loop has no reduction, gather, scatter or run-time check."""
     return not loop.reduced and is_direct(loop)
 
 
 def is_direct(loop: Loop) -> bool:
-    """No gather or scatter, nothing checked at run time."""
+    """Whether the loop has no gather, scatter or run-time check."""
     if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
         return False
     nodes = list(expr.walk(*loop.roots))
@@ -104,7 +104,7 @@ def is_direct(loop: Loop) -> bool:
 
 
 def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
-    """`template` with `consumer` done in its epilogue. Raises Unfit."""
+    """`template` with `consumer` fused into its epilogue. Raises Unfit."""
     if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")
     host = template.epilogue or plain_epilogue(template)
@@ -121,7 +121,7 @@ def finished_by(template: Template, epilogue: Loop, n: Axis, origins: Sequence[s
 
 
 def plain_epilogue(template: Template) -> Loop:
-    """The epilogue that only stores the product. Its index has no axis of size 1, as those of its consumers have none."""
+    """The epilogue that only stores the product. Like those of its consumers, its index omits axes of size 1."""
     axes = tuple(Axis(symbol, size) for symbol, size in zip(AXES, template.out.sizes, strict=True))
     product = expr.make(Accumulator, dtype=compute_dtype(template.out.dtype))
     place = template.out.index(tuple(sizes.ZERO if axis.size == 1 else axis.symbol for axis in axes))
@@ -129,10 +129,10 @@ def plain_epilogue(template: Template) -> Loop:
 
 
 def hosted(host: Loop, consumer: Loop) -> Domain:
-    """The domain of `host` itself, with the consumer's axes, reduced ones too, as functions of (batch, m, n).
+    """The domain of `host`, with the consumer's axes, including reduced ones, as functions of (batch, m, n).
 
-    Consumers are matched with a copy of `host` whose axes are split until no index holds a division, so that work can
-    follow an earlier part of the epilogue that split an axis.
+    Consumers are matched with a copy of `host` whose axes are split until no index contains a division, so that a consumer can
+    follow an earlier part of the epilogue that splits an axis.
     """
     split, origin = traced_split(host)
     pairs = pairs_of(split, consumer, passed_buffers(split, consumer))
@@ -146,7 +146,7 @@ def hosted(host: Loop, consumer: Loop) -> Domain:
 
 
 def _pieces(unified: Unified, loop: Loop) -> dict[sympy.Symbol, sympy.Expr]:
-    """The common axes as functions of those of `loop`, which came first in the unification."""
+    """The common axes as functions of the axes of `loop`, which was the first loop in the unification."""
     ranges = loop.ranges
     pieces: dict[sympy.Symbol, sympy.Expr] = {}
     for axis in loop.axes:

@@ -1,4 +1,4 @@
-"""Dependencies between operations, as bitmasks: which must run before which, and which may become one."""
+"""Dependencies between operations as bitmasks, and which operations can be fused without violating them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from polytile.ir.program import Assert, Attention, Extern, Loop, Made, Operation
 
 
 class Graph:
-    """The operations of a program while they are fused. A group of fused operations is known by the number of its
-    last member; every original operation keeps its bit.
+    """The operations of a program during fusion. A group of fused operations is numbered by its last member; every original
+    operation keeps its bit.
 
-    `before[i]` and `after[i]` are the operations that must run before and after group i (read after write, write
-    after read, write after write, sizes known only at run time, effects in order), directly or through others.
+    `before[i]` and `after[i]` hold the operations that must run before and after group i, directly or transitively. Dependencies
+    are read after write, write after read, write after write, sizes known only at run time, and the order of side effects.
     """
 
     def __init__(self, program: Program) -> None:
@@ -34,14 +34,14 @@ class Graph:
                 self.after[d] |= 1 << i
 
     def ordered(self, i: int, j: int) -> tuple[int, int] | None:
-        """(i, j) or (j, i), the order in which the two must run; None if something else must run between them."""
+        """(i, j) or (j, i), the order in which the two must run; None if another operation must run between them."""
         if self.before[i] & self.members[j]:
             i, j = j, i
         between = self.after[i] & self.before[j] & ~(self.members[i] | self.members[j])
         return None if between else (i, j)
 
     def merge(self, i: int, j: int, operation: Operation) -> int:
-        """Groups i and j become one that does `operation`; returns its number."""
+        """Merge groups i and j into one that runs `operation`, and return its number."""
         new, old = max(i, j), min(i, j)
         both = self.members[i] | self.members[j]
         before = (self.before[i] | self.before[j]) & ~both
@@ -57,7 +57,7 @@ class Graph:
         return new
 
     def in_order(self) -> tuple[Operation, ...]:
-        """The operations in an order that respects every dependency, as near to the original as can be."""
+        """The operations in an order that respects every dependency and stays close to the original one."""
         left, done = sorted(self.operations), 0
         result = []
         while left:
@@ -69,7 +69,7 @@ class Graph:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
+    """The positions of the set bits."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -77,7 +77,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def _direct(program: Program) -> Iterator[int]:
-    """For each operation the mask of those that it directly depends on."""
+    """For each operation, the mask of its direct dependencies."""
     readers: dict[str, int] = {}
     writers: dict[str, int] = {}
     definers = _definers(program)
@@ -111,7 +111,7 @@ def _or(masks: Iterator[int]) -> int:
 
 
 def _definers(program: Program) -> dict[sympy.Symbol, int]:
-    """Sizes known only at run time, with the operations that give them their values."""
+    """Sizes known only at run time, mapped to the mask of operations that define them."""
     definers: dict[sympy.Symbol, int] = {}
     for i, operation in enumerate(program.operations):
         if isinstance(operation, Extern):
@@ -123,7 +123,7 @@ def _definers(program: Program) -> dict[sympy.Symbol, int]:
 
 
 def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
-    """Size symbols that must be known before `operation` runs, those of the buffers that it fills included."""
+    """Size symbols that must be known before `operation` runs, including those of the buffers that it fills."""
     symbols: set[sympy.Symbol] = set()
     for name in operation.writes() | operation.reads():
         buffer = program.buffers[name]
@@ -154,8 +154,8 @@ def _loop_symbols(loop: Loop) -> set[sympy.Symbol]:
 
 
 def has_effect(call: Extern) -> bool:
-    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, returns
-    nothing (as an assertion does), or is unknown."""
+    """Whether a library call has side effects: it mutates an argument, draws random numbers, returns nothing (like an assertion),
+    or has no schema."""
     schema, tags = getattr(call.target, "_schema", None), getattr(call.target, "tags", ())
     if call.mutates or schema is None:
         return True

@@ -1,7 +1,7 @@
-"""Fusing pairs of loops, the pair that saves most memory traffic first, until no pair is left.
+"""Greedy fusion: fuses the pair of loops that saves the most memory traffic, until no pair is left.
 
-The order is deterministic: bytes saved, then position in the program. A pair that did not fit is not tried again; a
-fused loop brings new pairs.
+The order is deterministic: bytes saved, then position in the program. A pair that does not fit is not tried again. A fused loop
+forms new pairs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.merge import Merged, Unfit, merge
 
 log = logging.getLogger("polytile.fusion")
-NEAREST = 8  # loops before and after that are paired with a loop over one buffer that both read
+NEAREST = 8  # users of a shared buffer, before and after a loop, to pair it with
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What pairing needs to know of a loop: bytes by buffer, and the number of its points and rows as expanded
-    polynomials."""
+    """A loop's memory traffic in bytes per buffer, and its numbers of points and rows as expanded polynomials."""
 
     loop: Loop
     reads: dict[str, int]
@@ -42,8 +41,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Two loops to fuse, `first` before `second`, and the bytes that would be saved; `droppable`: stores not needed
-    then."""
+    """Two loops to fuse, `first` before `second`, the bytes that this would save, and the stores that become unnecessary
+    (`droppable`)."""
 
     first: int
     second: int
@@ -85,12 +84,12 @@ class Fuser:
             now = self._proposal(proposal.first, proposal.second)
             if now == proposal:
                 self._try(proposal)
-            elif now is not None:  # other fusions have changed what this one would save
+            elif now is not None:  # other fusions have changed the savings
                 self._push(now)
         return replace(self.program, operations=self.graph.in_order())
 
     def droppable(self, first: int, second: int) -> frozenset[str]:
-        """Buffers that `first` writes and nobody but the two needs."""
+        """Buffers that `first` writes and that only these two loops use."""
         both = {first, second}
         return frozenset(
             name
@@ -109,7 +108,7 @@ class Fuser:
         return Facts(loop, reads, writes, points, rows, scatter)
 
     def _neighbours(self, i: int) -> list[int]:
-        """Loops that share a buffer with loop i, the nearest ones where many do."""
+        """Loops that share a buffer with loop i. Only the nearest ones are returned if a buffer has many users."""
         neighbours: set[int] = set()
         facts = self.facts[i]
         for name in [*facts.reads, *facts.writes]:
@@ -124,11 +123,11 @@ class Fuser:
                 self._push(proposal)
 
     def _push(self, proposal: Proposal) -> None:
-        self.pushed += 1  # decides between equals: the same pair may be proposed twice
+        self.pushed += 1  # breaks ties: the same pair may be proposed twice
         heapq.heappush(self.heap, (-proposal.saved, proposal.first, proposal.second, self.pushed, proposal))
 
     def _proposal(self, i: int, j: int) -> Proposal | None:
-        """What fusing loops i and j would save as things stand; None if they are gone, kept apart, or plainly do not
+        """The current proposal for fusing loops i and j; None if one is gone, a dependency separates them, or they clearly do not
         fit."""
         if i not in self.facts or j not in self.facts or not _may_fit(self.facts[i], self.facts[j]):
             return None
@@ -161,7 +160,7 @@ class Fuser:
 
 
 def _may_fit(a: Facts, b: Facts) -> bool:
-    """A quick look at the number of points, before any index is compared."""
+    """A quick test on the numbers of points, before any index is compared."""
     if bool(a.loop.reduced) == bool(b.loop.reduced):
         return bool(a.points == b.points and a.rows == b.rows)
     large, small = (a, b) if a.loop.reduced else (b, a)

@@ -1,10 +1,10 @@
-"""Siblings side by side: loops over the same points that read the same memory read it once.
+"""Fuses siblings: loops over the same points that read the same memory read it once.
 
-loop a for p0 over r0      loop b for p0 over r0         loop b for p0 over r0
-  m[p0] = sum x[p0, r0]      n[p0] = max x[p0, r0]   →     t = x[p0, r0];  m[p0] = sum t;  n[p0] = max t
+    loop a for p0 over r0      loop b for p0 over r0         loop b for p0 over r0
+      m[p0] = sum x[p0, r0]      n[p0] = max x[p0, r0]   →     t = x[p0, r0];  m[p0] = sum t;  n[p0] = max t
 
-The same goes for loops that compute the same expensive values, however little they read in common: a dropout and its gradient use
-the same random numbers.
+Loops that compute the same expensive values are fused too, however few reads they share: a dropout and its gradient use the same
+random numbers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from polytile.passes.fusion import cost
 from polytile.passes.fusion.greedy import Fuser, Proposal
 from polytile.passes.fusion.merge import Merged
 
-# Siblings fuse if that saves at least this share of what the smaller one moves; below it the gain is lost in the
-# longer body, and buffers live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
+# Siblings are fused if that saves at least this share of the smaller one's traffic. Below it, the longer body costs more
+# than it gains, and buffers live longer. Known wrong: at sizes so small that call overhead dominates, any fusion gains.
 WORTHWHILE = 1 / 4
 DEAR = 32.0
-"""Multiply-adds of an operation, or of what two loops compute alike, from which on doing it once is worth a fusion."""
+"""Cost, in multiply-adds, of shared computation that justifies a fusion by itself."""
 
 
 def fuse_horizontally(program: Program) -> Program:
-    """`program` with independent loops that share reads fused, the pair that saves most bytes first."""
+    """`program` with independent loops that share reads fused, in order of bytes saved."""
     return Fuser(program, _propose, _accept).run()
 
 
@@ -39,7 +39,7 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
 
 
 def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
-    """Only loads of the same element are truly saved, and only computations of the same value."""
+    """Check the proposal on the fused loop: only loads of the same element and computations of the same value are saved."""
     a, b = fuser.facts[proposal.first], fuser.facts[proposal.second]
     saved = sum(min(a.reads[n], b.reads[n]) for n in merged.common)
     alike = cost.compute(*a.loop.roots) + cost.compute(*b.loop.roots) - cost.compute(*merged.loop.roots)
@@ -47,7 +47,7 @@ def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
 
 
 def _expensive_operations(loop: Loop) -> frozenset[tuple[str, frozenset[str]]]:
-    """The expensive operations of a loop, each with the buffers that it is computed from."""
+    """The expensive operations of a loop, each with the buffers that it depends on."""
     return frozenset(
         (node.name, frozenset(load.buffer for load in expr.loads(node)))
         for node in expr.walk(*loop.roots)

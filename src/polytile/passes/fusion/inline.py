@@ -1,13 +1,13 @@
-"""Cheap values computed where they are read, instead of stored: for producers that fit no consumer's domain.
+"""Recomputes cheap values where they are read instead of storing them, for producers that fit no consumer's domain.
 
     loop a for p0                        loop b for p0, p1
       scaled[p0] = mul x[p0] 2     →       out[p0, p1] = add y[p0, p1] (mul x[p0] 2)
     loop b for p0, p1
       out[p0, p1] = add y[p0, p1] scaled[p0]
 
-Only if every reader of the buffer is a loop or an epilogue that can compute the value at the elements it reads, so
-that the buffer goes away; only if computing costs less than CHEAP multiply-adds and reads no more than what reading
-the buffer would.
+A producer qualifies if every reader of the buffer is a loop or an epilogue that can compute the value at the elements that it
+reads, so that the buffer disappears, and if that costs less than CHEAP multiply-adds and reads no more than the buffer itself
+would.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from polytile.passes.fusion import cost
 from polytile.passes.fusion.merge import MAX_NODES, Unfit, stored_value, stores_on
 from polytile.passes.loops import Mapped, linear, node_count, touching
 
-MAX_LOADS = 4  # of a value computed again where it is read
+MAX_LOADS = 4  # maximum for a value that is recomputed
 
 
 def inline_cheap(program: Program) -> Program:
-    """`program` without temporaries whose values are as well computed by their readers."""
+    """`program` without temporaries whose values their readers can compute as cheaply."""
     operations: list[Operation | None] = list(program.operations)
     users = touching(program.operations)
     observed = program.observed_buffers()
@@ -56,7 +56,7 @@ def _inlined(
     operations: Sequence[Operation | None],
     buffers: Mapping[str, Buffer],
 ) -> dict[int, Operation]:
-    """The readers with the value in place of their loads. Raises Unfit."""
+    """The readers with their loads replaced by the value. Raises Unfit."""
     store = producer.stores[0]
     uses = sum(_loads_of(reader, store.buffer) for reader in readers.values())
     if not uses or not _is_affordable(producer, uses, buffers):
@@ -76,7 +76,7 @@ def _loads_of(operation: Operation | None, name: str) -> int:
 
 
 def _is_simple(producer: Loop) -> bool:
-    """A plain store of a cheap pointwise value of few loads, none of them a gather."""
+    """Whether the loop is a plain store of a cheap pointwise value with few loads and no gather."""
     store = producer.stores[0]
     if len(producer.stores) > 1 or producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
         return False
@@ -87,7 +87,7 @@ def _is_simple(producer: Loop) -> bool:
 
 
 def _is_affordable(producer: Loop, uses: int, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the value is loaded once, or its inputs are no more to read than the buffer itself."""
+    """Whether the value is loaded only once, or its inputs are no larger than the buffer."""
     reads, writes = cost.traffic(producer, buffers)
     return uses == 1 or sum(reads.values()) <= writes[producer.stores[0].buffer] * (uses + 1) / uses
 
@@ -134,10 +134,14 @@ def _value_at(load: Load, producer: Loop, store: Store, buffer: Buffer, ranges: 
 
 
 def solve(stored: sympy.Expr, wanted: sympy.Expr, producer: Loop, ranges: Mapped) -> dict[sympy.Symbol, sympy.Expr]:
-    """The producer's axes at which its store index is `wanted`, without division or modulus. Raises Unfit.
+    """The producer's axes at which its store index equals `wanted`, without division or modulus.
 
-    The store index must be a mixed-radix number of the axes: each stride the product of the next one and its axis'
-    size.
+    The store index must be a mixed-radix number of the axes: each stride is the product of the next one and that axis's size.
+
+    Raises
+    ------
+    Unfit
+        If there is no such solution.
     """
     form = linear(stored, tuple(a.symbol for a in producer.axes))
     axes = [a for a in producer.axes if a.size != 1]

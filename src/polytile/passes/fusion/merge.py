@@ -1,7 +1,7 @@
-"""Whether two loops may become one, and that one loop.
+"""Decides whether two loops may be fused, and builds the fused loop.
 
-In the merged loop a load of what the first loop stored is replaced by the value itself, so it must be of the very
-element that the same point stores. What each kind of pair needs of the common domain:
+In the fused loop, a load of what the first loop stored is replaced by the value itself, so it must read exactly the element that
+the same point stores. What each kind of pair requires of the common domain:
 
     pointwise + pointwise     the same points
     pointwise + reduction     all points (element level) or exactly the reduction's rows (row level)
@@ -24,20 +24,20 @@ from polytile.ir.program import ROUNDING, Axis, Buffer, Loop, Store, compute_dty
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
 
-# A loop over more buffers spills pointer registers on every machine, and one of more nodes spills values.
+# With more buffers a loop spills pointer registers on every machine; with more nodes it spills values.
 MAX_BUFFERS = 16
 MAX_NODES = 250
 RANDOM = ("philox_uniform", "philox_normal", "philox_int")
-MAX_PAIRS = 16  # pairs of loads of one shared buffer that are tried for the unification
+MAX_PAIRS = 16  # pairs of loads of one shared buffer to try for unification
 
 
 class Unfit(Exception):
-    """The two loops may not become one; the message says why."""
+    """Raised when two operations cannot be fused; the message says why."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The axes of the merged loop, and each loop's own axes as functions of them."""
+    """The axes of the fused loop, and each loop's own axes as functions of them."""
 
     axes: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
@@ -47,14 +47,20 @@ class Domain:
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged loop, and the buffers that both loops read at the same element."""
+    """The fused loop, and the buffers that both loops read at the same element."""
 
     loop: Loop
     common: frozenset[str]
 
 
 def merge(first: Loop, second: Loop, buffers: Mapping[str, Buffer], droppable: frozenset[str]) -> Merged:
-    """One loop that does what `first` and then `second` do, without stores to `droppable` buffers. Raises Unfit."""
+    """Fuse `first` and `second` into one loop, without the stores to `droppable` buffers.
+
+    Raises
+    ------
+    Unfit
+        If the two cannot be fused.
+    """
     passed = passed_buffers(first, second)
     domain = _domain(
         unify(first.axes + first.reduced, second.axes + second.reduced, pairs_of(first, second, passed)), first, second
@@ -63,7 +69,7 @@ def merge(first: Loop, second: Loop, buffers: Mapping[str, Buffer], droppable: f
 
 
 def join(first: Loop, second: Loop, domain: Domain, buffers: Mapping[str, Buffer], droppable: frozenset[str]) -> Merged:
-    """The merged loop over `domain`. Raises Unfit."""
+    """Fuse the two loops over `domain`. Raises Unfit if they cannot be."""
     if stores_on(first, buffers) != stores_on(second, buffers):
         raise Unfit("they run on different devices")
     one = reindexed(first, domain.axes, domain.reduced, domain.first)
@@ -81,7 +87,7 @@ def join(first: Loop, second: Loop, domain: Domain, buffers: Mapping[str, Buffer
 
 
 def stores_on(loop: Loop, buffers: Mapping[str, Buffer]) -> set[torch.device]:
-    """The device on which the loop runs: that of what it stores."""
+    """The devices of the buffers that the loop stores to, that is, where it runs."""
     return {buffers[store.buffer].device for store in loop.stores}
 
 
@@ -89,7 +95,7 @@ def stores_on(loop: Loop, buffers: Mapping[str, Buffer]) -> set[torch.device]:
 
 
 def passed_buffers(first: Loop, second: Loop) -> set[str]:
-    """Buffers that `first` writes and `second` reads. Raises Unfit where one of them cannot be passed as a value."""
+    """Buffers that `first` writes and `second` reads. Raises Unfit if one of them cannot be passed as a value."""
     if first.writes() & second.writes():
         raise Unfit(f"both write {', '.join(sorted(first.writes() & second.writes()))}")
     passed = first.writes() & second.reads()
@@ -102,8 +108,8 @@ def passed_buffers(first: Loop, second: Loop) -> set[str]:
 
 
 def pairs_of(first: Loop, second: Loop, passed: set[str]) -> tuple[Pair, ...]:
-    """Indices of both loops into the same buffer: those of passed buffers, then those of shared reads; then those that random
-    numbers are counted by."""
+    """Pairs of indices of both loops into the same buffer: first those of passed buffers, then shared reads, then random
+    counters."""
     loads = _loads_by_buffer(second)
     pairs = [(s.index, load.index) for s in first.stores if s.buffer in passed for load in loads[s.buffer]]
     for name, mine in _loads_by_buffer(first).items():
@@ -131,8 +137,8 @@ def _common_reads(one: Loop, two: Loop) -> Iterator[str]:
 
 
 def stored_value(value: Node, buffer: Buffer) -> Node:
-    """What a load of `buffer` gives after `value` was stored there: converted to its type and, for bfloat16 and
-    float16, rounded."""
+    """The value that a load of `buffer` returns after `value` was stored: converted to its dtype, and rounded if that is narrower
+    than the compute dtype."""
     dtype = compute_dtype(buffer.dtype)
     if value.dtype != dtype:
         value = expr.op("cast", dtype, value)
@@ -143,7 +149,7 @@ def stored_value(value: Node, buffer: Buffer) -> Node:
 
 
 def _with_values(loop: Loop, stores: Mapping[str, Store], buffers: Mapping[str, Buffer]) -> Loop:
-    """`loop` with loads of stored buffers replaced by the values stored."""
+    """`loop` with loads of stored buffers replaced by the stored values."""
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
@@ -179,7 +185,7 @@ def _domain(unified: Unified, first: Loop, second: Loop) -> Domain:
 
 
 def _reduced(shared: tuple[Shared, ...], first: Loop, second: Loop) -> set[sympy.Symbol]:
-    """The common axes that are reduced in the merged loop; Unfit where the domains do not go together."""
+    """The common axes that are reduced in the fused loop. Raises Unfit if the domains are incompatible."""
     of_first = {a.symbol for a in first.reduced}
     of_second = {a.symbol for a in second.reduced}
     whole = all(s.first is not None and s.second is not None for s in shared)
@@ -199,7 +205,7 @@ def _reduced(shared: tuple[Shared, ...], first: Loop, second: Loop) -> set[sympy
 
 
 def _check_levels(loop: Loop, first: Loop, second: Loop, droppable: frozenset[str]) -> None:
-    """Every store must run as often as before: at element level or row level of the merged loop."""
+    """Check that every store runs as often as before, at element level or row level of the fused loop."""
     if not loop.reduced:
         return
     kept = [(first, s) for s in first.stores if s.buffer not in droppable] + [(second, s) for s in second.stores]

@@ -1,5 +1,5 @@
-"""Pointwise work on an operand becomes the product's prologue: it is done as blocks of the operand are read, and its result is
-never in memory.
+"""Fuses pointwise work on an operand into the product's prologue: it is computed as tiles of the operand are read, and its result
+is never in memory.
 
     loop a for p0, p1                                matmul mm0: out = x @ buf0
       buf0[p0, p1] = w[p0, p1] * scale[p1]     →       prologue for b, k, n
@@ -11,10 +11,12 @@ depend on the parity of k, as in unpacking two numbers from a byte, the prologue
     buf0[k, n] = if k % 2 < 1 then w[k // 2, n] & 15 else w[k // 2, n] >> 4
         →   buf0[2*h, n] = w[h, n] & 15;  buf0[2*h + 1, n] = w[h, n] >> 4
 
-A loop qualifies if its result is read by one product only, as one whole operand, and nothing between the two writes what the loop
-reads. The kernel still decides call by call whether to compute the operand on the fly or to store it first
-(`candidates/materialised_operands.py`): on the fly it is computed once for each block of the other operand. On a CPU, packing an
-operand does the same. There a prologue is what makes int8 of a weight, such as of numbers of 4 bits: panels are made of it once.
+A loop qualifies if only one product reads its result, as one whole operand, and nothing between the two writes what the loop
+reads. At each call the kernel still decides whether to compute the operand on the fly, once per tile of the other operand, or to
+materialise it first (`candidates/materialised_operands.py`).
+
+On a CPU a prologue computes an int8 weight, for example from packed 4-bit numbers. It runs once, when the weight is packed into
+panels.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ from polytile.passes.simplify import simplify_loop
 
 B, M, N, K, H = (sizes.axis(name) for name in "bmnkh")
 AXES = ((B, M, K), (B, K, N))
-"""The axes of A's prologue and of B's."""
+"""The axes of the prologues of A and of B."""
 OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_NODES, MOST_LOADS = 60, 6
-"""What a block of an operand may take to compute: it is done once for each block of the other operand, at every step of k."""
+"""Limits on the work per element: a tile of the operand is recomputed for each tile of the other operand, at every step of k."""
 
 
 def fuse_prologues(program: Program) -> Program:
-    """`program` with pointwise producers of operands made prologues."""
+    """`program` with pointwise producers of operands fused as prologues."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
     observed = program.observed_buffers()
@@ -64,7 +66,7 @@ def fuse_prologues(program: Program) -> Program:
 
 
 def _computable(view: View, side: int, producer: Loop, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether generated products exist where the operand is, and take one of its type that is computed so."""
+    """Whether generated products on this device accept a computed operand of this dtype."""
     buffer = buffers[view.buffer]
     if not on_gpu(buffer.device):
         read = [buffers[name] for name in producer.reads()]
@@ -75,7 +77,7 @@ def _computable(view: View, side: int, producer: Loop, buffers: Mapping[str, Buf
 def _fused(
     template: Template, side: int, producer: Loop, between: list[Operation | None], buffers: Mapping[str, Buffer]
 ) -> Template | None:
-    """`template` with the operand of this side computed by what `producer` stores; None where it does not qualify."""
+    """`template` with the operand on this side computed by what `producer` stores; None if it does not qualify."""
     view, other = (template.a, template.b)[side], (template.a, template.b)[1 - side]
     elsewhere = {other.buffer} | (template.epilogue.reads() if template.epilogue is not None else set())
     stores = [store for store in producer.stores if store.buffer == view.buffer]
@@ -95,7 +97,7 @@ def _fused(
 
 
 def _over_operand(loop: Loop, view: View, side: int) -> Loop:
-    """The loop over the operand's own axes. Raises Unfit where its points are not the operand's, each once."""
+    """The loop over the operand's own axes. Raises Unfit unless its points are exactly the operand's elements."""
     axes = tuple(Axis(symbol, size) for symbol, size in zip(AXES[side], view.sizes, strict=True))
     (store,) = loop.stores
     dtype = compute_dtype(view.dtype)
@@ -105,7 +107,7 @@ def _over_operand(loop: Loop, view: View, side: int) -> Loop:
 
 
 def _in_pairs(loop: Loop, place: int, buffers: Mapping[str, Buffer]) -> Loop:
-    """The loop with axis number `place` half as long and two stores, where its indices hold the parity of that axis."""
+    """If indices contain the parity of the axis at `place`, halve that axis and use two stores."""
     k = loop.axes[place]
     half = sizes.divide(k.size, sympy.Integer(2))
     if half is None or not any(_asks_for_parity(index, k.symbol) for index in indices(loop)):
@@ -122,6 +124,6 @@ def _asks_for_parity(index: sympy.Expr, k: sympy.Symbol) -> bool:
 
 
 def _without(loop: Loop, buffer: str) -> Loop | None:
-    """What is left of a loop that need not store `buffer`."""
+    """The loop without its store to `buffer`; None if nothing else is stored."""
     stores = tuple(store for store in loop.stores if store.buffer != buffer)
     return replace(loop, stores=stores) if stores else None

@@ -1,4 +1,4 @@
-"""Reductions of a product's rows become part of its epilogue: each block of the product reduces its own columns.
+"""Fuses reductions of a product's rows into its epilogue: each tile of the product reduces its own columns.
 
     matmul mm0: buf0 = x @ w                          matmul mm0: buf0 = x @ w
       epilogue for b, m, n                              epilogue for b, m over n
@@ -6,13 +6,13 @@
     loop a for p0 over r0                                 out[m] = reduce sum (accumulator + bias[n])²
       out[p0] = reduce sum buf0[p0, r0]²
 
-`buf0` is not stored if nothing else reads it. If several blocks share a row, each stores its part of the reduction, and a second
-launch combines the parts (`matmul/triton/row_epilogue.py`). So no point of a row may depend on the row's reduction, as it does in
-a norm or a softmax, which go over the row again and read it then. A short row is in one block, where that is allowed too.
+`buf0` is not stored if nothing else reads it. If several tiles share a row, each stores a partial reduction, and a second launch
+combines them (`matmul/triton/row_epilogue.py`). So no point of a row may depend on the row's reduction, as it does in a norm or a
+softmax, which read the row again. A short row is in a single tile, where this is allowed too.
 
 A loop qualifies if its rows are the product's whole rows, if it reads the product at its own point only, and if it stores
-floating-point numbers: the position of the largest of nearly equal elements depends on how sums were rounded, so it could not
-tell a right kernel from a wrong one. This is for a GPU's products only; on a CPU a row is in the cache when the loop reads it.
+floating-point numbers: the index of the largest of nearly equal elements depends on rounding, so it could not tell a correct
+kernel from a wrong one. The pass applies to GPU products only; on a CPU the row is in the cache when the loop reads it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from polytile.passes.fusion.merge import Domain, Unfit, join
 from polytile.passes.loops import on_gpu
 
 SHORT_ROW = 128
-"""Columns up to which a row of a known length counts as one block's: every variant has blocks that wide."""
+"""Maximum number of columns of a row that is known to fit in one tile: every variant has tiles this wide."""
 
 
 def fuse_row_reductions(program: Program) -> Program:
-    """`program` with reductions of the rows of products made part of their epilogues."""
+    """`program` with reductions of the rows of products fused into their epilogues."""
     return attached(program, _reduces_rows, _with_rows)
 
 

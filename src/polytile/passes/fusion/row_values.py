@@ -1,4 +1,4 @@
-"""Values of rows that a second loop adds up are computed by the loop over those rows, if they pick one of a row's elements.
+"""Moves per-row values that a second loop sums into the loop over the rows, if they pick an element of the row.
 
     loop a for p0 over r0                              loop a for p0 over r0
       m[p0] = reduce max x[p0, r0]                       loss[p0] = log (reduce sum …) + m - x[p0, t[p0]]
@@ -6,13 +6,12 @@
     loop b over r0                                     loop b over r0
       out = reduce sum (log s[r0] + m[r0] - x[r0, t[r0]])    out = reduce sum loss[r0]
 
-Otherwise the last launch of a cross entropy has to load elements from all over the matrix, which are in no cache any more, and
-before them the indices that say where they are, with few programs whose waiting could overlap. The program that goes over the row
-has just loaded the element.
+Otherwise the last launch of a cross entropy gathers elements from all over the matrix, which are no longer in any cache. It must
+first load their indices, and has few programs to hide the latency. The program that handles the row has just loaded the element.
 
-The loops qualify if b reduces all rows to one value, and if the terms of b that use what a passes to it, which may be no more
-than are passed, read an element of a buffer that a reads, at an index from memory. Whatever else is needed of a is stored as
-before, as for the gradient of that cross entropy. This is for GPUs only: a CPU core has the row in its cache.
+The loops qualify if b reduces all rows to one value, and if the terms of b that use what a passes to it read an element of a
+buffer that a reads, at an index from memory. There must be no more such terms than passed buffers. Whatever else needs of a's
+results is stored as before, for example for the gradient. The pass applies to GPUs only: a CPU core has the row in its cache.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from polytile.passes.loops import on_gpu, reindexed, touching
 
 
 def fuse_row_values(program: Program) -> Program:
-    """`program` with values of rows, of which another loop makes one of all, stored by the loops along the rows."""
+    """`program` with per-row terms of a total computed by the loops along the rows."""
     operations, buffers = list(program.operations), dict(program.buffers)
     observed = program.observed_buffers()
     readers = touching(program.operations)
@@ -54,7 +53,7 @@ def fuse_row_values(program: Program) -> Program:
 
 
 def _before(operations: list[Operation], j: int, total: Loop) -> Iterator[tuple[int, Loop]]:
-    """Loops along rows that pass something to `total`."""
+    """Earlier loops along rows that pass a buffer to `total`."""
     for i, operation in enumerate(operations[:j]):
         if isinstance(operation, Loop) and operation.reduced and operation.axes and operation.writes() & total.reads():
             yield i, operation
@@ -63,8 +62,11 @@ def _before(operations: list[Operation], j: int, total: Loop) -> Iterator[tuple[
 def _values(
     rows: Loop, total: Loop, passed: set[str], buffers: Mapping[str, Buffer]
 ) -> tuple[Loop, Loop, dict[str, Buffer]] | None:
-    """The loop over rows that stores what `total` adds up of the `passed` buffers, `total` without that, and the buffers that it
-    is stored in; None where they are more than were passed, or no element of the rows is picked."""
+    """Split `total` into per-row terms and their sum.
+
+    Returns the loop over rows that stores the terms of `total` that use `passed` buffers, `total` without them, and the buffers
+    for the terms. None if there are more terms than passed buffers, or if no element of the rows is picked.
+    """
     terms = list(dict.fromkeys(arg for n in expr.walk(*total.roots) if isinstance(n, Reduce) for arg in n.args))
     terms = [term for term in terms if any(load.buffer in passed for load in expr.loads(term))]
     picked = any(load.indirect and load.buffer in rows.reads() for load in expr.loads(*terms))
