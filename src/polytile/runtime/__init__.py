@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
     from polytile.runtime.device import describe, fingerprint
-    from polytile.runtime.launcher import (
-        Dispatcher,
-        PythonDispatcher,
-        empty_strided_cpu,
-        empty_strided_cuda,
-        time_burst,
-    )
+    from polytile.runtime.dispatcher import Dispatcher
+    from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda, new_dispatcher, time_burst
+    from polytile.runtime.python_dispatcher import PythonDispatcher
     from polytile.runtime.toolchain import Toolchain
 
 __all__ = [
@@ -36,13 +32,16 @@ __all__ = [
     "empty_strided_cuda",
     "fingerprint",
     "load",
+    "new_dispatcher",
     "time_burst",
 ]
 
 _HOMES = {
     "compile": ("Compilation", "Library", "SourceRejected", "compile_cpp", "compile_log", "load"),
     "device": ("describe", "fingerprint"),
-    "launcher": ("Dispatcher", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"),
+    "dispatcher": ("Dispatcher",),
+    "launcher": ("empty_strided_cpu", "empty_strided_cuda", "new_dispatcher", "time_burst"),
+    "python_dispatcher": ("PythonDispatcher",),
     "toolchain": ("Toolchain",),
 }
 """The module of each name: it is imported with the name's first use, as most bring torch."""
