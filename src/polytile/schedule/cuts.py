@@ -68,8 +68,7 @@ def _expr(node: Index | Const) -> sympy.Expr:
 def _cut(name: str, difference: sympy.Expr, operand: Node | None, vec: sympy.Symbol, inside: set[sympy.Symbol]) -> Cut | None:
     """The cut of `difference` against `operand` (or 0), for a positive constant c:
 
-         c·v + rest < y  →  v below ⌈(y - rest) / c⌉   c·v + rest <= y  →  v below ⌊(y - rest) / c⌋ + 1   > and >= :
-         from there on
+     c·v + rest < y  →  v below ⌈(y - rest) / c⌉   c·v + rest <= y  →  v below ⌊(y - rest) / c⌋ + 1   > and >= : from there on
         -c·v + rest < 0  →  c·v > rest: the mirror image
     """
     step = sizes.coefficient(difference, vec)

@@ -51,20 +51,20 @@ class Numbers:
     """Statistics of one program's graphs. A stretch is the launches of a call between two library calls that need
     Python.
 
-        replayed, updated    stretches replayed unchanged, and after some nodes were given new parameters
-        nodes_updated        total number of such nodes
-        direct               stretches launched one by one because no graph fitted, or because that took the host no
-        longer
-        busy, short          the same because another thread was using graphs; because there were too few launches, or
-        many stretches before
-        made, evicted        graphs
-        refused              graphs that the driver failed to make or update; `error` is its last result
-        calls, rested        calls; those that recorded nothing because graphs had not served many calls before
-        graphs, nodes        current, of this program
-        all_graphs, all_nodes    current, of all programs
-        direct_ns, launch_ns     host time of a call's stretches one by one, and as the graphs that ran last
-        node_ns, call_ns, written_ns    host time to update a kernel's node, a library call whose launches are queried,
-        and one whose launches are known, in any program
+        replayed, updated            stretches replayed unchanged, and after some nodes were given new parameters
+        nodes_updated                total number of such nodes
+        direct                       stretches launched one by one because no graph fitted, or because that took the
+                                     host no longer
+        busy, short                  the same because another thread was using graphs; because there were too few
+                                     launches, or many stretches before
+        made, evicted                graphs
+        refused                      graphs that the driver failed to make or update; `error` is its last result
+        calls, rested                calls; those that recorded nothing because graphs had not served many calls before
+        graphs, nodes                current, of this program
+        all_graphs, all_nodes        current, of all programs
+        direct_ns, launch_ns         host time of a call's stretches one by one, and as the graphs that ran last
+        node_ns, call_ns, written_ns  host time to update a kernel's node, a library call whose launches are queried,
+                                      and one whose launches are known, in any program
         learned, proved, hopeless    library calls whose launches are known; also at other addresses; cannot be known
     """
 

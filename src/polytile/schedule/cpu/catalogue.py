@@ -13,8 +13,7 @@ from polytile.schedule.cpu.schedule import POINT, ROW, CpuSchedule, Lanes, Store
 PLAIN = CpuSchedule(*POINT)
 """Sweeps of the vector axis.
 
-    for p0 < n0, p1 < n1: o[p0, p1] = f(x[p0, p1])   →   each thread, for points: for p1 by vectors: o[p0, p1] = f(x[p0,
-    p1])
+    for p0 < n0, p1 < n1: o[p0, p1] = f(x[p0, p1])   →   each thread, for points: for p1 by vectors: o[p0, p1] = f(x[p0, p1])
 
 Legal for loops without reduced axes. If stores may collide, each thread owns a range of an axis that separates them;
 without such an axis, one thread does everything. Moves everything once.
@@ -23,8 +22,7 @@ Halide: vectorize, parallel. TVM: vectorize, parallel. OpenMP: parallel for simd
 TILED = CpuSchedule(*POINT, Lanes.TILED)
 """The same by squares of L × L points; operands that are contiguous along another axis are transposed.
 
-    o[p0, p1] = f(x[p1, p0])   →   for blocks: squares of x → registers → tile; for p0, p1 by vectors: o[p0, p1] =
-    f(tile)
+    o[p0, p1] = f(x[p1, p0])   →   for blocks: squares of x → registers → tile; for p0, p1 by vectors: o[p0, p1] = f(tile)
 
 Legal if stores cannot collide and lanes have at least 4 bytes. Moves everything once. Transposing an element in
 registers costs half a multiply-add, against two where each lane reads its own cache line.
@@ -33,8 +31,7 @@ Halide: tile and compute_at with a transposed store layout. TVM: cache_read and 
 SHORT_POINTS = CpuSchedule(*POINT, Lanes.ACROSS)
 """Vectors along another axis than the one with the best memory layout, because that one is too short to fill the lanes.
 
-    o[p0, p1 < 3] = f(x[p0, p1])   →   for p0 by squares: x → registers → tile; for p1: vectors of p0; tile → registers
-    → o
+    o[p0, p1 < 3] = f(x[p0, p1])   →   for p0 by squares: x → registers → tile; for p1: vectors of p0; tile → registers → o
 
 Legal like `TILED`. Moves everything once. Costs the transposition; saves the lanes that a short axis leaves empty.
 Halide, TVM: reorder, and vectorize the outer axis.
@@ -79,8 +76,7 @@ Halide: rfactor over a split RDom. TVM: split and rfactor. OpenMP: simd reductio
 SHORT_ROWS = CpuSchedule(Hold.CACHE, *ROW, Lanes.ACROSS)
 """A vector's lanes are rows, which are transposed on load and store.
 
-    s = sum(x[p0, :5])                →    each thread, for L rows: squares of x → registers → tile; for r: acc +=
-    tile[r]
+    s = sum(x[p0, :5])                →    each thread, for L rows: squares of x → registers → tile; for r: acc += tile[r]
     o[p0, r0] = x[p0, r0] / s                                       for r: out[r] = tile[r] / acc; out → registers → o
 
 Legal for one reduced axis along which operands are contiguous. Moves everything once. Costs the transposition; saves
@@ -90,8 +86,7 @@ Halide: vectorize over rows. TVM: reorder, and vectorize over rows.
 SPLIT = CpuSchedule(Hold.CACHE, Share.CLUSTER, Combine.CLUSTER)
 """All threads share each row, or each tile of columns.
 
-    s = sum(x[p0, :])                 →    for rows, all threads: for r in mine: acc += x[p0, r]; share[me] = acc;
-    barrier
+    s = sum(x[p0, :])                 →    for rows, all threads: for r in mine: acc += x[p0, r]; share[me] = acc; barrier
     o[p0, r0] = x[p0, r0] / s                                     s = sum(share); for r in mine: o[p0, r] = x[p0, r] / s
 
 Legal for reductions, and for a single scan with one result if the loop does nothing else. Moves as much as

@@ -2,7 +2,7 @@
 
 TILED    points: the vector axis is kept, with square tiles of it and of the axis along which operands are contiguous
 ACROSS   points: the vector axis is so short that most lanes would be empty; vectors run along another axis, and
-accesses along the short one are transposed
+         accesses along the short one are transposed
          rows: the same. A horizontal reduction of a short row costs more than its elements. Here L rows are processed
          together: the reduced axis runs serially, and every lane has its own row, as in reductions down columns. Values
          that a row reads once, caches for later passes or writes are in tiles of L × (length of a row) values
@@ -32,8 +32,8 @@ PIECE = 1024  # elements of the vector axis that a thread takes at a time
 
 @dataclass(frozen=True)
 class Transposed:
-    """A layout, what lies in memory along `axis` though the vectors run another way, and what is cached, with the pass that makes
-    it. Every one of these has a tile."""
+    """A layout; the accesses that are contiguous along `axis` although the vectors run along another; and the cached
+    values, with the pass that makes each. Each of these has a tile."""
 
     nest: Nest
     axis: Axis

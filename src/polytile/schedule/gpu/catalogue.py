@@ -54,8 +54,7 @@ def looped(**blocks: Any) -> GpuSchedule:
     Legal for any reductions and scans, at any size. Moves the input of k passes k times, the later times from the L2
     cache as far as that holds the rows of all running programs; therefore every other pass runs backwards. `stages`
     blocks are in flight at once.
-    Inductor: looped reduction. Halide: rfactor over a split RDom. TVM: split and reorder. CUB: tiles of a persistent
-    block.
+    Inductor: looped reduction. Halide: rfactor over a split RDom. TVM: split and reorder. CUB: tiles of a persistent block.
     """
     return GpuSchedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks))
 
@@ -64,16 +63,14 @@ def split(**blocks: Any) -> GpuSchedule:
     """`splits` programs share a row, one chunk each; each pass is a launch.
 
         s = sum(x[p0, r0] for r0)        →    for p, c in programs: partial[p, c] = sum(x[p, chunk(c)])
-        o[p0, r0] = x[p0, r0] / s             for p, c in programs: s = sum(partial[p, :]); o[p, chunk(c)] = x[p,
-        chunk(c)] / s
+        o[p0, r0] = x[p0, r0] / s             for p, c in programs: s = sum(partial[p, :]); o[p, chunk(c)] = x[p, chunk(c)] / s
 
     Legal for any reductions, and for commutative scans if the loop does nothing else (an extra launch computes the
     chunks' totals). Moves as much as `looped`. Costs a launch per pass, scratch memory of rows × splits, and reading
     it. The next launch's programs combine rows; the last program to arrive combines the values of a row after the last
     pass, and columns. With `finalise`, a separate launch combines columns, `finalise` columns per program: few
     registers for many splits.
-    Inductor: split reduction. Halide: rfactor. TVM: rfactor with cross-block reduction. CUB: DeviceReduce in two
-    passes.
+    Inductor: split reduction. Halide: rfactor. TVM: rfactor with cross-block reduction. CUB: DeviceReduce in two passes.
     """
     combine = Combine.LAUNCH if blocks.get("finalise") else Combine.LAST_PROGRAM
     return GpuSchedule(Hold.MEMORY, Share.GRID, combine, Blocks(**blocks))

@@ -11,8 +11,7 @@ FIRST_OCCURRENCE   table[:] = 0; for p in programs: if index[p] not in index[:p]
 OWNER_COMPUTES     for row in programs: table[row, :] = sum(x[p, :] for p in points if index[p] == row)
                    One launch, zeros included. Every row scans all indices, which suits few rows or few points. HPF: the
                    owner-computes rule
-SORTED             points = counting_sort(index); for row in programs: table[row, :] = sum(x[p, :] for p in points of
-row)
+SORTED             points = counting_sort(index); for row in programs: table[row, :] = sum(x[p, :] for p in points of row)
                    Reads each point once. Legal up to the number of points that a cluster of programs holds. Costs a
                    launch. CUB: radix sort and segmented reduce; PyTorch: embedding backward
 
