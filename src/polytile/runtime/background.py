@@ -149,7 +149,7 @@ class Background:
                 try:
                     source.hear()
                 except Exception:
-                    log.warning("What calls have met is not looked at; they go on with what they have.", exc_info=True)
+                    log.warning("New work could not be collected; calls continue with their current kernels.", exc_info=True)
 
     def wait(self, timeout: float | None = None, kind: type = object) -> bool:
         """Waits up to `timeout` seconds until no job of this kind is left, and returns whether that is so. The thread
@@ -236,7 +236,7 @@ class Background:
             try:
                 job.run()
             except Exception:
-                log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+                log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
             finally:
                 openmp.end_team()
                 sys.setswitchinterval(interval)

@@ -67,7 +67,7 @@ class _Builder:
             self.process = None
         if self.process is None:
             if self.closed or self.deaths >= MOST_DEATHS:
-                raise BuilderFailed("this process ends." if self.closed else f"it has died {self.deaths} times.")
+                raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
             self.process = _started()
         return self.process
 

@@ -275,7 +275,7 @@ def within(root: Path) -> Path:
 def _distrust(status: os.stat_result) -> str | None:
     """Why code must not be loaded from a directory with this status: another user could have put it there. None if it may."""
     if not stat.S_ISDIR(status.st_mode):
-        return "what stands in its place is no directory"
+        return "it exists but is not a directory"
     if status.st_mode & stat.S_IWOTH:
         return "every user may write to it, so its kernels cannot be trusted"
     if status.st_uid not in (0, os.getuid()):

@@ -177,7 +177,7 @@ class Compilation(Future[Library]):
             return super().result(timeout)
 
 
-class _Errand:
+class _BackgroundTask:
     """Other work for a thread of the pool. Exceptions are logged."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -187,13 +187,13 @@ class _Errand:
         try:
             self.work()
         except Exception:
-            log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+            log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
 
 
-class _Pool(Pool[Compilation | _Errand]):
+class _Pool(Pool[Compilation | _BackgroundTask]):
     """Each thread runs one compiler at a time."""
 
-    def serve(self, work: Iterator[Compilation | _Errand]) -> None:
+    def serve(self, work: Iterator[Compilation | _BackgroundTask]) -> None:
         for one in work:
             one.run()
 
@@ -249,7 +249,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.terminate()
 
 
-_Words = tuple[str, ...]
+_Arguments = tuple[str, ...]
 
 
 def compile_cpp(
@@ -283,16 +283,16 @@ def compile_cpp(
         if digested not in _state.asked:
             _state.asked.add(digested)
             counters.add("kernels_generated")
-    return _request(name, text, "c++", functools.partial(_words_of_cpp, flags, openmp), key)
+    return _request(name, text, "c++", functools.partial(_cpp_arguments, flags, openmp), key)
 
 
 def key_of_cpp(source: str) -> str:
     """Key of the object that `compile_cpp` makes from this text. Raises CompilerMissing."""
     tools = toolchain.find()
-    return Order("", source, "c++", *_words_of_cpp((), True, tools), tools.command, tools.identity).key
+    return Order("", source, "c++", *_cpp_arguments((), True, tools), tools.command, tools.identity).key
 
 
-def _words_of_cpp(flags: _Words, openmp: bool, tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
+def _cpp_arguments(flags: _Arguments, openmp: bool, tools: toolchain.Toolchain) -> tuple[_Arguments, _Arguments]:
     runtime = openmp_flags() if openmp else ()
     return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
 
@@ -305,7 +305,7 @@ def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tupl
 
 def in_background(work: Callable[[], None]) -> None:
     """Runs `work`, which ends in a request for a compiler, on one of the compile threads."""
-    _state.pool.submit(_Errand(work))
+    _state.pool.submit(_BackgroundTask(work))
 
 
 def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
@@ -329,11 +329,11 @@ def _request(
     name: str,
     source: Source,
     language: str,
-    words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]],
+    arguments: Callable[[toolchain.Toolchain], tuple[_Arguments, _Arguments]],
     key: str = "",
     headers: tuple[str, ...] = (),
 ) -> Compilation:
-    """`words` returns the flags and the libraries for a compiler."""
+    """`arguments` returns the flags and the libraries for a compiler."""
     try:
         tools = toolchain.find()
     except CompilerMissing as error:
@@ -341,7 +341,7 @@ def _request(
         failed.run()
         return failed
     command = (*tools.command, *(f"-I{folder}" for folder in headers))
-    order = Order(name, source, language, *words(tools), command, tools.identity, known_key=key, present=tools.present)
+    order = Order(name, source, language, *arguments(tools), command, tools.identity, known_key=key, present=tools.present)
     cache = current()
     place = (cache.root, order.key)
     with _state.lock:

@@ -66,7 +66,7 @@ def module() -> Any:
             DECLINED, OWN, _facts(), _questions(), *_collectives(), ABSENT, HOOKS, _global_hooks(), *_addresses()
         )
     except (ImportError, OSError, AttributeError, KeyError) as error:
-        log.warning("torch %s: each call goes through Dynamo's frames, as this is not where it was: %s", torch.__version__, error)
+        log.warning("torch %s: calls go through Dynamo's frames, because this has moved: %s", torch.__version__, error)
         return None
     return loaded
 

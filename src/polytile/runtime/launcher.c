@@ -567,7 +567,7 @@ static Trial *trial_of(Dispatcher *self, PyObject *key)
     Trial *trial = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->trial;
     Py_DECREF(bytes);
     if (trial == NULL)
-        PyErr_Format(PyExc_LookupError, "kernel %R tries nothing for this key", self->name);
+        PyErr_Format(PyExc_LookupError, "kernel %R has no trial for this key", self->name);
     return trial;
 }
 

@@ -88,7 +88,7 @@ def _checked() -> Draw | None:
         same = _as_torch(draw)
     if same:
         return draw
-    log.info("torch itself draws the random numbers of dropout: here it draws them in another way than polytile would")
+    log.info("torch itself draws the random numbers of dropout: its generator differs here from the one that polytile implements")
     return None
 
 

@@ -128,7 +128,7 @@ def _configure(loaded: Any) -> None:
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
     if trouble:
-        log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, since %s.", torch.__version__, trouble)
+        log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, because %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
     with contextlib.suppress(AttributeError):  # without these, profilers see no kernel
@@ -144,7 +144,7 @@ def _configure(loaded: Any) -> None:
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
     if trouble:
-        log.warning("torch %s: nothing is kept of weights from call to call, since %s.", torch.__version__, trouble)
+        log.warning("torch %s: weights are not packed, because %s.", torch.__version__, trouble)
         loaded.configure_weights(0, 0, 0)
 
 

@@ -119,7 +119,7 @@ class PythonDispatcher(Dispatcher):
         self._orders: Orders = {}
         self._notes: list[Note] = []
         self._noted: set[tuple[int, ...]] = set()
-        self._left: dict[tuple[int, ...], int] = {}
+        self._calls_left: dict[tuple[int, ...], int] = {}
         self._calls: collections.Counter[tuple[int, ...]] = collections.Counter()
         self._has_exact_sizes: set[tuple[int, ...]] = set()
         """Regimes that contain exact sizes with their own entries."""
@@ -135,7 +135,7 @@ class PythonDispatcher(Dispatcher):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
         fields = self._fields_of_call(integers, pointers)
-        if self._left and self._waited_for(fields) and self._on_due is not None:
+        if self._calls_left and self._is_due(fields) and self._on_due is not None:
             if self._leaves is None:
                 self._on_due(arguments)
             else:
@@ -215,12 +215,12 @@ class PythonDispatcher(Dispatcher):
     def watch(self, key: int, calls: int) -> None:
         fields = regime.unpack(key, self._field_count)
         if self._decided(fields) is not None:
-            self._left[fields] = calls
+            self._calls_left[fields] = calls
 
-    def _waited_for(self, fields: tuple[int, ...]) -> bool:
-        left = self._left.get(fields, 0)
+    def _is_due(self, fields: tuple[int, ...]) -> bool:
+        left = self._calls_left.get(fields, 0)
         if left:
-            self._left[fields] = left - 1
+            self._calls_left[fields] = left - 1
         return left == 1
 
     def get(self, key: int) -> Entry | None:
@@ -234,10 +234,10 @@ class PythonDispatcher(Dispatcher):
         return False  # calls are too slow to compare small kernels
 
     def samples(self, key: int) -> list[tuple[int, float, tuple[int, ...]]]:
-        raise LookupError(f"kernel {self.name!r} tries nothing for this key")
+        raise LookupError(f"kernel {self.name!r} has no trial for this key")
 
     def go_on(self, key: int, wanted: tuple[int, ...], period: int) -> None:
-        raise LookupError(f"kernel {self.name!r} tries nothing for this key")
+        raise LookupError(f"kernel {self.name!r} has no trial for this key")
 
     def end_trial(self, key: int) -> None:
         """There is no trial to end."""
@@ -248,7 +248,7 @@ class PythonDispatcher(Dispatcher):
     def clear(self) -> None:
         self._table.clear()
         self._calls.clear()
-        self._left.clear()
+        self._calls_left.clear()
         self._noted.clear()
         self._has_exact_sizes.clear()
 

@@ -68,11 +68,11 @@ def threads() -> int:
 def torch_threads() -> int:
     """The value of torch.get_num_threads(), even before torch is imported."""
     torch = sys.modules.get("torch")
-    return int(torch.get_num_threads()) if torch is not None else _kept_threads()
+    return int(torch.get_num_threads()) if torch is not None else _cached_threads()
 
 
-def _kept_threads() -> int:
-    return int(kept("threads", [usable_cores(), set_variables(THREAD_VARIABLES)], _asked_threads))
+def _cached_threads() -> int:
+    return int(cached_answer("threads", [usable_cores(), set_variables(THREAD_VARIABLES)], _query_threads))
 
 
 def set_variables(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ def set_variables(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
     return sorted((name, value) for name, value in os.environ.items() if name.startswith(beginnings))
 
 
-def kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
+def cached_answer(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
     """The cached answer of this PyTorch to `what` under the inputs `decides`; calls `ask` if there is none yet."""
     place, name = cache.current(), f"pytorch/{what}-{digest(json.dumps([release(), str(folder()), decides]))}.json"
     found = place.read(name)
@@ -89,7 +89,7 @@ def kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
     return json.loads(found)
 
 
-def _asked_threads() -> int:
+def _query_threads() -> int:
     """Asks torch's library, which takes a quarter of the time of importing torch; on failure, asks torch."""
     try:
         return int(getattr(ctypes.CDLL(str(folder() / "lib" / "libtorch_cpu.so")), COUNT)())

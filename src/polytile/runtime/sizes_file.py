@@ -95,7 +95,7 @@ def read(path: Path) -> dict[str, Seen]:
 def _seen(entry: Mapping[str, object]) -> Seen:
     names, seen = entry["sizes"], entry["seen"]
     if not isinstance(names, dict) or not isinstance(seen, list):
-        raise TypeError(f"the entry {json.dumps(entry)[:80]} is none of a graph")
+        raise TypeError(f"the entry {json.dumps(entry)[:80]} does not describe a graph")
     calls = {tuple(map(int, sizes)): float(number) for sizes, number in seen}
     if any(len(sizes) != len(names) for sizes in calls):
         raise ValueError("an entry has sizes without a name")

@@ -155,7 +155,7 @@ def _found(option: str, variable: str) -> Toolchain:
         absent = None if option else _recall(_latest_name())
         if absent is None:
             raise
-        log.info("There is no C++ compiler here; what %s has compiled before is used.", absent.version)
+        log.info("There is no C++ compiler here; kernels that %s compiled earlier are used.", absent.version)
         return dataclasses.replace(absent, present=False)
     known = _recall(_record_name(command)) or _remember(_record_name(command), _examine(command))
     if known != _recall(_latest_name()):
@@ -273,7 +273,7 @@ def _examine(command: tuple[str, ...]) -> Toolchain:
     """Queries the compiler for its properties. Starts it two to four times; about 30 ms."""
     version = _output(command, "--version")
     if version is None:
-        raise CompilerMissing(f"{shlex.join(command)} is there but does not run. {INSTALL}")
+        raise CompilerMissing(f"{shlex.join(command)} exists but does not run. {INSTALL}")
     for native in NATIVE_FLAGS:
         macros = _output(command, *native, "-dM", "-E", "-x", "c++", os.devnull)
         if macros is not None:

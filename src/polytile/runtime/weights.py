@@ -133,7 +133,7 @@ class Site:
         self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper or _without_copy
         self.made = 0
         """Bytes of the copy that the last call used; 0 if there was none or it has been dropped."""
-        self.reason = "not called yet" if watched else "that takes the C launcher, which reads storages and versions"
+        self.reason = "not called yet" if watched else "packing needs the C launcher, which reads storages and versions"
         """Why there is no copy; "" if there is one."""
         self._record: Record | None = None
         """Record of the weight that the keeper knows."""
@@ -188,7 +188,7 @@ class Site:
             return 0
         pause, record.pause = record.pause, None
         if pause is not None:
-            self.reason = "it changes, or has been seen too seldom yet"
+            self.reason = "it changes, or has not stayed unchanged for long enough"
             return pause
         if packed_bytes() + self.recipe.bytes > self.limit:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"

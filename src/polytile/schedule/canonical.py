@@ -128,7 +128,7 @@ def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Ex
     return {e}
 
 
-def _apart(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
+def _composite_sizes(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
     """Axis sizes such as s0·s1 whose symbols occur nowhere else. The kernel takes the size itself as an argument. Facts
     then concern the product: shapes with equally many points share a regime, and 16 may divide the product but no
     factor."""
@@ -152,9 +152,9 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    apart = _apart(size_exprs, loop.axes + loop.reduced)
+    composite = _composite_sizes(size_exprs, loop.axes + loop.reduced)
     size_exprs += calls.expressions(library)
-    symbols = canonical_symbols(size_exprs, own, extents, apart)
+    symbols = canonical_symbols(size_exprs, own, extents, composite)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = replace(_rename(loop, names, symbols), library=())
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)

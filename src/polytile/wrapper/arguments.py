@@ -98,7 +98,7 @@ def check_bound(all_lines: Sequence[Line]) -> None:
         own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindPackedWeight) else set()
         bound |= set(line.names) if isinstance(line, TakeArguments) else set()
         if unbound := used_symbols([line]) - own - bound:
-            raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, and nothing before it tells that.")
+            raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, which no earlier line defines.")
         bound |= own
 
 

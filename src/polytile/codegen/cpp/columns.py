@@ -220,7 +220,7 @@ class _Tile:
                 kind = text.value_type(node.dtype)
                 scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
 
-    def _turn(self, out: Writer, function: str, access: Load | Store) -> None:
+    def _transpose(self, out: Writer, function: str, access: Load | Store) -> None:
         """Emits a call that transposes the elements of `access` between memory and their tile."""
         vec, row = self.nest.vec.symbol, self.nest.loop.reduced[0]
         index = sympy.expand(access.index.xreplace({vec: sympy.Symbol("column", integer=True), row.symbol: sizes.ZERO}))
@@ -276,7 +276,7 @@ class _Tile:
 
     def _run(self, out: Writer) -> None:
         for load in self.transposed.loads if self.transposed else ():
-            self._turn(out, "load_tiles", load)
+            self._transpose(out, "load_tiles", load)
         out.line("Slots<State, width.value> states;")
         self._call_state(out, 0)
         for one in self.passes:
@@ -289,7 +289,7 @@ class _Tile:
                     out.line(f"put_together(totals, (Slots<Acc{k}, {COLUMNS}>*)all{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
         for store in self.transposed.stores if self.transposed else ():
-            self._turn(out, "store_tiles", store)
+            self._transpose(out, "store_tiles", store)
 
     def _call_state(self, out: Writer, k: int) -> None:
         if not self._fields(k) and not self.nest.row_stores(k):

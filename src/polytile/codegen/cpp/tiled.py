@@ -61,7 +61,7 @@ def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
         body.overrides[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
     for store in tile.stores:
         body.destinations[id(store)] = f"{_tile(unit, store)}{column} + u * L"
-    _turn(unit, out, tile.loads, "load_tiles", column)
+    _transpose(unit, out, tile.loads, "load_tiles", column)
     scope = Scope()
     body.stores(unit.kernel.loop.stores, scope)
     with out.block(f"for (long band = 0; band < height; band += {BAND}) {{"):
@@ -70,10 +70,10 @@ def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
         with out.block(head, "});"), out.block("for (long u = band; u < below; ++u) {"):
             out.line(f"const long {tile.axis.symbol} = top + u;")
             out.extend(scope.lines)
-    _turn(unit, out, tile.stores, "store_tiles", column)
+    _transpose(unit, out, tile.stores, "store_tiles", column)
 
 
-def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
+def _transpose(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
     """Emits the calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return

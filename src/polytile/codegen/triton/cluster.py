@@ -15,7 +15,7 @@ from polytile.codegen.triton import scans
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import of_rows, stored
+from polytile.codegen.triton.schedules import overwritten_row_loads, stored
 from polytile.codegen.triton.split import Split
 from polytile.codegen.triton.tile import Dim
 from polytile.codegen.triton.unit import Unit
@@ -60,7 +60,7 @@ class Cluster(Split):
         """Emits all passes over the program's share of the block, except column sums."""
         nest = self.nest
         unit.out.line(f"row = {unit.row()}")
-        unit.fetch(of_rows(nest), scope)
+        unit.fetch(overwritten_row_loads(nest), scope)
         unit.fetch(nest.roots_in(0), scope)
         for k in range(nest.passes + 1):
             self._row_values(unit, k, scope)
@@ -108,11 +108,11 @@ class Cluster(Split):
         """Stores the program's partial result in scratch memory."""
         value = reduction.over_block(scope, POINTS)
         unit.flush(scope)
-        self._leave(unit, reduction, value)
+        self._store_partial(unit, reduction, value)
 
     def _combine(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         for reduction in reductions:
-            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+            reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
 
     def _carried(self, unit: Unit, scan: Scan, scope: Scope) -> None:
         """Between arriving and waiting at the barrier, the program computes the scan's prefix within its own share."""

@@ -43,7 +43,7 @@ class ClusterColumns(Cluster):
         own = self._place(unit, "split")
         kept: list[tuple[str, str]] = []
         for reduction in reductions:
-            reduction.finish(self._left(unit, reduction, inner, before=False), inner)
+            reduction.finish(self._partial_results(unit, reduction, inner, before=False), inner)
             for name, dtype in reduction.results(scope):
                 kept.append((name, self._own(unit, dtype)))
                 inner.lines.append(f"tl.store({kept[-1][1]} + ({own}), {name}{masked(masks)})")

@@ -23,7 +23,7 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.ops import convert
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import entering, reads_again, stored, whole_rows
+from polytile.codegen.triton.schedules import reads_again, row_inputs, stored, whole_rows
 from polytile.codegen.triton.scratch import on_scratch
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
@@ -190,7 +190,7 @@ class BlockedColumnReduction(ColumnReduction):
         """Emits pass k over the parts; every other pass starts from the last one."""
         unit, nest, body = self.unit, self.unit.nest, self.unit.body
         reductions = [Reduction(body, node) for node in nest.reduces_in(k)]
-        for node in entering(nest, k):
+        for node in row_inputs(nest, k):
             body.emit(node, scope)
         for reduction in reductions:
             reduction.start(scope)

@@ -53,7 +53,7 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
             run_grid(*args, **dict(launch.constants))
     for memory, kind in zip(scratch, kernel.scratch, strict=True):
         if kind.zeroed and bool(memory.view(torch.uint8).any()):
-            raise AssertionError("a kernel left scratch memory that it must leave zero with something in it")
+            raise AssertionError("a kernel left scratch memory nonzero that it must leave zero")
     return int(error)
 
 

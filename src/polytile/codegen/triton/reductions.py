@@ -106,7 +106,7 @@ class Reduction:
     def start(self, scope: Scope) -> None:
         """Initialises the running values."""
         shapes = [self._shape] * len(self.parts)
-        if self._alike:
+        if self._counts_agree:
             shapes[-1] = "[]"
         for name, part, shape in zip(self.running(), self.parts, shapes, strict=True):
             scope.lines.append(f"{name} = tl.full({shape}, {part.literal}, {text.value_type(part.dtype)})")
@@ -114,11 +114,11 @@ class Reduction:
     @property
     def _shape(self) -> str:
         """Shape of the running values. Several adjacent elements of the block share one if a thread has them all."""
-        shape, run = self.body.tile.shape(self.body.tile.all_dims), self._run
+        shape, run = self.body.tile.shape(self.body.tile.all_dims), self._run_length
         return f"{shape[:-1]} // {run}]" if run > 1 else shape
 
     @functools.cached_property
-    def _run(self) -> int:
+    def _run_length(self) -> int:
         """Number of adjacent elements that a thread loads at once and that enter an online_softmax together: one
         comparison and one exponential each, and two more for all of them."""
         dims, own = self.body.tile.dims, self.body.vector(self.node)
@@ -127,7 +127,7 @@ class Reduction:
         return own if self.kind == "online_softmax" and whole else 1
 
     @property
-    def _alike(self) -> bool:
+    def _counts_agree(self) -> bool:
         """Whether one number counts the points seen by every element of a welford, except at the end of the row."""
         return self.kind == "welford" and (not self.condition() or len(self.body.tile.reduced) == 1)
 
@@ -141,8 +141,8 @@ class Reduction:
             case "online_softmax":
                 (value,) = self.values(scope)
                 step = "pt_online_step"
-                if self._run > 1:
-                    step, value = "pt_online_run", f"tl.reshape({value}, {self._shape[:-1]}, {self._run}])"
+                if self._run_length > 1:
+                    step, value = "pt_online_run", f"tl.reshape({value}, {self._shape[:-1]}, {self._run_length}])"
                 scope.lines.append(f"{', '.join(names)} = {step}({', '.join(names)}, {value})")
                 return
         values = self.values(scope)
@@ -154,13 +154,13 @@ class Reduction:
         scope.lines.append(f"{count}_new = {count} + 1")
         scope.lines.append(f"{', '.join(new)} = pt_welford_step({', '.join(names[:2])}, {value}, 1.0 / {count}_new)")
         for name in names:
-            kept = condition and not (name == count and self._alike)
+            kept = condition and not (name == count and self._counts_agree)
             scope.lines.append(f"{name} = " + (f"tl.where({condition}, {name}_new, {name})" if kept else f"{name}_new"))
 
     def counted(self, dim: Dim, first: str, end: str) -> list[str]:
         """Lines after the loop along `dim` with the positions `first` in its first block and the end `end`: the counts
         of each element of a welford."""
-        if not self._alike:
+        if not self._counts_agree:
             return []
         count, kind = self.running()[2], text.value_type(self.dtype)
         shape = self.body.tile.shape(self.body.tile.all_dims)
@@ -203,7 +203,7 @@ class Reduction:
         return self.across(self.values(scope))
 
     @property
-    def _over(self) -> str:
+    def _reduce_arguments(self) -> str:
         """The trailing arguments of a Triton reduction over the only reduced dimension."""
         (axis,) = self.body.tile.reduced_at
         return f"{axis}, keep_dims=True" if self.body.tile.parallel_dims else str(axis)
@@ -218,38 +218,38 @@ class Reduction:
             return f"tl.where({condition}, {what}, 0.0)" if condition else what
 
         scope.lines.append(f"{count} = tl.cast({points}, {kind})")
-        scope.lines.append(f"{mean} = tl.sum({inside(value)}, {self._over}) / tl.maximum({count}, 1.0)")
+        scope.lines.append(f"{mean} = tl.sum({inside(value)}, {self._reduce_arguments}) / tl.maximum({count}, 1.0)")
         if self.body.packed(scope):
             self.body.forget(scope)
         value = self.body.full(self.node.args[0], self.body.tile.all_dims, scope)
         scope.lines.append(f"{off} = {inside(f'{value} - {mean}')}")
         columns = self.body.tile.parallel_dims
         each = f"tl.broadcast_to({count}, {self.body.tile.shape(columns)})" if columns else count
-        return f"{mean}, tl.sum({off} * {off}, {self._over}), {each}"
+        return f"{mean}, tl.sum({off} * {off}, {self._reduce_arguments}), {each}"
 
     def _greatest_and_total(self, scope: Scope) -> str:
         """The block's maximum, and the sum of exponentials relative to it."""
         (value,), (high, _) = self.values(scope), self.running("own")
-        axis, *keep = self._over.split(", ")
+        axis, *keep = self._reduce_arguments.split(", ")
         greatest = f"tl.reduce({', '.join([value, axis, 'pt_max', *keep])})"
         scope.lines.append(f"{high} = tl.maximum({greatest}, {self.parts[0].literal}, propagate_nan=tl.PropagateNan.ALL)")
         each = f"pt_exp({value} - {high})"
         for node in self._exponentials():
             each, apart = f"{self.name}_exp", ops.text(node, [f"({value} - {high})"], self.body.fast)
             scope.lines.append(f"{each} = {apart}")
-            self.body.overrides[id(node)] = functools.partial(self._again, node)
-        return f"{high}, tl.sum({each}, {self._over})"
+            self.body.overrides[id(node)] = functools.partial(self._rescaled, node)
+        return f"{high}, tl.sum({each}, {self._reduce_arguments})"
 
     def _exponentials(self) -> list[Op]:
         """exp(x - m) for the maximum m of an online_softmax. The block's values use the block's own maximum and need a
         factor for the row's. Not used where packed 16-bit elements are kept, which need fewer registers."""
         exps = [n for n in self.body.nest.nodes if isinstance(n, Op) and n.name == "exp" and not self.body.recomputed]
-        return [n for n in exps if isinstance(n.args[0], Op) and n.args[0].name == "sub" and self._apart(*n.args[0].args)]
+        return [n for n in exps if isinstance(n.args[0], Op) and n.args[0].name == "sub" and self._is_shifted(*n.args[0].args)]
 
-    def _apart(self, value: Node, most: Node) -> bool:
+    def _is_shifted(self, value: Node, most: Node) -> bool:
         return value is self.node.args[0] and isinstance(most, Result) and most.node is self.node and most.k == 0
 
-    def _again(self, node: Op, scope: Scope) -> str:
+    def _rescaled(self, node: Op, scope: Scope) -> str:
         """The block's exponentials relative to the row's maximum."""
         own, most = f"{self.name}_own", f"{self.name}_0"
         factor = ops.text(node, [f"({own} - {most})"], self.body.fast)

@@ -31,7 +31,7 @@ from polytile.schedule.nest import Nest
 def pointwise(unit: Unit) -> None:
     """Every point of the block at once. Where masks would split vectors, whole blocks run without masks."""
     unit.place()
-    if not unit.parted:
+    if not unit.masks_split_vectors:
         points(unit, unit.scope)
         return
     with unit.whole():
@@ -64,7 +64,7 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
     nest = unit.nest
     scans.prepare_whole(unit.body)
     unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
-    unit.fetch(picked(nest), scope)
+    unit.fetch(gathered_row_loads(nest), scope)
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
@@ -90,7 +90,7 @@ def stored(unit: Unit, k: int, scope: Scope) -> None:
 def looped(unit: Unit) -> None:
     """Pass after pass over the row."""
     unit.place()
-    unit.fetch(picked(unit.nest), unit.scope)
+    unit.fetch(gathered_row_loads(unit.nest), unit.scope)
     for k in range(unit.nest.passes + 1):
         unit.body.stores(unit.nest.row_stores(k), unit.scope)
         unit.flush(unit.scope)
@@ -137,7 +137,7 @@ def sweep(
 ) -> None:
     """Iterates over the blocks of pass k: adds each to `reductions`, then emits what `points` does at every point."""
     scope = unit.scope
-    for node in entering(unit.nest, k):
+    for node in row_inputs(unit.nest, k):
         unit.body.emit(node, scope)
     for reduction in reductions:
         reduction.start(scope)
@@ -165,13 +165,13 @@ def sweep(
         unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
 
 
-def picked(nest: Nest) -> list[Node]:
+def gathered_row_loads(nest: Nest) -> list[Node]:
     """The loads at indices from memory that a row's stores need: two dependent loads."""
     roots = [root for k in range(nest.passes + 1) for store in nest.row_stores(k) for root in store.roots]
     return [load for load in expr.loads(*roots) if load.indirect and not nest.in_pass(load)]
 
 
-def of_rows(nest: Nest) -> list[Node]:
+def overwritten_row_loads(nest: Nest) -> list[Node]:
     """Values of the row alone that passes need and the loop overwrites. If several programs share the row, one of them
     could overwrite such a value before another has loaded it."""
     roots = [root for k in range(nest.passes) for root in nest.roots_in(k)]
@@ -184,7 +184,7 @@ def indices(nest: Nest, k: int) -> list[sympy.Expr]:
     return expressions + [store.index for store in nest.stores_in(k)]
 
 
-def entering(nest: Nest, k: int) -> list[Node]:
+def row_inputs(nest: Nest, k: int) -> list[Node]:
     """The row's own values that pass k needs, known before it starts."""
     values: dict[int, Node] = {}
     for root in [*nest.roots_in(k), *[c for n in nest.nodes_in(k) for c in n.children]]:

@@ -24,7 +24,7 @@ from polytile.codegen.triton import scans
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import one_pass, picked, sweep
+from polytile.codegen.triton.schedules import gathered_row_loads, one_pass, sweep
 from polytile.codegen.triton.unit import Chunk, Unit, program
 from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
@@ -94,7 +94,7 @@ class Split:
             self._carry(unit, scan)
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
-            self._leave(unit, reduction, reduction.across(reduction.running()))
+            self._store_partial(unit, reduction, reduction.across(reduction.running()))
         if one.last is not Last.NOTHING:
             self._last_program(unit, reductions if one.last is Last.COMBINES else [])
         return unit.launch(self.splits)
@@ -126,7 +126,7 @@ class Split:
             unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
             inner = Scope()
             if not reductions:
-                unit.fetch(picked(self.nest), inner)
+                unit.fetch(gathered_row_loads(self.nest), inner)
             for reduction in reductions:
                 self._store_result(unit, reduction, inner)
             after = self.nest.row_stores(self.nest.passes) if not reductions else []
@@ -140,7 +140,7 @@ class Split:
         totals = [Reduction(unit.body, scan) for scan in self.nest.scans]
         sweep(unit, 0, totals, share)
         for total in totals:
-            self._leave(unit, total, total.across(total.running()))
+            self._store_partial(unit, total, total.across(total.running()))
         return unit.launch(self.splits)
 
     # scratch memory --------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Split:
             return f"row * SPLITS + {split}"
         return f"{split} * ({unit.body.index(unit.rows)}) + row"
 
-    def _leave(self, unit: Unit, reduction: Reduction, value: str) -> None:
+    def _store_partial(self, unit: Unit, reduction: Reduction, value: str) -> None:
         """Stores a reduction's running values, the text `value`, in scratch memory."""
         names = reduction.running("part")
         unit.out.line(f"{', '.join(names)} = {value}")
@@ -168,7 +168,7 @@ class Split:
         for k, name in enumerate(names):
             unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")
 
-    def _left(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
+    def _partial_results(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
         """The partial results of all programs of the rows, or of the programs before this one, as blocks."""
         at = unit.tile.reduced_at[-1]
         which = f"tl.arange(0, SPLITS){unit.tile.along(unit.tile.dims[at])}"
@@ -186,7 +186,7 @@ class Split:
 
     def _store_result(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
         """Combines a reduction's results and stores them in scratch memory, one per row."""
-        reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+        reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
         numbers = self._whole[id(reduction.node)] = []
         mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         for name, dtype in reduction.results(Scope()):
@@ -201,7 +201,7 @@ class Split:
                 continue
             reduction = Reduction(unit.body, node)
             if id(node) not in self._whole:
-                reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+                reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
                 continue
             mask = masked(unit.tile.masks(unit.tile.parallel_dims))
             for (name, dtype), number in zip(reduction.results(scope), self._whole[id(node)], strict=True):
@@ -210,7 +210,7 @@ class Split:
     def _carry(self, unit: Unit, scan: Scan) -> None:
         """Emits a scan's initial carry: the combined totals of the preceding programs."""
         reduction = Reduction(unit.body, scan)
-        left = self._left(unit, reduction, unit.scope, before=True)
+        left = self._partial_results(unit, reduction, unit.scope, before=True)
         (carry,) = scans.carries(unit.body, scan)
         unit.scope.lines.append(f"{carry} = {reduction.across(left)}")
 

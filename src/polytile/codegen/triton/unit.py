@@ -140,7 +140,7 @@ class Unit:
         self.out.line(f"{dim.axes[0].symbol} = {rest}")
 
     @property
-    def parted(self) -> bool:
+    def masks_split_vectors(self) -> bool:
         """Whether masks would split the vectors of a loop along one axis, because the known power of two that divides
         its length is too small."""
         (dim, *others), known = self.tile.parallel, self.facts

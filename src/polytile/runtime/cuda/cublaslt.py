@@ -82,7 +82,7 @@ def library() -> ctypes.CDLL:
             return found
         except (OSError, AttributeError) as error:
             troubles.append(str(error))
-    raise DeviceError(f"cuBLASLt cannot be used ({troubles[-1]}); torch's CUDA builds bring it.")
+    raise DeviceError(f"cuBLASLt cannot be used ({troubles[-1]}); it comes with torch's CUDA builds.")
 
 
 def _beside_torch() -> Iterator[str]:

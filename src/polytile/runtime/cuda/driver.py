@@ -155,7 +155,7 @@ def version() -> int:
     number = ctypes.c_int()
     code = library().cuDriverGetVersion(ctypes.byref(number))
     if code:
-        raise DeviceError(f"the CUDA driver refused to tell its version: {describe(code)}.")
+        raise DeviceError(f"the CUDA driver did not report its version: {describe(code)}.")
     return number.value
 
 
@@ -244,8 +244,8 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
             if threads > most:
                 registers = _attribute(found, handle, _REGISTERS)
                 raise LaunchFailed(
-                    f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; at most "
-                    f"{most} threads of it fit a multiprocessor."
+                    f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; a block of it "
+                    f"may have at most {most} threads."
                 )
             code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
             _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
@@ -260,5 +260,5 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
 
 def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int:
     number = ctypes.c_int()
-    _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "tell a kernel's resources")
+    _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "report a kernel's resources")
     return number.value

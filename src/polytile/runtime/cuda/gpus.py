@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from polytile.runtime.cuda import device
-from polytile.runtime.pytorch import kept, set_variables
+from polytile.runtime.pytorch import cached_answer, set_variables
 
 GPU_VARIABLES = ("CUDA_", "HIP_", "ROCR_", "NVIDIA_", "HSA_")
 """Prefixes of the environment variables that may change the set of GPUs."""
@@ -24,9 +24,9 @@ DEVICES = ("/proc/driver/nvidia/gpus/*", "/proc/driver/nvidia/capabilities/gpu*/
 def gpus() -> tuple[str, ...]:
     """Fingerprints of the GPUs that torch sees (runtime/cuda/device.py), in its order."""
     if "torch" in sys.modules:
-        return tuple(_asked_gpus())
+        return tuple(_query_gpus())
     devices = sorted(found for pattern in DEVICES for found in glob.glob(pattern))
-    return tuple(kept("gpus", [drivers(), devices, set_variables(GPU_VARIABLES)], _asked_gpus)) if drivers() else ()
+    return tuple(cached_answer("gpus", [drivers(), devices, set_variables(GPU_VARIABLES)], _query_gpus)) if drivers() else ()
 
 
 def drivers() -> list[str]:
@@ -34,5 +34,5 @@ def drivers() -> list[str]:
     return [Path(file).read_text() if file.startswith("/proc") else file for file in DRIVERS if os.path.exists(file)]
 
 
-def _asked_gpus() -> list[str]:
+def _query_gpus() -> list[str]:
     return [device.fingerprint(index) for index in range(device.count())]

@@ -186,7 +186,7 @@ def _recorder() -> int:
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
     except AttributeError as error:
-        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that change ({error}).") from error
+        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error}).") from error
     module = native.module()
     if module is None:
         raise DeviceError("launches cannot be recorded for CUDA graphs: there is no C launcher.")

@@ -105,5 +105,5 @@ def _capture(stream: int) -> int:
     ask = driver.library().cuStreamGetCaptureInfo_v2
     code = ask(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None)
     if code:
-        raise DeviceError(f"the CUDA driver refused to tell of the capture of a stream: {driver.describe(code)}.")
+        raise DeviceError(f"the CUDA driver did not report the capture of a stream: {driver.describe(code)}.")
     return number.value

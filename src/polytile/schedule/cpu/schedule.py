@@ -64,7 +64,7 @@ class CpuSchedule:
         if self._answers not in NAMES:
             raise ValueError(
                 f"a CPU's schedule with {', '.join(answer.value for answer in self._answers)} was asked for; no code is "
-                f"generated for it: the table in polytile.schedule.cpu.schedule has those that there are."
+                f"generated for it: the table in polytile.schedule.cpu.schedule lists the supported ones."
             )
 
     @property

@@ -192,7 +192,7 @@ def divide(loop: ScheduledLoop) -> ScheduledLoop:
     return replace(loop, threads=Threads.NOTHING if owner is None else Threads.OWNED, owner=owner)
 
 
-def go_through(loop: ScheduledLoop) -> ScheduledLoop:
+def split_passes(loop: ScheduledLoop) -> ScheduledLoop:
     """Determines what each pass takes, makes, reduces, scans and stores."""
     nest = loop.nest
     if nest.form is Form.POINTWISE:
@@ -226,7 +226,7 @@ def _unroll(nest: Nest, k: int) -> int:
     return 4 if nodes <= SHORT_BODY else 2 if nodes <= LONG_BODY else 1
 
 
-STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache, stream, divide, go_through)
+STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache, stream, divide, split_passes)
 """The steps from a loop and its schedule to what is printed, in order."""
 
 

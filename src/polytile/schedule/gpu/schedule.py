@@ -96,7 +96,7 @@ class GpuSchedule:
             answers = f"hold={self.hold.value}, share={self.share.value}, combine={self.combine.value}"
             raise ValueError(
                 f"a schedule with {answers}, columns={self.columns and self.columns.value} was asked for; no code is generated "
-                f"for it: the table in polytile.schedule.gpu.schedule has those that there are."
+                f"for it: the table in polytile.schedule.gpu.schedule lists the supported ones."
             )
 
     @property
