@@ -132,7 +132,7 @@ class Site:
         self._keeper: Any = module.Keeper(self._look) if watched else None
         self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper or _without_copy
         self.made = 0
-        """Bytes of the copy that the last call used; 0 if there was none or it has been dropped."""
+        """Number of copies made for this site."""
         self.reason = "not called yet" if watched else "packing needs the C launcher, which reads storages and versions"
         """Why there is no copy; "" if there is one."""
         self._record: Record | None = None
@@ -140,7 +140,7 @@ class Site:
 
     @property
     def bytes(self) -> int:
-        """Of the copy that the last call got; 0 where there was none, or it is gone."""
+        """Bytes of the copy that the last call used; 0 if there was none or it has been dropped."""
         return self.recipe.bytes if self._keeper is not None and self._keeper.copy is not None else 0
 
     def _look(self, weight: torch.Tensor) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Transposition in registers, where a vector's lanes are not the points that are contiguous in memory.
+"""Transposition in registers, for vectors whose lanes are not contiguous points in memory.
 
 TILED    points: the vector axis is kept, with square tiles of it and of the axis along which operands are contiguous
 ACROSS   points: the vector axis is so short that most lanes would be empty; vectors run along another axis, and
