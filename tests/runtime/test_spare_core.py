@@ -50,7 +50,7 @@ def test_a_thread_less_within_the_block(four_threads: None) -> None:
         return found[0]
 
     elsewhere = in_another()
-    with pytest.raises(ValueError), spare_core.left():
+    with pytest.raises(ValueError), spare_core.leave_one_free():
         assert (torch.get_num_threads(), in_another()) == (3, elsewhere)
         raise ValueError
     assert torch.get_num_threads() == 4
@@ -59,7 +59,7 @@ def test_a_thread_less_within_the_block(four_threads: None) -> None:
 def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None:
     with pytest.MonkeyPatch.context() as more:
         more.setattr(spare_core, "usable_cores", lambda: 8)
-        with spare_core.left():
+        with spare_core.leave_one_free():
             assert torch.get_num_threads() == 4
 
 

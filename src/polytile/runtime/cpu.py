@@ -98,13 +98,13 @@ def clocks() -> dict[str, str | float]:
         found["mhz"] = int((SCALING / "scaling_cur_freq").read_text()) / 1000
         found["governor"] = (SCALING / "scaling_governor").read_text().strip()
     except (OSError, ValueError):
-        mhz = told_mhz()
+        mhz = reported_mhz()
         if mhz is not None:
             found["mhz"] = mhz
     return found
 
 
-def told_mhz() -> float | None:
+def reported_mhz() -> float | None:
     """The first core's clock from /proc/cpuinfo in MHz; None on architectures that do not report it."""
     try:
         with open("/proc/cpuinfo", errors="replace") as file:

@@ -23,7 +23,7 @@ def has_gnu_openmp() -> bool:
         return False
 
 
-def go_on_alone() -> None:
+def use_one_thread() -> None:
     """Restricts a forked child to one thread where more would hang."""
     if torch.get_num_threads() > 1 and has_gnu_openmp():
         torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from polytile.runtime import forks, native
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.dispatcher import DECLINED, Dispatcher, Entry, NativeEntry, OnDue, OnError, OnMiss
 from polytile.runtime.formula import Formula
-from polytile.runtime.python_dispatcher import OncePerKey, PythonDispatcher, Reporter, native_call, parse
+from polytile.runtime.python_dispatcher import OncePerKey, PythonDispatcher, Reporter, native_call, parse_arguments
 
 
 def new_dispatcher(
@@ -168,7 +168,7 @@ def region_seconds(threads: int) -> float:
 def _time_burst_in_python(
     name: str, entry: Any, arguments: tuple[Any, ...], tensors: int, repeats: int, device: int
 ) -> tuple[float, int]:
-    pointers, integers = parse(name, arguments, tensors, device)
+    pointers, integers = parse_arguments(name, arguments, tensors, device)
     in_python = hasattr(entry, "call")
     call = (lambda: entry.call(*arguments)) if in_python else native_call(entry, pointers, integers)
     begin = time.perf_counter()
@@ -195,4 +195,4 @@ empty_strided_cpu = _allocator("cpu")
 empty_strided_cuda = _allocator("cuda")
 """The same on the current CUDA device."""
 
-os.register_at_fork(after_in_child=forks.go_on_alone)
+os.register_at_fork(after_in_child=forks.use_one_thread)

@@ -282,10 +282,10 @@ class PythonDispatcher(Dispatcher):
         return tensors >= 0 and tensors + len(self.key) <= MAX_ARGUMENTS
 
     def _parse(self, arguments: Sequence[Any], tensors: int) -> tuple[list[int], list[int]]:
-        return parse(self.name, arguments, tensors, self._device)
+        return parse_arguments(self.name, arguments, tensors, self._device)
 
 
-def parse(name: str, arguments: Sequence[Any], tensors: int, device: int) -> tuple[list[int], list[int]]:
+def parse_arguments(name: str, arguments: Sequence[Any], tensors: int, device: int) -> tuple[list[int], list[int]]:
     pointers = [slow_pointer(name, i, argument, device) for i, argument in enumerate(arguments[:tensors])]
     integers = [integer(name, tensors + i, argument) for i, argument in enumerate(arguments[tensors:])]
     return pointers, integers

@@ -1,9 +1,9 @@
 """A core that calls leave free for a process that makes the program or kernels they wait for.
 
-    wanted()       within the block, such a process is at work
-    is_wanted()    whether one is
-    left()         within the block, ATen's operators leave a core free; generated kernels do so by themselves
-    (launcher.c)
+    wanted()            within the block, such a process is at work
+    is_wanted()         whether one is
+    leave_one_free()    within the block, ATen's operators leave a core free; generated kernels do so by themselves
+                        (launcher.c)
 
 Calls that use as many threads as there are cores leave none free. A compiler beside them gets the share that its
 niceness allows, but costs them more than that: every parallel loop waits for the thread that shares its core. Two cores
@@ -72,7 +72,7 @@ def _want(more: int) -> None:
 
 
 @contextlib.contextmanager
-def left() -> Iterator[None]:
+def leave_one_free() -> Iterator[None]:
     """Makes parallel OpenMP loops of this thread leave a core free within the block. Other threads are unaffected, as
     is the `torch.set_num_threads` value for new ones."""
     with openmp.at_most(max(1, usable_cores() - 1)):

@@ -146,7 +146,7 @@ class Unit:
         (dim, *others), known = self.tile.parallel, self.facts
         if others or self.tile.even(dim) or not known.aligned or with_facts(dim.size, known).is_Integer:
             return False
-        return not divides(vectors.most(self.kernel), dim.size, known)
+        return not divides(vectors.widest_load(self.kernel), dim.size, known)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

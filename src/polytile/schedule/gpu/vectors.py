@@ -20,7 +20,7 @@ VECTOR = 16
 """Bytes of the widest load."""
 
 
-def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
+def deciding_integers(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
     """The integers at which accesses start, and those that separate the rows along which memory is traversed, in the
     kernel's order; one factor of a product is enough. A single row needs none of the latter: whole blocks of it need no
     masks."""
@@ -40,14 +40,15 @@ def _begins(kernel: LoopKernel) -> list[sympy.Symbol]:
     return [s for s in kernel.symbols if s in terms]
 
 
-def most(kernel: LoopKernel) -> int:
+def widest_load(kernel: LoopKernel) -> int:
     """Elements of the smallest dtype that one load moves; at most 8, since 16 has its own flag."""
     return min(8, VECTOR // min(t.dtype.itemsize for t in kernel.tensors))
 
 
 def divisors(kernel: LoopKernel, values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """(name, power of two) of the deciding integers, as generated code knows them at these sizes."""
-    powers = {s.name: min(most(kernel), math.gcd(values[s.name], 16)) for s in deciding(kernel) if values[s.name] % 16}
+    deciding = [s.name for s in deciding_integers(kernel) if values[s.name] % 16]
+    powers = {name: min(widest_load(kernel), math.gcd(values[name], 16)) for name in deciding}
     return tuple((name, by) for name, by in powers.items() if by > 1)
 
 
