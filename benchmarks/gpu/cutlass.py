@@ -110,7 +110,7 @@ def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
 
 
 def _dispatcher(entry: Any, ints: int) -> Any:
-    return launcher.Dispatcher("check", (0,) * ints, lambda key, args: entry, device=CUDA)  # type: ignore[abstract]
+    return launcher.new_dispatcher("check", (0,) * ints, lambda key, args: entry, device=CUDA)
 
 
 def resources(trials: Trials, shape: Shape) -> dict[str, Any]:

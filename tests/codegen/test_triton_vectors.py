@@ -54,7 +54,7 @@ def strided_copy() -> Case:
 
 def test_the_integers_by_which_rows_begin_and_end_decide() -> None:
     def names(kernel: LoopKernel) -> list[str]:
-        return [s.name for s in vectors.deciding(kernel)]
+        return [s.name for s in vectors.deciding_integers(kernel)]
 
     assert names(kernel_of(layer_norm())) == ["n1"]  # and not the number of rows
     assert names(half_norm().kernel) == ["n1"] and names(kernel_of(column_sum())) == ["n0"]
@@ -65,7 +65,7 @@ def test_the_integers_by_which_rows_begin_and_end_decide() -> None:
 
 
 def test_no_more_is_asked_than_a_vector_of_the_smallest_type_has_elements() -> None:
-    assert [vectors.most(k) for k in (kernel_of(layer_norm()), half_norm().kernel, strided_copy().kernel)] == [4, 8, 8]
+    assert [vectors.widest_load(k) for k in (kernel_of(layer_norm()), half_norm().kernel, strided_copy().kernel)] == [4, 8, 8]
     known = [vectors.divisors(half_norm().kernel, {"n0": 6, "n1": n}) for n in (381, 382, 380, 376, 384)]
     assert known == [(), (("n1", 2),), (("n1", 4),), (("n1", 8),), ()]
     assert vectors.divisors(kernel_of(layer_norm()), {"n0": 6, "n1": 376}) == (("n1", 4),)

@@ -16,7 +16,7 @@ from polytile.dispatch import MultiKernel, planfile, refining
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Answer
 from polytile.errors import OptionError
-from polytile.runtime import launcher
+from polytile.runtime import PythonDispatcher
 from polytile.tuning import budget
 from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 
@@ -30,7 +30,7 @@ ENOUGH = 3 * refining.LEAST_CALLS
 @pytest.fixture(params=["c", "python"], autouse=True)
 def either_dispatcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("polytile.dispatch.multikernel.Dispatcher", launcher.PythonDispatcher)
+        monkeypatch.setattr("polytile.dispatch.multikernel.new_dispatcher", PythonDispatcher)
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from polytile.dispatch.fallbacks import leaf_facts
 from polytile.dispatch.keys import Condition, PowerBelow16
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import Layout, PowerOfTwo, texts
-from polytile.runtime import launcher, regime
+from polytile.runtime import dispatcher, regime
 from polytile.runtime.formula import power_below_16, power_of_two
-from polytile.runtime.launcher import PythonDispatcher
+from polytile.runtime.python_dispatcher import PythonDispatcher
 from polytile.schedule.facts import Facts
 from tests.dispatch.helpers import SPEC, spec
 
@@ -109,7 +109,7 @@ def serves(one: KernelSpec, facts: Facts, ints: tuple[int, ...]) -> bool:
     """Whether code for these facts is right in a call with these integers, as the dispatch table tests it."""
     tested = leaf_facts(one.keys, facts)
     assert tested is not None
-    return all(launcher.holds(fact, one.keys.fields(ints), ints, (0,) * len(one.args)) for fact in tested)
+    return all(dispatcher.holds(fact, one.keys.fields(ints), ints, (0,) * len(one.args)) for fact in tested)
 
 
 @given(st.integers(9, 5000))

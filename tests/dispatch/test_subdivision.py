@@ -11,7 +11,7 @@ from polytile import options
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, planfile
 from polytile.dispatch.subdivision import Evidence, Expectation
-from polytile.runtime import launcher
+from polytile.runtime import PythonDispatcher
 from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 
 WHOLE = "M=91..128%16 N=46..64%16"
@@ -20,7 +20,7 @@ WHOLE = "M=91..128%16 N=46..64%16"
 @pytest.fixture(params=["c", "python"], autouse=True)
 def either_dispatcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("polytile.dispatch.multikernel.Dispatcher", launcher.PythonDispatcher)
+        monkeypatch.setattr("polytile.dispatch.multikernel.new_dispatcher", PythonDispatcher)
 
 
 def tiled(width: int, per_tile: float) -> Speed:

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from polytile.candidates.entries import PythonEntry
-from polytile.runtime import Dispatcher, PythonDispatcher, launcher, programs, regime
+from polytile.runtime import Dispatcher, PythonDispatcher, dispatcher, new_dispatcher, programs, regime
+from polytile.runtime.dispatcher import pack_words
 from polytile.runtime.formula import power_below_16
-from polytile.runtime.launcher import pack_words
 
 Make = Callable[..., Dispatcher]
-Facts = tuple[launcher.LeafFact, ...]
+Facts = tuple[dispatcher.LeafFact, ...]
 
 
 @pytest.fixture(params=["c", "python"])
 def make(request: pytest.FixtureRequest) -> Make:
-    return Dispatcher if request.param == "c" else PythonDispatcher
+    return new_dispatcher if request.param == "c" else PythonDispatcher
 
 
 class Table:
@@ -65,11 +65,11 @@ def test_a_regime_that_is_not_decided_is_served_and_noted_once(make: Make) -> No
 
 
 FACTS: dict[str, tuple[Facts, list[bool]]] = {
-    "a size is divided": (((launcher.SIZE_DIVIDED, 0, 4),), [True, False, False, True]),
-    "a size is known": (((launcher.SIZE_IS, 0, 96),), [False, False, False, True]),
-    "a size is large": (((launcher.SIZE_REACHES, 0, 90),), [False, True, True, True]),
-    "the value of a field": (((launcher.FIELD_IS, 2, 0),), [True, True, False, True]),
-    "all of several": (((launcher.SIZE_REACHES, 0, 90), (launcher.SIZE_DIVIDED, 0, 4)), [False, False, False, True]),
+    "a size is divided": (((dispatcher.SIZE_DIVIDED, 0, 4),), [True, False, False, True]),
+    "a size is known": (((dispatcher.SIZE_IS, 0, 96),), [False, False, False, True]),
+    "a size is large": (((dispatcher.SIZE_REACHES, 0, 90),), [False, True, True, True]),
+    "the value of a field": (((dispatcher.FIELD_IS, 2, 0),), [True, True, False, True]),
+    "all of several": (((dispatcher.SIZE_REACHES, 0, 90), (dispatcher.SIZE_DIVIDED, 0, 4)), [False, False, False, True]),
 }
 
 
@@ -84,7 +84,7 @@ def test_a_leaf_runs_where_its_facts_hold(make: Make, kind: str) -> None:
 
 def test_alignment_is_that_of_the_call(make: Make) -> None:
     table = Table(make, [regime.IGNORE], tensor_key=[regime.ALIGNED_16, regime.ANY])
-    table.leaves({"aligned": ((launcher.ADDRESS_DIVIDED, 0, 16),), "any": ()})
+    table.leaves({"aligned": ((dispatcher.ADDRESS_DIVIDED, 0, 16),), "any": ()})
     x = torch.zeros(64)
     assert [table.run(x, x[1:], 3), table.run(x[1:], x, 3)] == ["aligned", "any"]
     assert [note[2] for note in table.dispatch.notes()] == [(x.data_ptr(), x.data_ptr() + 4), (x.data_ptr() + 4, x.data_ptr())]
@@ -102,7 +102,7 @@ def test_the_order_is_that_of_the_regime_or_of_its_cell_or_of_all(make: Make) ->
 
 def test_without_a_leaf_that_may_run_the_call_decides(make: Make) -> None:
     table = Table(make, [regime.BUCKET])
-    table.leaves({"even": ((launcher.SIZE_DIVIDED, 0, 2),)})
+    table.leaves({"even": ((dispatcher.SIZE_DIVIDED, 0, 2),)})
     assert table.run(31) == "decided in the call" and len(table.asked) == 1 and not table.dispatch.notes()
     table.leaves({})
     assert table.run(100) == "decided in the call" and len(table.asked) == 2
@@ -128,7 +128,7 @@ def test_exact_sizes_that_are_open_run_as_their_regime_does(make: Make) -> None:
 def test_who_decides_is_asked_in_its_own_calls(make: Make) -> None:
     table = Table(make, [regime.BUCKET])
     table.leaves({"leaf": ()})
-    with launcher.deciding():
+    with dispatcher.deciding():
         assert table.run(100) == "decided in the call"
     assert table.run(40) == "leaf"
 

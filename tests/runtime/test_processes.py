@@ -26,7 +26,7 @@ at_import = threading.active_count() - 1 + len(started)
 made = [runtime.compile_cpp(f"kernel {i}", helpers.tiny(i)) for i in range(5)]
 values = [helpers.returned(future.result().address("k")) for future in made]
 out = torch.zeros(6, dtype=torch.int64)
-dispatch = runtime.Dispatcher("k", [1, 1], lambda key, arguments: helpers.entry("show"))
+dispatch = runtime.new_dispatcher("k", [1, 1], lambda key, arguments: helpers.entry("show"))
 dispatch(out, None, 3, 4)
 print(json.dumps({"at_import": at_import, "values": values, "shown": out.tolist()[3:], "started": len(started),
                   "compilers": counters["compiler_runs"], "fingerprint": runtime.fingerprint(),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytile.runtime import regime
-from polytile.runtime.launcher import Dispatcher, PythonDispatcher
+from polytile.runtime.launcher import new_dispatcher
+from polytile.runtime.python_dispatcher import PythonDispatcher
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SIZES = st.one_of(st.integers(0, 5000), st.integers(1, 2**40), INT64)
@@ -78,7 +79,7 @@ def test_c_and_python_agree_on_every_bucket_and_sub_bucket(launcher_module: Any,
 @given(CODED)
 def test_c_and_python_agree_on_every_key(coded: list[tuple[int, int]]) -> None:
     key, integers = [code for code, _ in coded], [size for _, size in coded]
-    native, python = Dispatcher("k", key, never), PythonDispatcher("k", key, never)
+    native, python = new_dispatcher("k", key, never), PythonDispatcher("k", key, never)
     packed = native.key_of(*integers)
     assert packed == python.key_of(*integers)
     assert regime.unpack(packed, regime.count(key)) == regime.fields_of(key, integers)
@@ -89,7 +90,7 @@ def test_keys_differ_exactly_where_something_that_matters_differs(
     coded: list[tuple[int, int]], others: list[int]
 ) -> None:
     key, integers = [code for code, _ in coded], [size for _, size in coded]
-    dispatch = Dispatcher("k", key, never)
+    dispatch = new_dispatcher("k", key, never)
 
     def facts(sizes: list[int]) -> list[int]:
         return [regime.bucket(n) if code == 1 else n for code, n in zip(key, sizes, strict=True) if code]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polytile.compiler import tiers
-from polytile.runtime import Dispatcher, background, openmp, spare_core
+from polytile.runtime import background, new_dispatcher, openmp, spare_core
 from tests.runtime.helpers import entry
 
 SEEN: list[int] = []
@@ -50,7 +50,7 @@ def test_a_thread_less_within_the_block(four_threads: None) -> None:
         return found[0]
 
     elsewhere = in_another()
-    with pytest.raises(ValueError), spare_core.left():
+    with pytest.raises(ValueError), spare_core.leave_one_free():
         assert (torch.get_num_threads(), in_another()) == (3, elsewhere)
         raise ValueError
     assert torch.get_num_threads() == 4
@@ -59,14 +59,14 @@ def test_a_thread_less_within_the_block(four_threads: None) -> None:
 def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None:
     with pytest.MonkeyPatch.context() as more:
         more.setattr(spare_core, "usable_cores", lambda: 8)
-        with spare_core.left():
+        with spare_core.leave_one_free():
             assert torch.get_num_threads() == 4
 
 
 @pytest.mark.parametrize(("threads", "asked"), [(2, 2), (4, 3), (6, 5)])
 def test_generated_kernels_leave_it(four_threads: None, threads: int, asked: int) -> None:
     told, other = torch.zeros(6, dtype=torch.int64), torch.zeros(2)
-    dispatch = Dispatcher("k", [1, 0], lambda key, arguments: entry("show", threads=threads))
+    dispatch = new_dispatcher("k", [1, 0], lambda key, arguments: entry("show", threads=threads))
     nobody = contextlib.nullcontext()
     for wanted, expected in ((nobody, threads), (spare_core.wanted(), asked), (nobody, threads)):
         with wanted:

@@ -1,4 +1,4 @@
-"""How the nodes of a loop are written down, whatever the language: their order, their names, and values before stores."""
+"""How a loop's nodes are emitted in any language: their order, their names, and values before stores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from polytile.ir.program import Store
 def emission_order(
     root: Node, known: Container[int], elsewhere: Container[int], children: Callable[[Node], Sequence[Node]]
 ) -> Iterator[Node]:
-    """The nodes to write so that `root` has a value, children first. Those whose id is in `known` have theirs, also those that
-    get there on the way: what is made elsewhere, whose ids are in `elsewhere`, may write what it needs itself."""
+    """The nodes to emit so that `root` has a value, children first.
+
+    Nodes whose ids are in `known` have values already; `known` is consulted again for each node, since emission may add
+    to it. Nodes whose ids are in `elsewhere` are made by an override, which emits what it needs itself.
+    """
     stack, seen = [(root, False)], set()
     while stack:
         node, done = stack.pop()
@@ -30,7 +33,7 @@ def emission_order(
 
 
 class Known(Protocol):
-    """A scope of either language: names of the values known in it, by the ids of their nodes."""
+    """A scope of either language: names of its known values, by the ids of their nodes."""
 
     names: dict[int, str]
 
@@ -39,11 +42,11 @@ Scope = TypeVar("Scope", bound=Known)
 
 
 class Emitter(ABC, Generic[Scope]):
-    """Emits nodes into scopes, each once a scope. `overrides` says how to get those that a schedule makes elsewhere, by their
-    ids: kept values, scans, the accumulator of a template.
+    """Emits nodes into scopes, each node once per scope.
 
-    Values have the names that the printer gives them (ir.printer): the prefix and a number, in evaluation order, constants left
-    out.
+    `overrides` maps ids of nodes to the functions that make them where a schedule does so: cached values, scans, a
+    template's accumulator. Values have the printer's names (ir.printer): the prefix and a number, in evaluation order,
+    without constants.
     """
 
     def __init__(self, nodes: Iterable[Node], prefix: str = "t") -> None:
@@ -56,13 +59,13 @@ class Emitter(ABC, Generic[Scope]):
         return self._names[id(node)]
 
     def emit(self, node: Node, scope: Scope) -> str:
-        """The text of `node`'s value in `scope`, adding lines for it and for what it needs."""
+        """The text of `node`'s value in `scope`. Emits lines for it and for its operands."""
         for below in emission_order(node, scope.names, self.overrides, self._needed):
             scope.names[id(below)] = self._one(below, scope)
         return scope.names[id(node)]
 
     def stores(self, stores: Iterable[Store], scope: Scope) -> None:
-        """Adds the lines of stores: all values first, since a store may change what another one's value loads."""
+        """Emits stores: all values first, since a store may change what another store's value loads."""
         stores = list(stores)
         for store in stores:
             for root in store.roots:
@@ -71,7 +74,7 @@ class Emitter(ABC, Generic[Scope]):
             self._store(store, scope)
 
     def _value(self, node: Node, scope: Scope) -> str:
-        """The text that computes the node's value."""
+        """The expression that computes the node's value."""
         if id(node) in self.overrides:
             return self.overrides[id(node)](scope)
         match node:
@@ -89,11 +92,11 @@ class Emitter(ABC, Generic[Scope]):
 
     @abstractmethod
     def _needed(self, node: Node) -> Sequence[Node]:
-        """The nodes that the text of `node` names."""
+        """The nodes that the text of `node` refers to."""
 
     @abstractmethod
     def _one(self, node: Node, scope: Scope) -> str:
-        """Adds the line that makes the node's value from those it needs; the text by which others name it."""
+        """Emits the line that computes the node's value from its operands; returns the text that refers to it."""
 
     @abstractmethod
     def _index_value(self, node: Index) -> str:
@@ -101,15 +104,15 @@ class Emitter(ABC, Generic[Scope]):
 
     @abstractmethod
     def _load(self, node: Load, scope: Scope) -> str:
-        """What memory holds."""
+        """The value of a load."""
 
     @abstractmethod
     def _checked(self, node: Op, scope: Scope) -> str:
-        """An index, once it is known to be in range; a negative one counts from the end."""
+        """An index after its range check; a negative one counts from the end."""
 
     @abstractmethod
     def _divisor(self, node: Op, scope: Scope) -> str:
-        """A divisor, once it is known not to be 0."""
+        """A divisor after the check that it is not 0."""
 
     @abstractmethod
     def _operation(self, node: Op, scope: Scope) -> str:
@@ -117,4 +120,4 @@ class Emitter(ABC, Generic[Scope]):
 
     @abstractmethod
     def _store(self, store: Store, scope: Scope) -> None:
-        """Adds the lines of one store, whose values are known."""
+        """Emits one store, whose values are known."""

@@ -1,6 +1,7 @@
 """Index expressions as text, in the dialects of the generated languages.
 
-Both divide towards zero and give a remainder the sign of what is divided; an index divides as Python does:
+In both languages, division truncates towards zero and a remainder has the dividend's sign; an index divides as Python
+does:
 
     x // d   →  x / d                       where x ≥ 0 for every value of its symbols
                 (x - (x % d + d) % d) / d   elsewhere
@@ -22,12 +23,12 @@ from polytile.errors import LoweringError
 from polytile.ir import sizes
 
 MAXIMA, MINIMA = (Max, sympy.Max), (Min, sympy.Min)
-"""torch's own classes and sympy's, of the same meaning."""
+"""torch's own classes and sympy's equivalents."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the languages write differently: a division of integers, the greater and the less of {0} and {1}."""
+    """What the languages spell differently: integer division, and the maximum and minimum of {0} and {1}."""
 
     name: str
     divide: str
@@ -40,7 +41,8 @@ TRITON = Dialect("Triton", "//", "tl.maximum({0}, {1})", "tl.minimum({0}, {1})")
 
 
 def index(e: sympy.Expr, dialect: Dialect) -> str:
-    """An index expression over integer variables named like its symbols. Raises LoweringError for what has no form."""
+    """An index expression over integer variables named like its symbols. Raises LoweringError for an expression without
+    a form."""
     if isinstance(e, sympy.Add):
         return " + ".join(_product(a, dialect) for a in e.as_ordered_terms()).replace("+ -", "- ")
     return _product(e, dialect)
@@ -53,7 +55,7 @@ def _product(e: sympy.Expr, dialect: Dialect) -> str:
 
 
 def factor(e: sympy.Expr, dialect: Dialect) -> str:
-    """An index expression that can stand anywhere in another one."""
+    """An index expression that may appear as an operand of any other."""
     match e:
         case sympy.Symbol():
             return e.name

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Writer:
-    """Lines of source with a current depth."""
+    """Lines of source with a current indentation depth."""
 
     def __init__(self, indent: str = "  ") -> None:
         self.lines: list[str] = []
@@ -22,25 +22,25 @@ class Writer:
             self.line(text)
 
     def open(self, text: str) -> None:
-        """A line that begins a block."""
+        """Writes a line that opens a block."""
         self.line(text)
         self.depth += 1
 
     def close(self, text: str = "}") -> None:
-        """The line that ends the block."""
+        """Writes the line that closes the block."""
         self.depth -= 1
         self.line(text)
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
-        """Lines between `head` and `tail`, one step deeper."""
+        """Writes the lines between `head` and `tail` one step deeper."""
         self.open(head)
         yield
         self.close(tail)
 
     @contextmanager
     def indented(self, head: str) -> Iterator[None]:
-        """Lines under `head`, one step deeper, with nothing to close them."""
+        """Writes the lines after `head` one step deeper, without a closing line."""
         self.open(head)
         yield
         self.depth -= 1

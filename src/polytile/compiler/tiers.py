@@ -107,7 +107,7 @@ class TieredGraph:
                 counters.add("tier0_calls")
             try:
                 if spare_core.is_wanted():
-                    with spare_core.left():
+                    with spare_core.leave_one_free():
                         return self._serving(args)
                 return self._serving(args)
             finally:

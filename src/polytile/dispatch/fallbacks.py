@@ -18,8 +18,8 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry
 from polytile.dispatch.keys import KeyFields, Keys
 from polytile.facts import Wide
-from polytile.runtime import launcher, regime
-from polytile.runtime.launcher import pack_words
+from polytile.runtime import dispatcher, regime
+from polytile.runtime.dispatcher import pack_words
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Fallbacks:
         """Sizes that differ between calls; of none it is known as long as there is one call."""
         self._looked: set[tuple[KeyFields, int, int]] = set()
         """The cells that were looked around, how many cells far, and how many sizes were known to vary then."""
-        self._orders: launcher.Orders = {}
+        self._orders: dispatcher.Orders = {}
         for library in [c for c in owner.candidates if c.origin == "library" and c.ready()][:1]:
             self._loaded[library.name] = [(library, library.entry())]
         self._publish()
@@ -169,7 +169,7 @@ class Fallbacks:
         return self._seconds[fields, name]
 
 
-def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None:
+def leaf_facts(keys: Keys, facts: Facts) -> tuple[dispatcher.LeafFact, ...] | None:
     """What the table must test before a form that assumes these facts runs; None if it cannot test them."""
     sizes = {name: place for place, name in enumerate(keys.size_names)}
     tensors = {name: place for place, name in enumerate(keys.tensor_names)}
@@ -180,11 +180,11 @@ def leaf_facts(keys: Keys, facts: Facts) -> tuple[launcher.LeafFact, ...] | None
     first = regime.count(keys.size_codes, keys.tensor_codes)
     narrow = [first + n for n, condition in enumerate(keys.conditions) if condition.asked == Wide() and not facts.wide]
     return (
-        *((launcher.SIZE_DIVIDED, sizes[name], by) for name, by in multiples if name in sizes),
-        *((launcher.ADDRESS_DIVIDED, tensors[name], by) for name, by in multiples if name not in sizes),
-        *((launcher.SIZE_IS, sizes[name], value) for name, value in facts.exact),
-        *((launcher.SIZE_REACHES, sizes[name], least) for name, least in facts.least),
-        *((launcher.FIELD_IS, field, 0) for field in narrow),
+        *((dispatcher.SIZE_DIVIDED, sizes[name], by) for name, by in multiples if name in sizes),
+        *((dispatcher.ADDRESS_DIVIDED, tensors[name], by) for name, by in multiples if name not in sizes),
+        *((dispatcher.SIZE_IS, sizes[name], value) for name, value in facts.exact),
+        *((dispatcher.SIZE_REACHES, sizes[name], least) for name, least in facts.least),
+        *((dispatcher.FIELD_IS, field, 0) for field in narrow),
     )
 
 

@@ -34,8 +34,8 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
     rows = [s for s in rows_of(kernel) if s.name in spec.keys.bucketed]
     powers = (Condition(PowerOfTwo(s.name), power_of_two(s, positions)) for s in rows)
-    widths = vectors.most(kernel)
-    deciding = vectors.deciding(kernel) if widths > 1 else ()
+    widths = vectors.widest_load(kernel)
+    deciding = vectors.deciding_integers(kernel) if widths > 1 else ()
     divisors = (Condition(PowerBelow16(s.name), power_below_16(positions[s], widths)) for s in deciding)
     wide = _wide(reaches(kernel), positions)
     return _on_gpu(spec, regime.ALIGNMENT, (wide, *powers, *divisors), {s.name for s in kernel.own_symbols})

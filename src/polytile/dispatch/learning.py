@@ -27,7 +27,7 @@ from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
 from polytile.runtime.background import Disturbance
-from polytile.runtime.launcher import deciding
+from polytile.runtime.dispatcher import deciding
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel

@@ -48,7 +48,7 @@ from polytile.errors import (
 )
 from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import background, programs, regime
-from polytile.runtime.launcher import Dispatcher
+from polytile.runtime.launcher import new_dispatcher
 from polytile.schedule.checks import NO_DIVISOR
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
@@ -88,7 +88,7 @@ class MultiKernel:
         self._tree = DecisionTree(spec.keys)
         self._noted: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
-        self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
+        self.dispatcher = new_dispatcher(
             spec.name,
             spec.size_codes,
             self._on_miss,

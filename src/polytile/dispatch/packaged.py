@@ -30,7 +30,7 @@ from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import DeviceFacts
-from polytile.runtime.launcher import SIZE_DIVIDED, SIZE_IS, LeafFact
+from polytile.runtime.dispatcher import SIZE_DIVIDED, SIZE_IS, LeafFact
 from polytile.schedule.facts import Facts
 
 MOST_CANDIDATES = 6

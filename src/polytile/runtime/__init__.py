@@ -1,8 +1,8 @@
-"""The lowest room: compile C++ text, load it, and launch it.
+"""The lowest room: compiles C++ text, loads it, and launches it.
 
-In: C++ source (the ABI of generated kernels), tensors and integers. Out: shared objects in the cache, kernel addresses,
-Dispatchers (regime key -> entry), burst timings, the device's fingerprint. Any room may call; it knows none of them.
-Nothing is started at import: no compiler, no thread. A warm process starts no compiler and no other program at all.
+In: C++ source (with the ABI of generated kernels), tensors and integers. Out: shared objects in the cache, kernel
+addresses, dispatchers (regime key -> entry), burst timings, the device's fingerprint. Any room may call; it knows none
+of them. Importing it starts no compiler and no thread. A warm process starts no compiler and no other program at all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
     from polytile.runtime.device import describe, fingerprint
-    from polytile.runtime.launcher import (
-        Dispatcher,
-        PythonDispatcher,
-        empty_strided_cpu,
-        empty_strided_cuda,
-        time_burst,
-    )
+    from polytile.runtime.dispatcher import Dispatcher
+    from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda, new_dispatcher, time_burst
+    from polytile.runtime.python_dispatcher import PythonDispatcher
     from polytile.runtime.toolchain import Toolchain
 
 __all__ = [
@@ -36,16 +32,19 @@ __all__ = [
     "empty_strided_cuda",
     "fingerprint",
     "load",
+    "new_dispatcher",
     "time_burst",
 ]
 
 _HOMES = {
     "compile": ("Compilation", "Library", "SourceRejected", "compile_cpp", "compile_log", "load"),
     "device": ("describe", "fingerprint"),
-    "launcher": ("Dispatcher", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"),
+    "dispatcher": ("Dispatcher",),
+    "launcher": ("empty_strided_cpu", "empty_strided_cuda", "new_dispatcher", "time_burst"),
+    "python_dispatcher": ("PythonDispatcher",),
     "toolchain": ("Toolchain",),
 }
-"""The module of each name: it is imported with the name's first use, as most bring torch."""
+"""The module that defines each name. It is imported at the name's first use, since most import torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-/* Part of the launcher, and of packages: where the memories of a program lie in its arena, for the sizes of a call.
+/* Part of the launcher, and of packages: places the memories of a program in its arena, for the sizes of a call.
 
-   The largest memory is placed first, each at the lowest place where no memory lies that is needed at the same time. Where an arena,
-   which stays for the whole call, would take more memory at the peak than memories that come and go, there is none. */
+   The largest memory is placed first, each at the lowest offset that no concurrently live memory occupies. An arena is
+   live for the whole call. If it would raise peak memory above that of separate allocations, there is none. */
 
 enum { PLANS = 8 };
 
@@ -32,7 +32,7 @@ static inline int needed_together(const Life *one, const Life *other)
     return one->first < other->last && other->first < one->last;
 }
 
-/* The lowest place for memory `number` among those that are placed: the end of one of them, or 0. */
+/* The lowest offset for memory `number` given those already placed: the end of one of them, or 0. */
 static int64_t lowest_place(const Life *lives, const int64_t *bytes, const int64_t *offsets, int count, int number)
 {
     int64_t place = 0;
@@ -41,13 +41,13 @@ static int64_t lowest_place(const Life *lives, const int64_t *bytes, const int64
                       && place < offsets[i] + bytes[i];
         if (clashes) {
             place = offsets[i] + bytes[i];
-            i = -1; /* again from the first, as the place has moved */
+            i = -1; /* start over, since the offset has moved */
         }
     }
     return place;
 }
 
-/* Bytes at the peak of the memories: all of them, or those outside alone. */
+/* Peak bytes of the memories: of all, or only of those outside the arena. */
 static int64_t peak_of(const Life *lives, const int64_t *bytes, int count, int outside_alone)
 {
     int64_t peak = 0;
@@ -81,7 +81,7 @@ static void place_all(ArenaPlan *plan, const Life *lives, int count)
         plan->total = 0;
 }
 
-/* The plan for memories of these sizes in bytes; NULL without memory for it. */
+/* The plan for memories of these sizes in bytes; NULL if memory is short. */
 static const ArenaPlan *plan_for(ArenaPlans *plans, const Life *lives, const int64_t *bytes, int count)
 {
     for (int i = 0; i < PLANS; i++)

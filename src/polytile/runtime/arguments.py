@@ -1,6 +1,6 @@
-"""What the launchers take as arguments, off the fast path, and the sentences they refuse other things with.
+"""Argument conversion off the launchers' fast path, and the errors for arguments they reject.
 
-Both launchers, C and Python, call these functions, so that they accept and refuse the same.
+The C and Python launchers share these functions, so that they accept and reject the same arguments.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ _LONG = 1 << 63
 
 
 CPU, CUDA = 0, 1
-"""torch's numbers for types of devices (DeviceType)."""
+"""torch's numbers of device types (DeviceType)."""
 
 DEVICES = {CPU: "cpu", CUDA: "cuda"}
 
 
 def slow_pointer(name: str, position: int, argument: Any, device: int = CPU) -> int:
-    """Address of the first element of a tensor on a device of type `device`; 0 for None and for a tensor without
-    elements.
+    """Address of a tensor's first element on a device of type `device`; 0 for None and for an empty tensor.
 
-    Works for any tensor that has memory of its own, subclasses included. Raises TypeError for what is no tensor and
-    InvalidInput for a fake tensor, one of another device, or a wrapper without data.
+    Accepts any tensor that owns memory, including subclasses. Raises TypeError if the argument is not a tensor, and
+    InvalidInput for a fake tensor, a tensor on another device, or a wrapper without data.
     """
     if argument is None:
         return 0
@@ -54,7 +53,7 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 
 def integer(name: str, position: int, argument: Any) -> int:
-    """`argument` as an int of 64 bits; see `bad_integer`."""
+    """`argument` as a signed 64-bit int. Raises as `bad_integer` does."""
     try:
         value = operator.index(argument)
     except TypeError:
@@ -65,13 +64,13 @@ def integer(name: str, position: int, argument: Any) -> int:
 
 
 def bad_integer(name: str, position: int, argument: Any) -> NoReturn:
-    """Raises TypeError for what is no integer, OverflowError for one that does not fit 64 bits."""
+    """Raises TypeError for a non-integer, OverflowError for an integer that does not fit 64 bits."""
     if isinstance(argument, int):
         raise OverflowError(f"kernel {name!r}: argument {position} is {argument}; it must fit a signed 64-bit integer.")
     raise TypeError(f"kernel {name!r}: argument {position} is a {type(argument).__name__}; an integer goes there.")
 
 
 def bad_count(name: str, tensors: int, integers: int, given: int) -> NoReturn:
-    """Raises TypeError: `given` arguments where `tensors` (-1: any number) and then `integers` are due."""
+    """Raises TypeError: `given` arguments instead of `tensors` (-1: any number) tensors and `integers` integers."""
     due = f"{tensors} tensors and then " if tensors >= 0 else "its tensors and then "
     raise TypeError(f"kernel {name!r} takes {due}{integers} integers; {given} arguments were given.")

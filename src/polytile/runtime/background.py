@@ -1,12 +1,13 @@
-"""One thread that works while the program runs: it generates, compiles and measures what calls then find ready.
+"""The background thread: it generates, compiles and measures kernels while the program runs, so that calls find them
+ready.
 
-    submit(job)     done some day, the most urgent first
-    wake(source)    has the thread hear what a source of jobs has to submit; waits for no lock
-    wait()          until nothing is left to do
-    is_here()       whether the caller is that thread
+    submit(job)     queues a job; the most urgent runs first
+    wake(source)    asks the thread to collect jobs from a source; takes no lock
+    wait()          blocks until no job is left
+    is_here()       whether the caller is the background thread
 
-The thread starts with the first job. A forked child has its parent's jobs but no thread, and starts one with its own first job.
-At the end of the process what has not begun is dropped, and what runs is broken off.
+The first job starts the thread. A forked child inherits the parent's jobs but not the thread, and starts its own with
+its first job. When the process ends, queued jobs are dropped and the running one is interrupted.
 """
 
 from __future__ import annotations
@@ -31,38 +32,39 @@ from polytile.runtime import openmp
 log = logging.getLogger("polytile")
 
 EXIT_SECONDS = 0.15
-"""How long the end of the process waits for the job that runs to break off."""
+"""How long process exit waits for the running job to stop."""
 
 REST = 3.0
-"""A job that takes time from calls is followed by this many times as long without one, while the program makes calls. Where calls
-keep two cores busy and leave one of them meanwhile (spare_core.py), that costs them a tenth of their speed."""
+"""A job that takes time from calls is followed by a pause of this many times its duration, as long as the program makes
+calls. Calls that keep two cores busy and leave one of them meanwhile (spare_core.py) lose a tenth of their speed this
+way."""
 
 QUIET_SECONDS = 0.05
-"""Where no call has come for so long, measuring disturbs nobody."""
+"""Measuring disturbs nobody once no call has come for this long."""
 
 SWITCH_SECONDS = 2e-5
-"""How soon this thread gives Python's lock to a call that wants it, while it works. A call wants it after each of some hundred
-operators: with 0.2 ms calls of a decoder of 6 layers on an H200 spent up to 150 ms waiting for it."""
+"""Python's switch interval while the thread works: how soon it yields the GIL to a call. A call takes the GIL after
+each of some hundred operators. With 0.2 ms, calls of a 6-layer decoder on an H200 spent up to 150 ms waiting for it."""
 
 THREAD_NICENESS, PROCESS_NICENESS = 10, 19
-"""How much of a core this thread, and processes that work for it, leave to calls that want it. The thread holds Python's lock at
-times, which a call may wait for, so it goes on with a tenth of a core at least."""
+"""Niceness of the thread and of its worker processes. The thread sometimes holds the GIL while a call waits for it, so
+it must keep at least a tenth of a core."""
 
 
 def yield_to_calls(task: int, niceness: int) -> None:
-    """Has a thread or process, by its number in the system, leave the cores to those that calls run on. Does nothing where the
-    system does not allow it, or has no such thing."""
+    """Lowers the priority of a thread or process, given by its system id, below that of calls. Does nothing if the
+    system forbids it or has no such task."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, task, niceness)
-    # Linux may share the cores among sessions first, each of which has a niceness of its own: see "autogroup" in sched(7).
+    # Linux may first share the cores among sessions, each with its own niceness: see "autogroup" in sched(7).
     with contextlib.suppress(OSError, AttributeError):
         if os.getsid(task) != os.getsid(0):
             Path(f"/proc/{task}/autogroup").write_text(str(niceness))
 
 
 class Disturbance(enum.Enum):
-    """What of a job's time is taken from calls: none that matters; what this thread computes, and others for it on a core that
-    calls leave; all of it, as it runs kernels."""
+    """How much of a job's time is taken from calls: a negligible part; the part computed by this thread, or for it by
+    others on a core that calls leave free; all of it, since the job runs kernels."""
 
     NONE = enum.auto()
     COMPUTES = enum.auto()
@@ -70,48 +72,48 @@ class Disturbance(enum.Enum):
 
 
 class Job(Protocol):
-    """Something to do. What `run` raises is logged, and calls go on without."""
+    """A unit of work. Exceptions from `run` are logged, and calls go on without its result."""
 
     def urgency(self) -> tuple[float, ...]:
-        """Jobs with the largest go first. Asked each time when the thread is free, so that it may change."""
+        """Priority: the largest runs first. Queried whenever the thread is free, so it may change."""
 
     def run(self) -> None: ...
 
     @property
     def disturbs(self) -> Disturbance:
-        """What of its time it takes from calls."""
+        """How much of its time it takes from calls."""
 
 
 class Source(Protocol):
-    """Something that has jobs to submit and no time to do so in the call that it noticed them in."""
+    """An object that notices work during a call but has no time to submit it there."""
 
     def hear(self) -> None:
         """Submits the jobs."""
 
 
 class Background:
-    """See the module. Any number of threads may call."""
+    """See the module's docstring. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = locks.lock()
         self._change = threading.Condition(self._lock)
         self._jobs: list[Job] = []
         self._sources: collections.deque[Source] = collections.deque()
-        """Those that want to be heard."""
+        """Sources that asked to be heard."""
         self._hearing = locks.rlock()
         self._bell = threading.Lock()
-        """Released when the thread has something to look at; it sleeps by acquiring it."""
+        """The thread sleeps by acquiring this lock; a release wakes it."""
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
         self._rest_until = 0.0
         self._waiting = self._held = 0
         self._closed = False
         self.helped = 0.0
-        """Seconds in which another process has worked for this thread on a core that calls leave (spare_core.py)."""
+        """Seconds that another process has worked for this thread on a core that calls leave free (spare_core.py)."""
         self.last_call = 0.0
-        """When the last call of a compiled program ended, on time.monotonic's clock; infinity while one runs. Programs set it."""
+        """End of the last call of a compiled program, on time.monotonic's clock; infinity while one runs. Set by programs."""
         self.threads = 0
-        """What torch.get_num_threads() said to that call; 0: there was none. Programs set it, and jobs find the same."""
+        """torch.get_num_threads() in that call; 0 before the first. Set by programs. Jobs run with the same number."""
 
     def submit(self, job: Job) -> None:
         with self._change:
@@ -125,12 +127,12 @@ class Background:
         self._ring()
 
     def _ring(self) -> None:
-        """Has the thread look at what there is to do."""
+        """Wakes the thread."""
         if self._thread is None:
             self._start()
         try:
             self._bell.release()
-        except RuntimeError:  # it rings already
+        except RuntimeError:  # already awake
             pass
 
     def _start(self) -> None:
@@ -140,18 +142,18 @@ class Background:
                 self._thread.start()
 
     def hear(self) -> None:
-        """Lets the sources that want to be heard submit their jobs. They have when this returns."""
+        """Lets every source that asked to be heard submit its jobs; returns when they have."""
         with self._hearing:
             while self._sources:
                 source = self._sources.popleft()
                 try:
                     source.hear()
                 except Exception:
-                    log.warning("What calls have met is not looked at; they go on with what they have.", exc_info=True)
+                    log.warning("New work could not be collected; calls continue with their current kernels.", exc_info=True)
 
     def wait(self, timeout: float | None = None, kind: type = object) -> bool:
-        """Waits until no job of this kind is left to do, at most `timeout` seconds; says whether that is so. Meanwhile the thread
-        does not rest."""
+        """Waits up to `timeout` seconds until no job of this kind is left, and returns whether that is so. The thread
+        does not rest meanwhile."""
         if self.is_here():
             return False
         self.hear()
@@ -163,7 +165,7 @@ class Background:
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Within the block somebody waits: the thread does not rest."""
+        """Keeps the thread from resting within the block, because somebody waits for it."""
         with self._change:
             self._waiting += 1
         self._ring()
@@ -175,7 +177,7 @@ class Background:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no job begins: somebody works that wants Python's lock for himself."""
+        """Starts no job within the block, because the caller needs the GIL for itself."""
         with self._change:
             self._held += 1
         try:
@@ -186,7 +188,7 @@ class Background:
             self._ring()
 
     def is_behind_calls(self) -> bool:
-        """Whether this thread works while calls go on: it has begun, and nobody waits for it."""
+        """Whether this thread works beside calls: it has started, and nobody waits for it."""
         return self._thread is not None and not self._waiting
 
     def is_quiet(self) -> bool:
@@ -194,7 +196,7 @@ class Background:
         return self._waiting > 0 or time.monotonic() - self.last_call > QUIET_SECONDS
 
     def pending(self) -> list[Job]:
-        """What has not been done yet."""
+        """Jobs that are queued or running."""
         self.hear()
         with self._lock:
             return self._left()
@@ -203,15 +205,15 @@ class Background:
         return threading.current_thread() is self._thread
 
     def drop(self) -> None:
-        """Forgets what has not begun."""
+        """Drops the queued jobs."""
         self.hear()
         with self._change:
             self._jobs.clear()
             self._change.notify_all()
 
     def close(self) -> None:
-        """Drops all jobs for good and breaks off the one that runs. A thread that came back from torch's code into an interpreter
-        that has ended would take the process down."""
+        """Drops all jobs for good and interrupts the running one. A thread that returned from torch's code into a
+        finalised interpreter would crash the process."""
         with self._change:
             self._closed = True
             self._jobs.clear()
@@ -234,7 +236,7 @@ class Background:
             try:
                 job.run()
             except Exception:
-                log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+                log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
             finally:
                 openmp.end_team()
                 sys.setswitchinterval(interval)
@@ -254,8 +256,8 @@ class Background:
         return time.thread_time() + self.helped
 
     def _next(self) -> Job | None:
-        """The job to do now, waited for; None once there will be no more. Jobs are ranked without the lock, which calls take that
-        submit some."""
+        """Waits for the next job to run; None after `close`. Ranks the jobs without holding the lock, which submitting
+        calls need."""
         while not self._closed:
             self.hear()
             rest = 0.0 if self.is_quiet() else self._rest_until - time.monotonic()
@@ -273,7 +275,7 @@ class Background:
         return None
 
     def after_fork(self) -> None:
-        """In a forked child: the thread is not there, and what it was doing begins anew with the next job."""
+        """In a forked child: there is no thread, and the job that it was running starts over with the next one."""
         self._change = threading.Condition(self._lock)
         if self._running is not None:
             self._jobs.insert(0, self._running)

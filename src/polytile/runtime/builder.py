@@ -1,11 +1,11 @@
-"""The process that generates and compiles in place of this one, so that Python's lock is free for calls.
+"""A process that generates and compiles code on behalf of this one, which leaves Python's GIL to calls.
 
-    ask(what, given)    has the process do something, and waits for its answer; what it makes it leaves in the cache directory
-    begin()             has it start, as it will be needed soon
-    stop()              ends it, with the compilers that it runs
+    ask(what, given)    sends a request and waits for the answer; results go to the cache directory
+    begin()             starts the process, since it will be needed soon
+    stop()              ends it, along with its compilers
 
-It runs compiler/building.py. It starts with the first request, ends IDLE_SECONDS after the last one, and does not outlive this
-process. Whoever asks does the work himself where there is no answer.
+The process runs compiler/building.py. It starts with the first request, ends IDLE_SECONDS after the last one, and does
+not outlive this process. Without an answer, the caller does the work itself.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from polytile.runtime.child_process import ChildProcess, import_path
 SCRIPT = Path(__file__).parents[1] / "compiler" / "building.py"
 
 SECONDS = 600.0
-"""How long an answer is waited for; the programs of large training steps take a minute on busy cores."""
+"""Timeout of an answer. The programs of large training steps take a minute on busy cores."""
 
 END_SECONDS = 0.05
-"""How long a process that is to end is waited for before it is killed."""
+"""How long to wait for a process to end before killing it."""
 
 MOST_DEATHS = 3
-"""Processes that may end without an answer; after so many the work is done in this process."""
+"""Number of processes that may die without an answer. After that, the work is done in this process."""
 
 
 class BuilderFailed(PolytileError):
-    """The process that generates and compiles gave no answer, or says why it cannot do what it was asked."""
+    """The builder process did not answer, or reported why it cannot do the work."""
 
 
 def _started() -> ChildProcess:
@@ -48,12 +48,12 @@ def _started() -> ChildProcess:
         process = ChildProcess(SCRIPT, environment={**os.environ, **own})
     except OSError as error:
         raise BuilderFailed(f"no process can be started ({error}).") from error
-    background.yield_to_calls(process.pid, background.PROCESS_NICENESS)  # so are the compilers that it runs
+    background.yield_to_calls(process.pid, background.PROCESS_NICENESS)  # its compilers inherit the priority
     return process
 
 
 class _Builder:
-    """This process's one. Any number of threads may ask; each waits for the others' answers."""
+    """This process's builder. Thread-safe: requests are answered one at a time."""
 
     def __init__(self) -> None:
         self.lock = locks.lock()
@@ -63,16 +63,16 @@ class _Builder:
 
     def running(self) -> ChildProcess:
         if self.process is not None and self.process.ended():
-            self.process.close()  # nobody had asked it for a while
+            self.process.close()  # it ended after a period without requests
             self.process = None
         if self.process is None:
             if self.closed or self.deaths >= MOST_DEATHS:
-                raise BuilderFailed("this process ends." if self.closed else f"it has died {self.deaths} times.")
+                raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
             self.process = _started()
         return self.process
 
     def stop(self) -> None:
-        """Ends the process with all that it has started: compilers remove their temporary files at the first signal."""
+        """Ends the process and everything that it started. Compilers remove their temporary files at the first signal."""
         process, self.process = self.process, None
         if process is not None:
             with contextlib.suppress(OSError):
@@ -88,19 +88,19 @@ _builder = _Builder()
 
 
 PASSES_SHOWN = 3
-"""From this level of the option `debug` on a process shows how its programs are made."""
+"""From this level of the option `debug`, a process prints how its programs are made."""
 
 
 def wanted() -> bool:
-    """Whether the options in force want work to be done there, and somebody makes calls meanwhile. Not where `debug` shows
-    what passes and schedules make: what is shown is made here."""
+    """Whether the options ask for work in the builder process, and the program may make calls meanwhile. False if
+    `debug` prints the output of passes and schedules, since printed stages run in this process."""
     elsewhere = settings.get("builder") == "process" and settings.get("persist") and settings.get("debug") < PASSES_SHOWN
     return bool(elsewhere) and not _builder.closed
 
 
 def begin() -> None:
-    """Has the process start, if it does not run. It takes seconds to import what it needs. Waits for nobody: while another thread
-    waits for an answer, the process runs."""
+    """Starts the process if it is not running; its imports take seconds. Never blocks: if another thread is waiting for
+    an answer, the process runs already."""
     if _builder.lock.acquire(blocking=False):
         try:
             with contextlib.suppress(BuilderFailed):  # reported to whoever asks
@@ -110,8 +110,8 @@ def begin() -> None:
 
 
 def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
-    """What the process answers to the request `what`, one of compiler/building.py's, as JSON has it. What it did counts in this
-    process's counters. Raises BuilderFailed."""
+    """Sends the request `what`, one of those of compiler/building.py, and returns the answer as JSON values. The
+    process's counts are added to this process's counters. Raises BuilderFailed."""
     with _builder.lock:
         process = _builder.running()
         try:
@@ -131,7 +131,7 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
 
 
 def here() -> dict[str, Any]:
-    """What has to be the same there for the same code to come out."""
+    """The settings that must be equal there so that the same code results."""
     return {
         "options": {name: settings.get(name) for name in settings.BY_NAME},
         "root": str(current().root),

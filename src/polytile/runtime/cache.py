@@ -1,12 +1,12 @@
-"""The cache directory: where it is, how files get into it, and how a damaged file is kept from being used.
+"""The cache directory: where it is, how files are written, and how damaged files are kept from being used.
 
 Every file that a program will trust (a shared object, a record of the toolchain) is written under a temporary name,
-sealed with a checksum line, and renamed into place. A reader sees the whole file or none. A file whose seal does not
-match its name and content is renamed to `*.bad` with a warning and counts as absent, so it is made again.
+sealed with a checksum line and renamed into place. Readers see the whole file or none. A file whose seal does not match
+its name and content is renamed to `*.bad` with a warning and counts as absent, so it is made again.
 
-In a directory that every user may write to, files go to one of the user's own, which nobody else may write to. A directory that
-cannot be used (no permission, read-only, full, somebody else's) costs one warning; from then on this process keeps its files in a
-private temporary directory and still reads what a trusted first directory holds.
+In a world-writable directory, files go to a private subdirectory of the user. An unusable directory (no permission,
+read-only, full, or another user's) causes one warning. From then on the process writes to a private temporary
+directory, and still reads from the first one if that can be trusted.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ log = logging.getLogger("polytile")
 T = TypeVar("T")
 
 STALE_SECONDS = 24 * 3600
-"""Age at which a temporary file is taken for the leftover of a process that died."""
+"""Age in seconds from which a temporary file counts as left behind by a dead process."""
 
 _SEAL = b"\npolytile-sha256 "
 _SEAL_LENGTH = len(_SEAL) + 64 + 1
 
 
 def seal(name: str, payload: bytes) -> bytes:
-    """The line that ends the file `name` (relative to the cache) with the content `payload`.
+    """The line that ends the file `name` (relative to the cache) with content `payload`.
 
-    ELF loaders and text editors ignore it; a truncated file lacks it; a file moved to another name does not match it.
+    ELF loaders and text editors ignore it. A truncated file lacks it, and a file moved to another name does not match
+    it.
     """
     return _SEAL + hashlib.sha256(name.encode() + b"\0" + payload).hexdigest().encode() + b"\n"
 
 
 def unseal(name: str, content: bytes) -> bytes | None:
-    """The payload of a sealed file, or None if the file is truncated, altered or belongs to another name."""
+    """The payload of a sealed file; None if the file is truncated, altered or belongs to another name."""
     payload, line = content[:-_SEAL_LENGTH], content[-_SEAL_LENGTH:]
     return payload if line == seal(name, payload) else None
 
 
 def write_atomically(path: Path, content: bytes, temporary: Path, durable: bool = False) -> None:
-    """Puts `content` (mode 0600) at `path` by way of `temporary`, a fresh name on the same file system.
+    """Writes `content` to `path` with mode 0600, by way of `temporary`, a fresh name on the same file system.
 
-    `durable` waits until the disk has the content, for what could not be made again after a power cut.
+    `durable` waits until the content is on disk, for data that could not be recreated after a power cut.
     """
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -76,23 +77,23 @@ def write_atomically(path: Path, content: bytes, temporary: Path, durable: bool 
 
 @dataclass(frozen=True)
 class Cache:
-    """One directory of files named by relative paths such as "kernels/softmax-1f0c.so".
+    """A directory of files named by relative paths such as "kernels/softmax-1f0c.so".
 
-    `behind` is an older directory that is still read, though no longer written to.
+    `behind` is an older directory that is still read but no longer written.
     """
 
     root: Path
     behind: Cache | None = None
 
     def folder(self, name: str) -> Path:
-        """The sub-directory `name`, made if needed with mode 0700. Falls back as `write` does."""
+        """Subdirectory `name`, created with mode 0700 if needed. Falls back as `write` does."""
         return self._attempt(lambda cache: cache._folder(name))
 
     def write(self, name: str, payload: bytes, *, sealed: bool = True, durable: bool = False) -> Path:
-        """Writes the file `name` atomically and returns where it is.
+        """Writes the file `name` atomically and returns its path.
 
-        If the directory cannot take it, warns once and writes to the private directory; raises CacheError only when
-        that fails too. Several threads and processes may write one name at a time: a reader sees one whole file.
+        If the directory does not accept it, warns once and writes to the private directory; raises CacheError only if
+        that fails too. Threads and processes may write one name concurrently: readers see one whole file.
         """
         content = payload + seal(name, payload) if sealed else payload
 
@@ -105,16 +106,16 @@ class Cache:
 
     @property
     def in_force(self) -> Cache:
-        """This directory, or the one that replaces it since it proved unusable."""
+        """This directory, or its replacement if it proved unusable."""
         return _replacements.get(self.root, self)
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file `name`, whole or not."""
+        """Whether a file `name` exists, intact or not."""
         return any((cache.root / name).exists() for cache in self._chain())
 
     def stem(self, folder: str, name: str, key: str, suffix: str) -> str:
-        """What the files kept under `key` in `folder` are called, but for their suffixes: readable by `name`, or by the name
-        that the same thing was first asked for by, if there is a file with `suffix` of it."""
+        """Path, without suffixes, of the files stored under `key` in `folder`. Contains `name` for readability; if a
+        file with `suffix` exists for the key, contains the name it was first stored by."""
         stem = f"{folder}/{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:60]}-{key}"
         if self.holds(stem + suffix):
             return stem
@@ -123,21 +124,21 @@ class Cache:
         return stem if first is None else f"{folder}/{first.name.removesuffix(suffix)}"
 
     def read(self, name: str) -> bytes | None:
-        """The payload of the sealed file `name`; None if there is none or it was damaged (then it is set aside)."""
+        """Payload of the sealed file `name`; None if it is absent or damaged. A damaged file is set aside."""
         found = self._find(name)
         return found[1] if found else None
 
     def check(self, name: str) -> Path | None:
-        """Where the sealed file `name` is, whole at this moment; None as for `read`."""
+        """Path of the sealed file `name`, intact at this moment; None as for `read`."""
         found = self._find(name)
         return found[0] if found else None
 
     def scratch(self) -> Path:
-        """A fresh file name in the cache's own file system, for a file that another program is going to write."""
+        """A fresh file name on the cache's file system, for another program to write to."""
         return self._attempt(lambda cache: cache._temporary())
 
     def set_aside(self, name: str, why: str) -> None:
-        """Renames the file `name` to `name.bad` with a warning, so that nobody uses it and a person can look at it."""
+        """Renames the file `name` to `name.bad` with a warning, so that nobody uses it and a person can inspect it."""
         for cache in self._chain():
             path = cache.root / name
             try:
@@ -150,9 +151,9 @@ class Cache:
             log.warning("%s %s; it was set aside as %s.bad and is made again.", path, why, path.name)
 
     def give_up(self, error: OSError, trusted: bool = True) -> None:
-        """Makes this process write to its private directory from now on; raises CacheError if this one is it.
+        """Makes this process write to its private directory from now on. Raises CacheError if this is that directory.
 
-        What a `trusted` directory holds is still read.
+        The contents of a `trusted` directory are still read.
         """
         home = private().root
         if self.root == home:
@@ -170,7 +171,7 @@ class Cache:
         )
 
     def _attempt(self, action: Callable[[Cache], T]) -> T:
-        """`action` on the directory in force, and once more on the private one if that turns out to be unusable."""
+        """Runs `action` on the current directory, and once more on the private one if the first is unusable."""
         cache = self.in_force
         try:
             return action(cache)
@@ -223,7 +224,7 @@ def _no_directory(place: Path | str, error: OSError) -> CacheError:
 
 @functools.cache
 def private() -> Cache:
-    """The temporary directory of this process (mode 0700), removed when the process ends."""
+    """This process's temporary directory (mode 0700), removed when the process ends."""
     try:
         root = Path(tempfile.mkdtemp(prefix="polytile-"))
     except OSError as error:
@@ -262,8 +263,8 @@ def _opened(root: Path) -> Cache:
 
 
 def within(root: Path) -> Path:
-    """Where in the directory `root` the files of this user are kept: in itself, or, where every user may write to it, in one of
-    the user's own, which may still have to be made."""
+    """Directory of this user's files within `root`: `root` itself or, if `root` is world-writable, a private
+    subdirectory, which may not exist yet."""
     try:
         shared = root.stat().st_mode & stat.S_IWOTH
     except OSError:
@@ -272,9 +273,9 @@ def within(root: Path) -> Path:
 
 
 def _distrust(status: os.stat_result) -> str | None:
-    """Why code must not be loaded from a directory with this status: someone else could have put it there."""
+    """Why code must not be loaded from a directory with this status: another user could have put it there. None if it may."""
     if not stat.S_ISDIR(status.st_mode):
-        return "what stands in its place is no directory"
+        return "it exists but is not a directory"
     if status.st_mode & stat.S_IWOTH:
         return "every user may write to it, so its kernels cannot be trusted"
     if status.st_uid not in (0, os.getuid()):
@@ -283,7 +284,7 @@ def _distrust(status: os.stat_result) -> str | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes temporary files that dead processes left behind."""
+    """Deletes temporary files left behind by dead processes."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.stat().st_mtime < time.time() - STALE_SECONDS:
@@ -291,36 +292,36 @@ def _sweep(folder: Path) -> None:
 
 
 def current() -> Cache:
-    """The cache that the options in force ask for: `cache_dir`, or a private directory where `persist` is off."""
+    """The cache that the current options select: `cache_dir`, or a private directory if `persist` is off."""
     if not options.get("persist"):
         return private()
     return _opened(options.cache_dir()).in_force
 
 
 def remembered(name: str, make: Callable[[], str]) -> str:
-    """The text of the sealed file `name` of the cache in force; what `make` gives where there is none, which is written there if
-    the disk takes it. What `make` raises is not remembered."""
+    """Text of the sealed file `name`. If it is absent, returns `make()` and stores it if the disk accepts it.
+    Exceptions from `make` are not stored."""
     cache = current()
     known = cache.read(name)
     if known is not None:
         return known.decode()
     made = make()
-    with contextlib.suppress(CacheError):  # of which there was a warning
+    with contextlib.suppress(CacheError):  # already reported
         cache.write(name, made.encode())
     return made
 
 
 def directory() -> Path:
-    """Root of the cache in force."""
+    """Root of the current cache."""
     return current().root
 
 
 def folder(name: str) -> Path:
-    """Sub-directory `name` of the cache in force, made if needed."""
+    """Subdirectory `name` of the current cache, created if needed."""
     return current().folder(name)
 
 
 def reset() -> None:
-    """Forgets which directories were found unusable, so that the next use tries them again."""
+    """Forgets which directories were unusable, so that the next use tries them again."""
     _replacements.clear()
     _opened.cache_clear()

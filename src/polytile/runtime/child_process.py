@@ -1,7 +1,7 @@
-"""Python processes that work for this one, each asked through a socket of its own: JSON, one value a line.
+"""Python processes that work for this one. Each has its own socket and exchanges one JSON value a line.
 
-They are interpreters started anew, not forks: a forked copy of a server would hold its connections open, double the memory of
-what is written to, and wait for locks that other threads held.
+They are new interpreters, not forks. A forked copy of a server would keep its connections open, double the memory that
+is written to, and wait for locks held by threads it does not have.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 LAST_BYTES = 2000
-"""Of what a process has written, as much as its last words may be."""
+"""Number of trailing bytes of a process's output that `last_words` returns."""
 
 
 def import_path() -> str:
-    """PYTHONPATH of a process that can import what this one can; modules beside the user's script take no other's place."""
+    """PYTHONPATH for a process that must import what this one can. Modules beside the user's script shadow no others."""
     paths = [str(Path(__file__).parents[2]), *sys.path[1:], *sys.path[:1]]
     return os.pathsep.join(path for path in paths if path)
 
 
 class ChildProcess:
-    """A process that runs `script`, with `arguments` and the number of its socket in its command line; the other end is
-    `connection`. What it writes is kept for `last_words`, or goes to this process's stderr. Ctrl-C does not reach it. Raises
-    OSError where none can be started."""
+    """A process that runs `script` with `arguments` and the file descriptor of its socket; `connection` is the other
+    end.
+
+    Its output is stored for `last_words` if `kept`, else goes to this process's stderr. Ctrl-C does not reach it.
+    Raises OSError if it cannot be started.
+    """
 
     def __init__(
         self, script: Path, *arguments: str, environment: Mapping[str, str], flags: Sequence[str] = (), kept: bool = True
@@ -55,15 +58,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number, and that of the group of what it starts."""
+        """Process id, and id of the process group of its children."""
         return self.process.pid
 
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def last_words(self, seconds: float) -> tuple[int | None, str]:
-        """Its exit status as subprocess has it, None where it goes on after so many seconds, and the last that it wrote."""
+        """Waits up to `seconds` for the exit. Returns the exit status as in subprocess, None if it still runs, and the
+        end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         if self._written is None:
@@ -72,27 +76,27 @@ class ChildProcess:
         return self.process.returncode, self._written.read().decode(errors="replace").strip()
 
     def end(self, seconds: float) -> None:
-        """Kills it and waits at most so long until it is gone."""
+        """Kills the process and waits up to `seconds` until it is gone."""
         self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU's driver is still cleaning up
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver is still cleaning up
             self.process.wait(seconds)
         self.close()
 
     def abandon(self) -> None:
-        """After a fork: it is the parent's to wait for and to end."""
+        """In a forked child: leaves the process to the parent."""
         self.process.returncode = 0
         self.close()
 
     def close(self) -> None:
-        """Lets go of it without ending it."""
+        """Closes the connection without ending the process."""
         self.connection.close()
         if self._written is not None:
             self._written.close()
 
 
 def ask(connection: socket.socket, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The answer to a request, which is waited for at most so long. Raises OSError where there is none, and ValueError where it
-    is none."""
+    """Sends a request and waits up to `seconds` for the answer. Raises OSError without an answer, and ValueError if the
+    answer is no JSON."""
     end, received = time.monotonic() + seconds, bytearray()
     connection.settimeout(seconds)
     connection.sendall(json.dumps(request).encode() + b"\n")

@@ -1,6 +1,6 @@
-"""Python's garbage collector rests while many objects are made that stay alive: modules, graphs and their tracing.
+"""Pauses Python's garbage collector while many long-lived objects are created: modules, graphs, traces.
 
-It searches all objects whenever their number has grown by a part, and finds nothing.
+The collector scans all objects whenever their number has grown by a certain share, and finds no garbage there.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import gc
 from collections.abc import Iterator
 
 MANY_OBJECTS = 50_000
-"""Objects that blocks have made, from which on the search of all objects is not left to a later call."""
+"""Number of objects created in blocks from which the full collection is not left to a later call."""
 
 PART = 4
-"""Python itself searches all objects once those made since the last such search are more than one of so many."""
+"""Python starts a full collection when more than 1/PART of all objects are new since the last one."""
 
 _unsearched = 0
-"""Objects that blocks have made since the last search."""
+"""Objects that blocks have created since the last full collection."""
 
 _searched = 0
-"""Objects that they had made until then. How many there were in all is not asked: `gc.get_objects` holds a reference to each, and
-a tuple that another thread is building must have no second one."""
+"""Objects that blocks had created by then. The total number of objects is not queried: `gc.get_objects` takes a
+reference to each object, and a tuple that another thread is building must have no second reference."""
 
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
-    """Switches the collector off within the block. It took 0.5 of the 1.2 s in which the tracer and the compiler are imported,
-    and 0.7 s while an encoder's training step was compiled."""
+    """Disables the collector within the block. Collections took 0.5 s of the 1.2 s that importing the tracer and the
+    compiler takes, and 0.7 s while an encoder's training step was compiled."""
     global _unsearched
     enabled = gc.isenabled()
     gc.disable()
@@ -40,9 +40,9 @@ def at_rest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_rest_then_searched() -> Iterator[None]:
-    """The same. Where this block and those before it have made more than MANY_OBJECTS, all are searched once at its end, if the
-    collector would soon do so anyhow, in some later call, which then takes 0.3 to 0.6 s longer (the compiler has 300 000 objects,
-    a decoder of 3 layers leaves 75 000)."""
+    """Like `at_rest`, but runs one full collection at the end of the block if blocks have created more than
+    MANY_OBJECTS and Python would soon do so anyway. Otherwise some later call would take 0.3 to 0.6 s longer (the
+    compiler has 300 000 objects; a decoder of 3 layers leaves 75 000)."""
     global _unsearched, _searched
     with at_rest():
         yield

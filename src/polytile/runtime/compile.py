@@ -1,8 +1,9 @@
-"""The compile service: source text in, a checked shared object out; the same text is never compiled twice.
+"""The compile service: takes source text and returns a checked shared object. It never compiles the same text twice.
 
-A shared object is named by the digest of all it depends on (source, flags, compiler, processor). A request that the
-cache can answer is answered at once, with no thread and no compiler. Others wait in a queue that a few daemon threads
-serve, each running one compiler; whoever needs a result that nobody has begun runs the compiler itself.
+A shared object is named by the digest of everything it depends on: source, flags, compiler and processor. A request
+that the cache can answer returns at once, without a thread or a compiler. Other requests wait in a queue served by a
+few daemon threads, each of which runs one compiler at a time. A caller that needs a result nobody has started on runs
+the compiler itself.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from polytile.runtime.pool import Pool
 log = logging.getLogger("polytile")
 
 FORMAT = 1
-"""Part of every key; raise it when the same source and flags should be compiled anew."""
+"""Part of every key. Raise it when unchanged source and flags must be compiled again."""
 
 TIMEOUT_SECONDS = 300.0
-"""A compiler that takes longer is stopped; the largest generated kernels take about 2 s."""
+"""Compilers that run longer are stopped. The largest generated kernels take about 2 s."""
 
 COMPILER_BYTES = 400 << 20
-"""Memory of one compiler at most, about: headers are few, and functions short."""
+"""Estimate of the peak memory of one compiler. Kernels include few headers and have short functions."""
 
 DISK_FULL = "No space left on device"
 
@@ -53,9 +54,9 @@ SUFFIXES = {"c++": ".cpp", "c": ".c"}
 
 
 class SourceRejected(CompileFailed):
-    """The compiler did not accept a source file.
+    """The compiler rejected a source file.
 
-    `command` is the command line, `messages` what the compiler wrote, `source` the file, kept for reading.
+    `command` is the command line, `messages` the compiler's output and `source` the file, which is kept for inspection.
     """
 
     def __init__(self, name: str, command: tuple[str, ...], messages: str, source: Path, ending: str) -> None:
@@ -67,11 +68,11 @@ class SourceRejected(CompileFailed):
 
 
 class LoadFailed(CompileFailed):
-    """A shared object was compiled but this process cannot load it or does not find the kernel in it."""
+    """A compiled shared object that this process cannot load, or that lacks the kernel's function."""
 
 
 class CompileRecord(NamedTuple):
-    """One answered request: wall seconds of the compiler, 0.0 where the cache had the answer."""
+    """One answered request: wall-clock seconds of the compiler, or 0.0 for a cache hit."""
 
     name: str
     seconds: float
@@ -79,7 +80,7 @@ class CompileRecord(NamedTuple):
 
 
 Source = str | Callable[[], str]
-"""A text, or what makes it, where the text may not be needed."""
+"""A source text, or a function that generates it when it is needed."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class Order:
     command: tuple[str, ...]
     identity: str
     stem: str = ""
-    """Name of its files in the cache, without their suffixes."""
+    """Name of its files in the cache, without suffixes."""
     known_key: str = ""
     present: bool = True
-    """Whether there is a compiler to run."""
+    """Whether a compiler is installed."""
 
     @functools.cached_property
     def text(self) -> str:
@@ -105,7 +106,7 @@ class Order:
 
     @functools.cached_property
     def key(self) -> str:
-        """Digest of all that can change the binary; the name and the compiler's path cannot."""
+        """Digest of everything that can change the binary. The kernel's name and the compiler's path are not part of it."""
         return self.known_key or digest(
             json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.text]), 24
         )
@@ -113,7 +114,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Library:
-    """A compiled shared object: its file, the source beside it, and the seconds that compiling took (0.0: cached)."""
+    """A compiled shared object: its file, the source beside it, and the seconds its compilation took (0.0 for a cache hit)."""
 
     order: Order
     cache: Cache
@@ -142,16 +143,19 @@ class Library:
 
 
 class Compilation(Future[Library]):
-    """The promise of a Library. `result()` without a timeout does the work itself if nobody has begun it."""
+    """Future of a Library. `result()` without a timeout does the work itself if no thread has started it."""
 
     def __init__(self, work: Callable[[], Library]) -> None:
         super().__init__()
         self._work = work
-        self._claim = locks.lock()  # so a forked child does what its parent had begun
+        self._claim = locks.lock()  # reset by a fork, so the child redoes work that its parent had started
 
     def run(self) -> None:
-        """Does the work unless some thread already does or did. The Future carries what goes wrong with it; Ctrl-C says
-        nothing about the kernel and is raised here, and the work is done in the background for others who wait."""
+        """Does the work unless another thread is doing it or has done it.
+
+        The Future carries any Exception. Ctrl-C says nothing about the kernel, so it is raised here, and a background
+        thread redoes the work for other waiters.
+        """
         if self._claim.acquire(blocking=False) and (self.running() or self.set_running_or_notify_cancel()):
             try:
                 library = self._work()
@@ -173,8 +177,8 @@ class Compilation(Future[Library]):
             return super().result(timeout)
 
 
-class _Errand:
-    """Something else that a thread of the pool does; what it raises is logged."""
+class _BackgroundTask:
+    """Other work for a thread of the pool. Exceptions are logged."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.work = work
@@ -183,19 +187,19 @@ class _Errand:
         try:
             self.work()
         except Exception:
-            log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+            log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
 
 
-class _Pool(Pool[Compilation | _Errand]):
+class _Pool(Pool[Compilation | _BackgroundTask]):
     """Each thread runs one compiler at a time."""
 
-    def serve(self, work: Iterator[Compilation | _Errand]) -> None:
+    def serve(self, work: Iterator[Compilation | _BackgroundTask]) -> None:
         for one in work:
             one.run()
 
 
 class _State:
-    """What the service knows in this process. A forked child starts with nothing: it has none of the threads."""
+    """The service's state in this process. A forked child starts with an empty one, since it has none of the threads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -228,16 +232,16 @@ def _stop_compilers() -> None:
 
 
 _groups = {"own": True}
-"""Whether each compiler has a process group to itself, so that Ctrl-C does not reach it."""
+"""Whether each compiler has its own process group, so that Ctrl-C does not reach it."""
 
 
 def share_group() -> None:
-    """From now on compilers belong to this process's group, with which they end."""
+    """Puts all further compilers into this process's group, so that they end with it."""
     _groups["own"] = False
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Ends a compiler driver and the programs that it runs; it removes its own temporary files."""
+    """Stops a compiler driver and its subprocesses. The driver removes its own temporary files."""
     with contextlib.suppress(OSError):
         if _groups["own"]:
             os.killpg(process.pid, signal.SIGTERM)
@@ -245,17 +249,33 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.terminate()
 
 
-_Words = tuple[str, ...]
+_Arguments = tuple[str, ...]
 
 
 def compile_cpp(
     name: str, source: Source, flags: tuple[str, ...] = (), openmp: bool = True, key: str = ""
 ) -> Compilation:
-    """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once. `openmp`: it may start threads,
-    by the runtime that torch brings. With the `key` that `key_of_cpp` gave for the text, a source that is made when it is called
-    is called only where the cache has no such object.
+    """Requests the shared object of the C++ `source` of kernel `name`, and returns at once.
 
-    The result raises CompilerMissing, SourceRejected (a CompileFailed) or CacheError. Equal sources share one result.
+    Parameters
+    ----------
+    name : str
+        Name of the kernel, for file names and messages.
+    source : str or callable
+        C++ text, or a function that generates it. With `key` given, the function runs only if the cache lacks the
+        object.
+    flags : tuple of str
+        Compiler flags beyond the toolchain's own.
+    openmp : bool
+        Whether the kernel may start threads, through the OpenMP runtime that torch loads.
+    key : str
+        Result of `key_of_cpp` for the text, if known.
+
+    Returns
+    -------
+    Compilation
+        Its `result()` raises CompilerMissing, SourceRejected (a CompileFailed) or CacheError. Equal sources share one
+        result.
     """
     text = source if isinstance(source, str) or key else source()
     digested = key or digest(str(text))
@@ -263,33 +283,33 @@ def compile_cpp(
         if digested not in _state.asked:
             _state.asked.add(digested)
             counters.add("kernels_generated")
-    return _request(name, text, "c++", functools.partial(_words_of_cpp, flags, openmp), key)
+    return _request(name, text, "c++", functools.partial(_cpp_arguments, flags, openmp), key)
 
 
 def key_of_cpp(source: str) -> str:
-    """The key of the object that `compile_cpp` gives for this text. Raises CompilerMissing."""
+    """Key of the object that `compile_cpp` makes from this text. Raises CompilerMissing."""
     tools = toolchain.find()
-    return Order("", source, "c++", *_words_of_cpp((), True, tools), tools.command, tools.identity).key
+    return Order("", source, "c++", *_cpp_arguments((), True, tools), tools.command, tools.identity).key
 
 
-def _words_of_cpp(flags: _Words, openmp: bool, tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
+def _cpp_arguments(flags: _Arguments, openmp: bool, tools: toolchain.Toolchain) -> tuple[_Arguments, _Arguments]:
     runtime = openmp_flags() if openmp else ()
     return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
 
 
 def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = ()) -> Compilation:
-    """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel. `headers`: folders
-    whose files the `flags` tell apart."""
+    """Requests the shared object of a C extension. Like `compile_cpp`, but not counted as a generated kernel. `headers`
+    lists include directories; `flags` must identify their contents."""
     return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()), headers=headers)
 
 
 def in_background(work: Callable[[], None]) -> None:
-    """Has a thread that serves compilers do something, which asks for a compiler in the end."""
-    _state.pool.submit(_Errand(work))
+    """Runs `work`, which ends in a request for a compiler, on one of the compile threads."""
+    _state.pool.submit(_BackgroundTask(work))
 
 
 def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
-    """Whether the cache holds what `compile_c` would compile."""
+    """Whether the cache holds the result of `compile_c` for these arguments."""
     try:
         tools = toolchain.find()
     except CompilerMissing:
@@ -300,7 +320,7 @@ def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
 
 
 def has_key(key: str) -> bool:
-    """Whether the cache holds the object with the key that `key_of_cpp` gave for some text."""
+    """Whether the cache holds the object with this key, as returned by `key_of_cpp`."""
     cache = current()
     return cache.holds(f"{cache.stem('kernels', '', key, '.so')}.so")
 
@@ -309,11 +329,11 @@ def _request(
     name: str,
     source: Source,
     language: str,
-    words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]],
+    arguments: Callable[[toolchain.Toolchain], tuple[_Arguments, _Arguments]],
     key: str = "",
     headers: tuple[str, ...] = (),
 ) -> Compilation:
-    """`words`: the flags and the libraries for a compiler."""
+    """`arguments` returns the flags and the libraries for a compiler."""
     try:
         tools = toolchain.find()
     except CompilerMissing as error:
@@ -321,7 +341,7 @@ def _request(
         failed.run()
         return failed
     command = (*tools.command, *(f"-I{folder}" for folder in headers))
-    order = Order(name, source, language, *words(tools), command, tools.identity, known_key=key, present=tools.present)
+    order = Order(name, source, language, *arguments(tools), command, tools.identity, known_key=key, present=tools.present)
     cache = current()
     place = (cache.root, order.key)
     with _state.lock:
@@ -331,7 +351,7 @@ def _request(
         order = dataclasses.replace(order, stem=cache.stem("kernels", order.name, order.key, ".so"))
         compilation = _state.compilations[place] = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
     if cache.holds(f"{order.stem}.so") or not tools.present:
-        compilation.run()  # a look-up, unless the file is damaged
+        compilation.run()  # a lookup, unless the file is damaged
     else:
         _state.pool.submit(compilation)
     return compilation
@@ -347,7 +367,7 @@ def _failed(compilation: Compilation) -> bool:
 
 @functools.cache
 def openmp_flags() -> tuple[str, ...]:
-    """Nothing where torch has brought an OpenMP runtime with GOMP_parallel into the process; else -fopenmp."""
+    """Empty if torch has loaded an OpenMP runtime with GOMP_parallel into the process, else -fopenmp."""
     import torch  # noqa: F401  (loads the runtime)
 
     return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
@@ -359,8 +379,8 @@ def _record(order: Order, seconds: float, cached: bool) -> None:
 
 
 def settle(timeout: float) -> None:
-    """Waits, at most `timeout` seconds, until no compiler of this process is at work or about to be: what is timed beside
-    one, on the same cores, is timed wrong."""
+    """Waits up to `timeout` seconds until no compiler of this process runs or is queued. A compiler on the same cores
+    distorts timings."""
     with _state.lock:
         pending = [compilation for compilation in _state.compilations.values() if not compilation.done()]
     if pending:
@@ -383,8 +403,8 @@ def _fetch(order: Order, cache: Cache) -> Library | None:
 
 
 def _build(order: Order, cache: Cache) -> Library:
-    """Runs the compiler into a temporary file, then seals it and renames it into the cache. Raises CompilerMissing where there is
-    none."""
+    """Runs the compiler into a temporary file, seals the result and renames it into the cache. Raises CompilerMissing
+    if no compiler is installed."""
     if not order.present:
         raise CompilerMissing(toolchain.NONE)
     source = cache.write(order.stem + SUFFIXES[order.language], order.text.encode(), sealed=False)
@@ -434,21 +454,21 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         raise
     finally:
         state.running.discard(process)
-    if process.returncode != 0 and state.ended:  # this process has stopped it: nothing is known about the source
+    if process.returncode != 0 and state.ended:  # stopped by this process: says nothing about the source
         raise CompilerMissing(f"kernel {order.name!r} was being compiled when the process ended.")
     if process.returncode != 0:
         raise SourceRejected(order.name, command, messages, source, f"ended with status {process.returncode}")
 
 
 def verified(library: Library) -> Library:
-    """`library` if its file is whole, else the same compiled again. A damaged file must not be loaded: it kills."""
+    """Returns `library` if its file is intact, else a recompiled one. Loading a damaged file would crash the process."""
     return library if library.cache.check(f"{library.order.stem}.so") == library.path else _rebuilt(library)
 
 
 def load(library: Library, symbol: str) -> int:
     """Address of the C function `symbol` of `library`, which stays loaded until the process ends.
 
-    The file is checked first. A damaged one, or one that the dynamic loader refuses, is set aside and compiled again,
+    The file is checked first. A file that is damaged, or that the dynamic loader rejects, is set aside and recompiled
     once. Raises LoadFailed if that does not help.
     """
     with _state.lock:
@@ -480,7 +500,7 @@ def _load_file(library: Library, last: bool) -> ctypes.CDLL:
 
 
 def _rebuilt(library: Library) -> Library:
-    """The library compiled anew; equal requests made from now on share the result."""
+    """Recompiles the library. Later equal requests share the result."""
     order, cache = library.order, library.cache
     with _state.lock:
         compilation = Compilation(lambda: _fetch(order, cache) or _build(order, cache))

@@ -1,22 +1,25 @@
-"""Convolutions by a weight that rarely changes: it is packed once into oneDNN's own layouts (runtime/weights.py).
+"""Convolutions by a weight that rarely changes. The weight is packed once into oneDNN's own layouts
+(runtime/weights.py).
 
-`aten.convolution` brings the weight into such a layout in every call, which for small images takes longer than the convolution.
-Which layout the call asks for depends on the size of the images, the instruction set and the number of threads. A packing for
-another size costs more than none: oneDNN then reorders it in each call, from one blocked layout to another, element by element
-(256×256×3×3 over 2×14×14 by AVX2, one thread: 4.1 ms by the right packing, 4.5 by the plain weight, 35 by the packing that
-oneDNN makes when it is told no size). So each size of images is looked up once: a weight has as many packings as its sizes ask
-for different layouts, one to three in what was tried.
+`aten.convolution` reorders the weight into such a layout in every call, which for small images takes longer than the
+convolution. The layout depends on the image size, the instruction set and the number of threads. A packing for another
+size is worse than none: oneDNN then reorders it in each call, from one blocked layout to another, element by element
+(256×256×3×3 over 2×14×14 with AVX2, one thread: 4.1 ms with the right packing, 4.5 with the plain weight, 35 with the
+packing that oneDNN makes without a size). So each image size is looked up once. A weight has as many packings as its
+image sizes need different layouts: one to three in all cases tried.
 
-Which way a call takes, by measurements of 36 convolutions by AVX2 and AVX-512 (`python -m benchmarks.convolutions`):
+How a call is run was decided by measurements of 36 convolutions with AVX2 and AVX-512 (`python -m
+benchmarks.convolutions`):
 
-- where eager itself does not take oneDNN (one small image, products on one thread), eager's own call, unless it is SLOW or more:
-  a call by a packing takes 20 µs before it computes anything, and the products behind eager's call are good ones;
-- of images with their channels last, the packing;
-- of images in planes, the packing if the weight is WIDE times as large as the images, else eager's own call: a packing takes
-  images with their channels last, and gives such;
-- transposed convolutions likewise: a generator of images from 32×1×1 took 0.38 ms with its weights plain and 0.26 packed;
-- without a packing (no room, weights that others may write to), eager's own call; wide weights that meet images with their
-  channels last are brought into an odd layout by it at each call, so that images become planes first.
+- Where eager does not use oneDNN (one small image, products on one thread): eager's own call, unless the size is SLOW
+  or more. A call with a packing has 20 µs of overhead, and the products behind eager's call are fast.
+- Channels-last images: the packing.
+- Contiguous (NCHW) images: the packing if the weight is at least WIDE times as large as the images, else eager's own
+  call. A packing needs channels-last images and gives channels-last results.
+- Transposed convolutions: the same. A generator of images from 32×1×1 took 0.38 ms with plain weights and 0.26 ms with
+  packed ones.
+- Without a packing (no memory, weights that others may write to): eager's own call. Since it reorders wide weights
+  badly for channels-last images, in every call, such images are made contiguous first.
 """
 
 from __future__ import annotations
@@ -32,32 +35,33 @@ from polytile.runtime import weights
 aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
 
 SLOW = 1 << 21
-"""Multiply-adds of a convolution with a window of more than one point from which on oneDNN is faster than the operator that eager
-takes for small images: 16 × 16 × 32 × 32 × 3 × 3, 2.4 M, took 80 and 73 µs on one thread, 57 k took 15 and 29 µs, 28 M 1020 and
-660 µs."""
+"""Number of multiply-adds, for windows of more than one point, from which oneDNN beats the operator that eager uses for
+small images. On one thread, eager and oneDNN took 80 and 73 µs for 16 × 16 × 32 × 32 × 3 × 3 (2.4 M), 15 and 29 µs for
+57 k, 1020 and 660 µs for 28 M."""
 
 WIDE = 2
-"""Bytes of the weight, over those of images and results together, from which on a packing pays for laying both out: at 3 by 1.04
-to 1.10, at 12 by 1.3, at 16 by 1.5; at 1.3 by nothing."""
+"""Ratio of the weight's bytes to those of images and results together from which a packing repays the layout
+conversions. It gained a factor of 1.04 to 1.10 at ratio 3, 1.3 at 12, 1.5 at 16, and nothing at 1.3."""
 
 MOST_SIZES = 1024
-"""Sizes of images of which the way is remembered."""
+"""Number of image sizes whose decision is stored."""
 
 PADDING = slice(108, 112)
-"""Bytes of oneDNN's serialised description of a layout that mean nothing, and differ from call to call."""
+"""Bytes of oneDNN's serialised memory descriptor that are padding and differ from call to call."""
 
 ONEDNN = ("Mkldnn", "???")
-"""What torch calls oneDNN's convolution and its transposed one, which it has no name for (torch 2.11 to 2.13)."""
+"""torch's names of oneDNN's convolution and of its transposed convolution, which is unnamed (torch 2.11 to 2.13)."""
 
 Find = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class PackedConvolution:
-    """Stands for aten.convolution with images and a weight of the given `sizes` and `strides` (elements): [filters, channels /
-    groups, rows, columns], or, transposed, [channels, filters / groups, rows, columns]. `limit` (bytes): see weights.Site.
+    """Replaces aten.convolution for a weight with the given `sizes` and `strides` (elements).
 
-    Where the weight cannot be packed, for the reason in the sites' `reason`, or packing does not pay, it is aten.convolution.
-    Results have their channels last if the images have, or if a packed copy was used.
+    The weight is [filters, channels / groups, rows, columns] or, transposed, [channels, filters / groups, rows,
+    columns]. `limit` is in bytes, see weights.Site. If the weight cannot be packed (the sites' `reason` says why), or
+    packing does not pay, this is aten.convolution. Results are channels-last if the images are, or if a packed copy was
+    used.
     """
 
     _schema, tags = aten.convolution.default._schema, aten.convolution.default.tags
@@ -79,7 +83,7 @@ class PackedConvolution:
 
     @property
     def sites(self) -> tuple[weights.Site, ...]:
-        """One for each layout that has been asked for."""
+        """One site for each layout needed so far."""
         return tuple(self._sites.values())
 
     def __str__(self) -> str:
@@ -106,7 +110,7 @@ class PackedConvolution:
     def _look_up(
         self, size: tuple[torch.Size, int], images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> Find | None:
-        """What finds the packing for images of this size; None where eager's own call is the better one."""
+        """The lookup of the packing for images of this size; None if eager's own call is faster."""
         if len(self._finds) >= MOST_SIZES:
             self._finds.clear()
         find = self._site(size[0]).find if self._pays(images, weight, bias) else None
@@ -114,7 +118,7 @@ class PackedConvolution:
         return find
 
     def _pays(self, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether the call is faster by a packing of the weight than as eager does it."""
+        """Whether the call is faster with a packed weight than in eager."""
         stride, padding, dilation, more, groups = self._given
         given = [*map(list, (stride, padding, dilation))]
         backend: Any = torch._C._select_conv_backend(images, weight, bias, *given, self.transposed, list(more), groups)
@@ -124,7 +128,7 @@ class PackedConvolution:
         return backend.name in ONEDNN and (_is_last(images) or self._weighs(images, WIDE))
 
     def _weighs(self, images: torch.Tensor, times: int) -> bool:
-        """Whether the weight is so many times as large as images and results together."""
+        """Whether the weight is at least `times` as large as images and results together."""
         filters = self.sizes[1] * self._given[-1] if self.transposed else self.sizes[0]
         results = images.shape[0] * filters * math.prod(self._extents(images))
         return math.prod(self.sizes) >= times * (images.numel() + results)
@@ -139,7 +143,8 @@ class PackedConvolution:
         ]
 
     def _site(self, images: torch.Size) -> weights.Site:
-        """The site for the layout that images of this size ask for, which is seen on a packing of nothing in particular."""
+        """The site for the layout that images of this size need. The layout is read from a packing of an uninitialised
+        weight."""
         packed = self._packed(torch.empty_strided(self.sizes, self.strides, dtype=self.dtype), images)
         described = bytearray(mkldnn._get_mkldnn_serialized_md(packed).tolist())
         described[PADDING] = bytes(4)
@@ -165,7 +170,7 @@ def _is_last(images: torch.Tensor) -> bool:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether weights of this type can be packed, and this machine's oneDNN takes them."""
+    """Whether weights of this dtype can be packed and this machine's oneDNN supports them."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if dtype == torch.bfloat16:

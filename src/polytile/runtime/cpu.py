@@ -1,4 +1,4 @@
-"""The processor that this process runs on, as /proc/cpuinfo and /sys describe it. Starts no other program."""
+"""The processor of this machine, as described by /proc/cpuinfo and /sys. Starts no other program."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NUMBER_FIELDS = ("cpu family", "model", "CPU implementer", "CPU part", "CPU var
 _FLAG_FIELDS = ("flags", "Features", "isa", "features")
 
 SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-"""Where Linux tells of the first core's clock."""
+"""Linux's information about the first core's clock."""
 
 LAST_LEVEL = 32 << 20
-"""Bytes of the last-level cache, where the system does not say."""
+"""Default size of the last-level cache in bytes, if the system does not report it."""
 
 TASKS = Path("/proc/self/task")
-"""Where Linux tells of this process's threads."""
+"""Linux's information about this process's threads."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Cpu:
 
     @property
     def identity(self) -> str:
-        """Text that differs wherever code made with -march=native may differ."""
+        """Text that differs whenever code made with -march=native may differ."""
         return f"{self.machine} {self.model} {digest(' '.join(self.flags))}"
 
 
 def parse(text: str, machine: str) -> Cpu:
-    """The Cpu that the text of a /proc/cpuinfo describes; the first processor speaks for all."""
+    """The Cpu described by the text of a /proc/cpuinfo. The first processor stands for all."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -51,7 +51,7 @@ def parse(text: str, machine: str) -> Cpu:
 
 @functools.cache
 def cpu() -> Cpu:
-    """This machine's processor, read once for each process."""
+    """This machine's processor, read once per process."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -61,7 +61,7 @@ def cpu() -> Cpu:
 
 @functools.cache
 def cache_sizes() -> dict[str, int]:
-    """Bytes of each cache level of the first core by name ("L1d", "L2", "L3"); empty where /sys does not say."""
+    """Bytes of each cache level of the first core by name ("L1d", "L2", "L3"); empty if /sys does not report them."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes: dict[str, int] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
@@ -77,13 +77,13 @@ def cache_sizes() -> dict[str, int]:
 
 
 def last_level() -> int:
-    """Bytes of the last-level cache."""
+    """Size of the last-level cache in bytes."""
     return cache_sizes().get("L3", LAST_LEVEL)
 
 
 @functools.cache
 def max_clock() -> dict[str, float]:
-    """How fast the first core's clock may run, as "max_mhz"; empty where the system does not say (most virtual machines)."""
+    """Maximum clock of the first core, as "max_mhz"; empty if the system does not report it (most virtual machines)."""
     try:
         return {"max_mhz": int((SCALING / "cpuinfo_max_freq").read_text()) / 1000}
     except (OSError, ValueError):
@@ -91,21 +91,21 @@ def max_clock() -> dict[str, float]:
 
 
 def clocks() -> dict[str, str | float]:
-    """What the clock of the first core is doing now: "mhz", and its "governor" where the system lets one be chosen. Empty
-    where nothing says. About 50 µs."""
+    """Current clock of the first core as "mhz", and its "governor" if the system has one. Empty if neither is reported.
+    About 50 µs."""
     found: dict[str, str | float] = {}
     try:
         found["mhz"] = int((SCALING / "scaling_cur_freq").read_text()) / 1000
         found["governor"] = (SCALING / "scaling_governor").read_text().strip()
     except (OSError, ValueError):
-        mhz = told_mhz()
+        mhz = reported_mhz()
         if mhz is not None:
             found["mhz"] = mhz
     return found
 
 
-def told_mhz() -> float | None:
-    """The first core's clock as /proc/cpuinfo tells it; None on an architecture that does not."""
+def reported_mhz() -> float | None:
+    """The first core's clock from /proc/cpuinfo in MHz; None on architectures that do not report it."""
     try:
         with open("/proc/cpuinfo", errors="replace") as file:
             return float(next((line.partition(":")[2] for line in file if line.startswith("cpu MHz")), ""))
@@ -114,8 +114,8 @@ def told_mhz() -> float | None:
 
 
 def waited() -> float:
-    """Seconds that the threads of this process, all together, have been ready to run while other programs had the cores; 0
-    where the system does not say. Some 15 µs a thread."""
+    """Total seconds that this process's threads were runnable while other programs had the cores; 0 if the system does
+    not report it. About 15 µs per thread."""
     total = 0
     try:
         threads = os.listdir(TASKS)
@@ -131,19 +131,19 @@ def waited() -> float:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on (its affinity mask), at least 1."""
+    """Number of cores in this process's affinity mask, at least 1."""
     return len(os.sched_getaffinity(0))
 
 
 def available_bytes() -> int | None:
-    """Memory that may be had without swapping: of the machine, or of the control group where that has less. None where
-    nothing says."""
+    """Bytes of memory available without swapping: of the machine, or of the control group if it has less. None if
+    neither reports it."""
     found = [value for value in (_machine_bytes(), _group_bytes(Path("/sys/fs/cgroup"))) if value is not None]
     return min(found, default=None)
 
 
 def side_by_side(bytes_each: int) -> int:
-    """How many processes that take so much memory each may well run at once: one for each core, if it fits; at least one."""
+    """How many processes of `bytes_each` bytes may run at once: one per core if memory suffices, at least one."""
     available = available_bytes()
     return usable_cores() if available is None else max(1, min(usable_cores(), available // bytes_each))
 
@@ -157,7 +157,7 @@ def _machine_bytes() -> int | None:
 
 
 def _group_bytes(group: Path) -> int | None:
-    """What the control group's limit leaves; None where it has none ("max")."""
+    """Bytes left under the control group's limit; None if it has none ("max")."""
     try:
         most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
         return max(0, int(most) - int(used))

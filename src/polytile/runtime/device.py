@@ -1,4 +1,4 @@
-"""Which machine this is, as far as it decides what kernel is fastest: part of every Problem and measurement."""
+"""Identity of this machine, as far as it affects which kernel is fastest. Part of every Problem and measurement."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polytile.runtime.cpu import cache_sizes, cpu, max_clock, usable_cores
 def describe() -> dict[str, Any]:
     """Facts about the CPU and the libraries, all plain JSON values.
 
-    `threads` is PyTorch's number of threads now; `cores` are those this process may use; `caches` are bytes by name;
-    `flags` is a digest of the processor's flags; `max_mhz` is there where the system says how fast the clock may run; `isa`
-    and `compiler` come from the compiler ("unknown" and "none" where there is none).
+    `threads` is PyTorch's current number of threads; `cores` the cores that this process may use; `caches` the cache
+    sizes in bytes by name; `flags` a digest of the processor's flags; `max_mhz` the maximum clock, if reported; `isa`
+    and `compiler` describe the compiler ("unknown" and "none" without one).
     """
     return {**_fixed(), **_changing()}
 
@@ -30,7 +30,7 @@ def _changing() -> dict[str, Any]:
 
 
 def fingerprint() -> str:
-    """Short id, equal wherever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
+    """Short id, equal whenever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
     return _fingerprint(tuple(_changing().items()))
 
 
@@ -41,19 +41,19 @@ def _fingerprint(changing: tuple[tuple[str, Any], ...]) -> str:
 
 
 def remember(prefix: str, facts: Mapping[str, Any]) -> str:
-    """The fingerprint of a device with these facts, `prefix` before a digest of them all; `described` knows it from now on."""
+    """The fingerprint of a device with these facts: `prefix` and a digest of the facts. Registers them for `described`."""
     name = f"{prefix}-{digest(json.dumps(facts, sort_keys=True), 12)}"
     _described[name] = facts
     return name
 
 
 def kind_of(fingerprint: str) -> str:
-    """The type of the device that a fingerprint names: "cpu" or "cuda"."""
+    """Device type in a fingerprint: "cpu" or "cuda"."""
     return fingerprint.partition("-")[0]
 
 
 def described(fingerprint: str) -> tuple[tuple[str, str], ...]:
-    """The facts that a fingerprint of this process stands for, as text, sorted by name; nothing for another's."""
+    """The facts behind a fingerprint made in this process, as text sorted by name; empty for any other."""
     facts: Mapping[str, Any] = _described.get(fingerprint, {})
     return tuple(sorted((name, value if isinstance(value, str) else json.dumps(value)) for name, value in facts.items()))
 

@@ -1,16 +1,18 @@
-/* Part of the launcher: calls of a compiled function without the evaluation of its frame.
+/* Part of the launcher: calls of a compiled function without evaluating its Python frame.
 
-   torch.compile finds the compiled code of a call by having Python evaluate the function's frame with Dynamo's hook in place: some
-   10 us go into switching the hook on and off. An Entry needs no frame. It binds the arguments to the function's parameters, asks
-   Dynamo's own guards about them, and runs the code that they guard. Where a guard says no, or anything is in force that
-   torch.compile would look at, it returns `declined`, and the caller goes the usual way.
+   torch.compile finds a call's compiled code by having Python evaluate the function's frame with Dynamo's hook
+   installed; switching the hook on and off takes about 10 us. An Entry needs no frame. It binds the arguments to the
+   function's parameters, evaluates Dynamo's own guards on them, and runs the guarded code. If a guard fails, or any
+   state is in force that torch.compile would check, it returns `declined`, and the caller takes the usual way.
 
-   A Graph is what polytile's backend gives to Dynamo for an inference graph: it does what AOTAutograd's runtime wrapper does for a
-   graph that changes no argument and returns no alias. An Undisturbed stands for what torch._dynamo.disable made of a Graph.
+   A Graph is what polytile's backend gives to Dynamo for an inference graph. It does the work of AOTAutograd's runtime
+   wrapper for a graph that changes no argument and returns no alias. An Undisturbed replaces the result of
+   torch._dynamo.disable on a Graph.
 
-   An Entry also counts calls by the sizes of their tensors on a CPU, rounded to powers of two. Where calls are many it declines one,
-   so that its owner can race the compiled code against the function itself (races.py). Where the function has won, an Entry returns
-   `own` in place of a result, and the caller calls the function: from Python that takes no more than calling it directly. */
+   An Entry also counts calls by the sizes of their CPU tensors, rounded to powers of two. After many calls it declines
+   one, so that its owner can race the compiled code against the function itself (races.py). If the function won, an
+   Entry returns `own` instead of a result, and the caller calls the function, which from Python costs no more than
+   calling it directly. */
 
 enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
 enum { RACES = 256, RACED_AFTER = 256 };
@@ -18,19 +20,19 @@ enum { COUNTING, RACING, COMPILED_IS_FASTER, FUNCTION_IS_FASTER };
 
 /* Set once by configure_entries(). */
 static struct {
-    PyObject *declined;     /* what an Entry returns in place of a result */
-    PyObject *own;          /* the same, where the function itself is to be called */
-    PyObject *facts;        /* ((dict, key, value), ...): dict[key] is the value while nothing special is in force */
-    PyObject *questions;    /* ((callable, answer), ...) the same */
+    PyObject *declined;     /* returned by an Entry instead of a result */
+    PyObject *own;          /* the same, if the function itself must be called */
+    PyObject *facts;        /* ((dict, key, value), ...): dict[key] has this value in the normal state */
+    PyObject *questions;    /* ((callable, result), ...): likewise */
     PyObject *groups;       /* the dict of torch's process groups */
-    PyObject *set_hook;     /* (what looks at whether guards hold, or None) -> what did so far */
+    PyObject *set_hook;     /* (hook that checks whether guards hold, or None) -> the previous hook */
     PyObject *absent;       /* names of methods that an instance of Module may not replace */
     PyObject *hooks;        /* names of a module's dicts of hooks */
     PyObject *global_hooks; /* dicts of hooks that all modules have in common */
     PyObject *cache_entry;  /* "cache_entry" */
     int (*grad_enabled)(void);
     void (*set_grad_enabled)(int);
-    void *const *(*tracing_state)(void); /* -> what torch.jit.trace is at, in a pointer of C++; NULL there: nothing is traced */
+    void *const *(*tracing_state)(void); /* -> torch.jit.trace's state, in a C++ pointer; NULL there: no tracing */
     int32_t (*get_rank)(void *tensor, int64_t *rank);
     int32_t (*get_sizes)(void *tensor, int64_t **sizes);
 } entering;
@@ -41,7 +43,7 @@ typedef struct { /* compiled code with its guards */
     PyObject *run;     /* the code as a function */
 } Way;
 
-typedef struct { /* what is known of calls at sizes like each other's */
+typedef struct { /* statistics of calls at similar sizes */
     uint64_t key;
     uint32_t calls;
     char state;
@@ -61,16 +63,16 @@ typedef struct {
     Py_ssize_t count;
     Way ways[MAX_WAYS];
     char full;
-    char stale;          /* whether what was found when the ways were has changed since */
+    char stale;          /* whether the state at the time the ways were found has changed */
     char races;
-    unsigned long long wanted; /* the key of a call that was declined for a race; 0: it was not for that */
+    unsigned long long wanted; /* the key of the call that was declined for a race; 0: none */
     AtSizes at_sizes[RACES];
 } Entry;
 
-/* ---- what has to be so ---- */
+/* ---- conditions ---- */
 
-/* Whether ranks agree on whether guards hold before they go on (torch.compiler.set_enable_guard_collectives). Nothing but the
-   function that sets it says so. */
+/* Whether ranks must agree that guards hold before they continue (torch.compiler.set_enable_guard_collectives). Only
+   the setter reveals this. */
 static int ranks_agree(void)
 {
     if (PyDict_GET_SIZE(entering.groups) == 0)
@@ -102,7 +104,7 @@ static int all_hold(void)
         PyObject *answer = PyObject_CallNoArgs(PyTuple_GET_ITEM(question, 0));
         if (answer == NULL)
             PyErr_Clear();
-        Py_XDECREF(answer); /* what is compared is immortal or held by the question */
+        Py_XDECREF(answer); /* the compared object is immortal or held by the question */
         if (answer != PyTuple_GET_ITEM(question, 1))
             return 0;
     }
@@ -117,7 +119,7 @@ static int all_empty(PyObject *dicts)
     return 1;
 }
 
-/* Whether a call of the owner comes to a call of its class's forward, with nothing before and after. */
+/* Whether a call of the owner is just a call of its class's forward, with nothing before or after. */
 static int is_called_plainly(Entry *self)
 {
     if (Py_TYPE(self->owner) != self->type || self->version == 0 || self->type->tp_version_tag != self->version) {
@@ -155,7 +157,7 @@ static int is_as_found(Entry *self)
 
 /* ---- arguments ---- */
 
-/* The value of a parameter that was not given, borrowed; NULL: it has none. */
+/* The default value of a parameter, borrowed; NULL: it has none. */
 static PyObject *default_of(Entry *self, int parameter)
 {
     PyFunctionObject *function = (PyFunctionObject *)self->function;
@@ -167,7 +169,7 @@ static PyObject *default_of(Entry *self, int parameter)
     return at < 0 ? NULL : PyTuple_GET_ITEM(function->func_defaults, at);
 }
 
-/* The number of the parameter of this name; -1: there is none; -2 and an exception on failure. */
+/* The number of the parameter with this name; -1: there is none; -2 and an exception on failure. */
 static int parameter_of(Entry *self, PyObject *name)
 {
     int count = self->positional + self->keyword_only;
@@ -182,7 +184,7 @@ static int parameter_of(Entry *self, PyObject *name)
     return -1;
 }
 
-/* The arguments after the positional parameters, as *args. 0, or -1. */
+/* Binds the arguments after the positional parameters to *args. 0, or -1. */
 static int bind_rest(Entry *self, PyObject *locals, PyObject *const *given, Py_ssize_t count)
 {
     int at = self->positional + self->keyword_only;
@@ -199,7 +201,7 @@ static int bind_rest(Entry *self, PyObject *locals, PyObject *const *given, Py_s
     return failed;
 }
 
-/* Named arguments, to parameters or to **kwargs. 0, or -1. */
+/* Binds named arguments to parameters or to **kwargs. 0, or -1. */
 static int bind_named(Entry *self, PyObject *locals, PyObject *const *values, PyObject *names)
 {
     PyObject *rest = NULL;
@@ -221,7 +223,8 @@ static int bind_named(Entry *self, PyObject *locals, PyObject *const *values, Py
     return failed ? -1 : 0;
 }
 
-/* The function's local variables as a call begins, closure included; NULL: it cannot be called so, or memory is short. */
+/* The function's local variables at the start of a call, closure included; NULL: the arguments do not fit, or memory is
+   short. */
 static PyObject *bind(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     PyObject *locals = PyDict_New();
@@ -250,7 +253,7 @@ static PyObject *bind(Entry *self, PyObject *const *given, Py_ssize_t count, PyO
 
 /* ---- calls ---- */
 
-/* Whether Dynamo still has the code and its guards hold. An error in a guard is for the usual way to raise. */
+/* Whether Dynamo still has the code and its guards hold. Errors in a guard are left to the usual way to raise. */
 static int guards_hold(Entry *self, PyObject *reference, PyObject *check, PyObject *locals)
 {
     PyObject *manager = PyObject_CallNoArgs(reference), *answer = NULL;
@@ -267,8 +270,8 @@ static int guards_hold(Entry *self, PyObject *reference, PyObject *check, PyObje
     return answer == Py_True;
 }
 
-/* The first way whose guards hold becomes the first of all: its code as a function, owned; NULL and `why`: there is none. Guards may
-   let other threads run, which may change the ways. */
+/* Finds the first way whose guards hold, and moves it to the front. Returns its code as a function, owned; NULL and
+   `why` if there is none. Guards may let other threads run, which may change the ways. */
 static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names, int *why)
 {
     *why = NOT_ASKED;
@@ -302,7 +305,7 @@ static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count,
     return found;
 }
 
-/* The arguments with the owner in front; NULL: there are too many. `all` has room for MAX_GIVEN. */
+/* The arguments, preceded by the owner; NULL: there are too many. `all` has room for MAX_GIVEN. */
 static PyObject *const *with_owner(Entry *self, PyObject **all, PyObject *const *given, Py_ssize_t *count, PyObject *names)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
@@ -316,7 +319,8 @@ static PyObject *const *with_owner(Entry *self, PyObject **all, PyObject *const 
     return all;
 }
 
-/* A number for the ranks and sizes of tensors, sizes rounded down to powers of two; 0: a tensor is not on a CPU, or there is none. */
+/* A hash of the ranks and sizes of tensors, sizes rounded down to powers of two; 0: a tensor is not on a CPU, or there
+   is none. */
 static uint64_t key_of_sizes(PyObject *const *given, Py_ssize_t count)
 {
     uint64_t key = 0;
@@ -337,7 +341,7 @@ static uint64_t key_of_sizes(PyObject *const *given, Py_ssize_t count)
     return key;
 }
 
-/* What is known of calls like this one; NULL: nothing is asked of them. Of two keys that share a place the first has it. */
+/* The statistics of calls like this one; NULL: none are kept. If two keys share a slot, the first one keeps it. */
 static AtSizes *at_sizes_of(Entry *self, PyObject *const *given, Py_ssize_t count)
 {
     uint64_t key = key_of_sizes(given, count);
@@ -385,7 +389,7 @@ static PyObject *call_entry(PyObject *object, PyObject *const *given, size_t fla
     return call_compiled(self, given, count, names);
 }
 
-/* compiled(*args, **kwargs) -> what the compiled code gives; `declined` as a call does, never for a race. */
+/* compiled(*args, **kwargs) -> the compiled code's result; `declined` as for a call, but never for a race. */
 static PyObject *entry_compiled(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     PyObject *all[MAX_GIVEN];
@@ -406,7 +410,7 @@ static PyObject *entry_settle(PyObject *object, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* postpone(key): no race yet; calls are counted anew. */
+/* postpone(key): no race yet; restarts the count of calls. */
 static PyObject *entry_postpone(PyObject *object, PyObject *given)
 {
     unsigned long long key = PyLong_AsUnsignedLongLong(given);
@@ -420,7 +424,7 @@ static PyObject *entry_postpone(PyObject *object, PyObject *given)
     Py_RETURN_NONE;
 }
 
-/* take_wanted() -> the key of the race that the last call was declined for, once; 0: it was not. */
+/* take_wanted() -> the key of the race that the last call was declined for, once; 0: none. */
 static PyObject *entry_take_wanted(PyObject *object, PyObject *unused)
 {
     Entry *self = (Entry *)object;
@@ -429,7 +433,8 @@ static PyObject *entry_take_wanted(PyObject *object, PyObject *unused)
     return PyLong_FromUnsignedLongLong(wanted);
 }
 
-/* find(*args, **kwargs) -> whether the guards of a way hold, which is the first then; None: they were not asked. */
+/* find(*args, **kwargs) -> whether the guards of a way hold, which is then moved to the front; None: they were not
+   evaluated. */
 static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     Entry *self = (Entry *)object;
@@ -455,7 +460,7 @@ static void release_ways(Way *ways, Py_ssize_t count)
     }
 }
 
-/* Gives the entry these ways; what it had is released last, since that may run anything. Takes over references. */
+/* Sets the entry's ways; the old ones are released last, since that may run arbitrary code. Takes over references. */
 static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
 {
     Way before[MAX_WAYS];
@@ -467,7 +472,7 @@ static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
     release_ways(before, before_count);
 }
 
-/* Sets what is known of the function and its owner. 0, or -1 with an exception. */
+/* Reads the properties of the function and its owner. 0, or -1 with an exception. */
 static int read_function(Entry *self, PyObject *function)
 {
     PyCodeObject *code = (PyCodeObject *)((PyFunctionObject *)function)->func_code;
@@ -494,7 +499,7 @@ static int read_function(Entry *self, PyObject *function)
     return 0;
 }
 
-/* replace(function, ((manager, check, run), ...)): the ways from now on, in the order in which they are tried. */
+/* replace(function, ((manager, check, run), ...)): sets the ways, in the order in which they are tried. */
 static PyObject *entry_replace(PyObject *object, PyObject *parsed)
 {
     Entry *self = (Entry *)object;
@@ -506,7 +511,7 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
     for (Py_ssize_t i = 0; i < count; i++)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOO!", &ways[i].manager, &ways[i].check, &PyFunction_Type, &ways[i].run))
             return NULL;
-    set_ways(self, NULL, 0); /* none is there while the function changes */
+    set_ways(self, NULL, 0); /* no ways while the function changes */
     if (read_function(self, function) < 0)
         return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -531,7 +536,7 @@ static PyObject *entry_managers(PyObject *object, void *unused)
     return managers;
 }
 
-/* Entry(owner or None, whether there are races) */
+/* Entry(owner or None, whether to race) */
 static PyObject *entry_new(PyTypeObject *type, PyObject *parsed, PyObject *keywords)
 {
     PyObject *owner;
@@ -613,13 +618,13 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *call;    /* (list of arguments) -> list of results */
-    PyObject *usual;   /* the same with AOTAutograd's wrapper, (*arguments); of an Undisturbed what disable() made of `call` */
-    PyObject *dynamic; /* a set of dimensions or None for each result: what AOTAutograd notes on results of changing sizes */
-    PyObject *note;    /* the name under which it does */
-    char called;       /* whether AOTAutograd's wrapper has seen a call: in the first one it looks at what operators alias */
+    PyObject *usual;   /* the same with AOTAutograd's wrapper, (*arguments); for an Undisturbed, the result of disable() on `call` */
+    PyObject *dynamic; /* a set of dimensions or None for each result, as AOTAutograd notes it on results of dynamic sizes */
+    PyObject *note;    /* the name of that note */
+    char called;       /* whether AOTAutograd's wrapper has seen a call: in the first one it checks what operators alias */
 } Graph;
 
-/* Notes on each result which dimensions may change. 0, or -1 with an exception. */
+/* Notes on each result which dimensions are dynamic. 0, or -1 with an exception. */
 static int note_dynamic(Graph *self, PyObject *results)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(self->dynamic);
@@ -722,7 +727,7 @@ static PyMemberDef graph_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* size_of(tensor, dimension) -> what tensor.size(dimension) gives */
+/* size_of(tensor, dimension) -> tensor.size(dimension) */
 static PyObject *size_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
     if (count != 2)

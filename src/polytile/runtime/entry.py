@@ -1,9 +1,9 @@
-"""Entries: calls of a compiled function without the evaluation of its frame, in C (entry.c).
+"""Entries: C callables (entry.c) that run a compiled function without evaluating its Python frame.
 
-    module()      the launcher, ready for entries; None where there can be none
-    in_c(graph)   a compiled graph as C calls it, where it was compiled before the launcher was there
-    DECLINED      what an Entry returns in place of a result where the call has to go through torch.compile
-    OWN           the same where the function itself is to be called, as it is faster than what was compiled
+    module()      the launcher, ready for entries; None where it cannot be had
+    in_c(graph)   a compiled graph's C callable, even if the graph was compiled before the launcher was built
+    DECLINED      returned by an Entry instead of a result if the call must go through torch.compile
+    OWN           returned instead of a result if the original function must be called, because it is faster
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Answer:
 DECLINED, OWN = _Answer("DECLINED"), _Answer("OWN")
 
 IN_C = "polytile_in_c"
-"""The attribute of a graph's callable, a function of Python, that makes one in C which gives the same."""
+"""Attribute of a graph's Python callable: a function that returns an equivalent C callable."""
 
 ABSENT = ("forward", "_call_impl", "_compiled_call_impl")
-"""Attributes by which an instance of Module changes what its call does."""
+"""Instance attributes that change what calling a Module does."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = (
@@ -49,16 +49,16 @@ GRAD_MODE = ("_ZN3c108GradMode10is_enabledEv", "_ZN3c108GradMode11set_enabledEb"
 
 
 TRACING = "_ZN5torch3jit6tracer15getTracingStateEv"
-"""`torch::jit::tracer::getTracingState()`, which returns a reference to a `std::shared_ptr`; it begins with the pointer."""
+"""`torch::jit::tracer::getTracingState()`. It returns a reference to a `std::shared_ptr`, which begins with the pointer."""
 
 LAYOUT = ("dim", "sizes")
-"""Ends of the names of functions of torch's stable C interface."""
+"""Suffixes of the names of functions of torch's stable C interface."""
 
 
 @functools.cache
 def module() -> Any:
-    """The launcher, able to make entries; None where there is none, or torch does not have what entries look at."""
-    loaded = native.module(quietly=True)  # entries only save time: kernels that go without the launcher warn of it
+    """The launcher, able to make entries; None if there is no launcher, or if torch lacks what entries inspect."""
+    loaded = native.module(quietly=True)  # entries only save time; kernels warn if there is no launcher
     if loaded is None:
         return None
     try:
@@ -66,19 +66,19 @@ def module() -> Any:
             DECLINED, OWN, _facts(), _questions(), *_collectives(), ABSENT, HOOKS, _global_hooks(), *_addresses()
         )
     except (ImportError, OSError, AttributeError, KeyError) as error:
-        log.warning("torch %s: each call goes through Dynamo's frames, as this is not where it was: %s", torch.__version__, error)
+        log.warning("torch %s: calls go through Dynamo's frames, because this has moved: %s", torch.__version__, error)
         return None
     return loaded
 
 
 def in_c(graph: Any) -> Any:
-    """The callable in C of a graph that knows how to make one; else the graph's own."""
+    """The C callable of a graph that can make one; else the graph itself."""
     make = getattr(graph, IN_C, None)
     return graph if make is None else make()
 
 
 def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
-    """What torch.compile's own wrapper looks at in each call: (namespace, name, value while nothing special is in force)."""
+    """The variables that torch.compile's own wrapper checks in each call: (namespace, name, value in the normal state)."""
     import torch._dynamo.eval_frame
     import torch.autograd.profiler
     import torch.fx._symbolic_trace
@@ -98,12 +98,12 @@ def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
 
 
 def _questions() -> tuple[tuple[Any, Any], ...]:
-    """The same by functions: (function, what it gives then)."""
+    """The functions that it calls for the same purpose: (function, result in the normal state)."""
     return (torch._C._dynamo.eval_frame.get_eval_frame_callback, None), *_fx_tracing()
 
 
 def _fx_tracing() -> tuple[tuple[Any, Any], ...]:
-    """Whether FX traces, asked of a function: before torch 2.15 a flag of its module says so."""
+    """FX's tracing state as a function. Before torch 2.15 it is a flag of the module."""
     import torch.fx._symbolic_trace
 
     function = getattr(torch.fx._symbolic_trace, "_get_is_fx_tracing", None)
@@ -111,7 +111,7 @@ def _fx_tracing() -> tuple[tuple[Any, Any], ...]:
 
 
 def _collectives() -> tuple[dict[Any, Any], Any]:
-    """torch's process groups, and what sets that ranks agree on whether guards hold."""
+    """torch's process groups, and the setter of the hook by which ranks agree on whether guards hold."""
     groups: dict[Any, Any] = torch.distributed.distributed_c10d._pg_map if torch.distributed.is_available() else {}
     return groups, torch._C._dynamo.eval_frame.set_guard_complete_hook
 

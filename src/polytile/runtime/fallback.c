@@ -1,18 +1,18 @@
-/* Part of the launcher: what runs a call for which nothing is decided, and the list of such calls.
+/* Part of the launcher: runs calls without a decision, and lists them.
 
-   A leaf is a loaded kernel, or a Python callable, with the facts under which it is right. An order names the leaves to look at,
-   the best predicted first: that of the key itself where there is one, else that of its cell, which is the key without
-   divisibility, alignment and formulas, else the one for all cells. Somebody makes leaves and orders ahead of calls
-   (dispatch/fallbacks.py); here the first leaf of the order runs whose facts hold.
+   A leaf is a loaded kernel or a Python callable, with the facts under which it is correct. An order lists leaves, best
+   predicted first: the order of the key itself if there is one, else of its cell (the key without divisibility,
+   alignment and formulas), else the one for all cells. Leaves and orders are made ahead of calls
+   (dispatch/fallbacks.py). A call runs the first leaf of its order whose facts hold.
 
-   Each key is noted once, for the thread that decides. The GIL covers all of this. */
+   Each key is noted once, for the thread that decides. The GIL protects all of this. */
 
 struct Leaf {
     Slot slot;
     PyObject *facts; /* bytes: LeafFacts */
 };
 
-/* Whether kernels that this thread calls are decided in the call: it is the one that decides, or works for it. */
+/* Whether kernels that this thread calls decide during the call: it is the deciding thread, or works for it. */
 static _Thread_local int decides_here;
 
 static void free_leaves(Leaf *leaves, Py_ssize_t count)
@@ -73,7 +73,7 @@ static const Slot *leaf_of(Dispatcher *self, const int64_t *fields, const long *
     return NULL;
 }
 
-/* A new list of the file names of programs among the nearest callers (programs.py). */
+/* A new list of the file names of the nearest calling programs (programs.py). */
 static PyObject *calling_programs(void)
 {
     enum { NEAREST = 8 };
@@ -95,7 +95,7 @@ static PyObject *calling_programs(void)
     return found;
 }
 
-/* Notes a call, for somebody to look at it. What goes wrong with that is no matter of the call's, an interrupt is: -1. */
+/* Notes a call. Errors are ignored, since they do not concern the call, except an interrupt: -1. */
 static int note(Dispatcher *self, const int64_t *fields, const long *integers, void *const *pointers)
 {
     Py_ssize_t tensors = self->tensor_codes == NULL ? 0 : self->tensors;
@@ -117,7 +117,7 @@ static int note(Dispatcher *self, const int64_t *fields, const long *integers, v
     return interrupted ? -1 : 0;
 }
 
-/* Takes down that nothing is decided for these fields, if that is new. Returns whether it is. */
+/* Records that these fields have no decision. Returns whether that is new. */
 static int is_news(Dispatcher *self, const int64_t *fields)
 {
     if (3 * (self->used + 1) > 2 * self->capacity && grow(self) < 0) {

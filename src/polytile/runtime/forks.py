@@ -1,8 +1,8 @@
-"""A forked child of a process that has run kernels on several threads.
+"""Keeps forked children alive whose parent has run kernels on several threads.
 
-GNU's OpenMP runtime keeps its threads from one parallel region to the next. A child has a copy of the record of them and not the
-threads, and its first region would wait for them for ever, in eager too. So the child goes on with one thread, as the workers of
-torch's DataLoader do. LLVM's and Intel's runtimes start threads anew.
+GNU's OpenMP runtime keeps its threads between parallel regions. A child inherits the record of them but not the
+threads, and would wait for them forever in its first region, in eager too. So the child continues with one thread, as
+torch's DataLoader workers do. LLVM's and Intel's runtimes start new threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def has_gnu_openmp() -> bool:
         return False
 
 
-def go_on_alone() -> None:
-    """In a forked child: one thread, where more would hang."""
+def use_one_thread() -> None:
+    """Restricts a forked child to one thread where more would hang."""
     if torch.get_num_threads() > 1 and has_gnu_openmp():
         torch.set_num_threads(1)
         log.info("This forked process runs on one thread: GNU's OpenMP runtime has none of its parent's.")

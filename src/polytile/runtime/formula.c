@@ -1,4 +1,4 @@
-/* Integer formulas over a call's integer arguments; formula.py says what they are and makes them. */
+/* Integer formulas over a call's integers; see formula.py, which makes them. */
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
-"""Integer formulas over the integer arguments of a call, as data that C and Python evaluate alike (formula.c).
+"""Integer formulas over a call's integer arguments, as data that C (formula.c) and Python evaluate alike.
 
-A formula is a program for a stack: pairs of 64-bit words (operation, operand), ended by (END, 0). Grids, scratch sizes
-and those words of a regime key that no single argument decides are formulas; they cost some 10 ns a call.
+A formula is a program for a stack machine: pairs of 64-bit words (operation, operand), ended by (END, 0). Launch grids,
+scratch sizes and key fields that depend on several arguments are formulas. They cost about 10 ns a call.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 from polytile.errors import IRError
 
 END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM, COMMON = range(10)
-"""COMMON: the greatest power of two that divides both of two integers."""
+"""COMMON: the largest power of two that divides both integers."""
 DEPTH = 32
-"""Values that may wait on the stack at once."""
+"""Capacity of the evaluation stack."""
 
 Formula = tuple[int, ...]
 
@@ -31,10 +31,10 @@ _CHAINS: dict[type, int] = {
 
 
 def encode(expression: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
-    """`expression` as a formula; `positions` has the place of each symbol among the integer arguments.
+    """Encodes `expression` as a formula. `positions` maps each symbol to its position among the integer arguments.
 
-    It may be made of integers, +, ·, powers, floor-division, modulus, minimum and maximum. Raises IRError for anything
-    else, and for one that needs more than DEPTH values at once.
+    Supports integers, +, ·, powers, floor division, modulus, minimum and maximum. Raises IRError for anything else, and
+    for an expression that needs more than DEPTH stack slots.
     """
     code: list[int] = []
     if _emit(sympy.sympify(expression), positions, code) > DEPTH:
@@ -43,7 +43,7 @@ def encode(expression: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> For
 
 
 def any_above(expressions: Sequence[sympy.Expr], limit: int, positions: Mapping[sympy.Symbol, int]) -> Formula:
-    """A formula that is 1 where any of the expressions exceeds `limit`, else 0. Raises IRError as `encode` does."""
+    """A formula that is 1 if any of the expressions exceeds `limit`, else 0. Raises IRError as `encode` does."""
     code: list[int] = [CONSTANT, 0]
     depth = 1
     for expression in expressions:
@@ -55,23 +55,23 @@ def any_above(expressions: Sequence[sympy.Expr], limit: int, positions: Mapping[
 
 
 LARGEST_POWER = 1 << 40
-"""Powers of two up to this are told from other integers."""
+"""Largest power of two that `power_of_two` recognises."""
 
 
 def power_of_two(e: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
-    """A formula that is 1 where an expression is a power of two up to LARGEST_POWER, else 0. Raises IRError as `encode` does."""
+    """A formula that is 1 if the expression is a power of two up to LARGEST_POWER, else 0. Raises IRError as `encode` does."""
     return encode(1 - Min(1, Mod(sympy.Integer(LARGEST_POWER), Max(1, e))), positions)
 
 
 def power_below_16(position: int, most: int) -> Formula:
-    """A formula that is the greatest power of two up to `most` that divides the integer argument at `position`; 0 where that
-    is 1, and where 16 divides it."""
+    """A formula for the largest power of two up to `most` that divides the integer argument at `position`; 0 if that is
+    1 or if 16 divides the argument."""
     power = (ARGUMENT, position, CONSTANT, 16, COMMON, 0, CONSTANT, 16, MODULUS, 0, CONSTANT, most, MINIMUM, 0)
     return (*power, CONSTANT, 2, FLOOR_DIVIDE, 0, CONSTANT, 2, MULTIPLY, 0, END, 0)
 
 
 def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
-    """Appends code that leaves the value of `e` on the stack; returns how deep the stack gets."""
+    """Appends code that pushes the value of `e`; returns the maximum stack depth."""
     if isinstance(e, sympy.Integer):
         code += [CONSTANT, int(e)]
         return 1
@@ -104,7 +104,7 @@ def _chain(args: Sequence[sympy.Expr], operation: int, positions: Mapping[sympy.
 
 
 def evaluate(formula: Formula, integers: Sequence[int]) -> int:
-    """The formula's value for these integer arguments; a division by zero gives zero, as in C."""
+    """The formula's value for these integer arguments. Division by zero gives zero, as in C."""
     stack: list[int] = []
     for operation, operand in zip(formula[::2], formula[1::2], strict=True):
         if operation == END:

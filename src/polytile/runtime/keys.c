@@ -1,4 +1,4 @@
-/* Regime keys, as in regime.py. Packages (packages/runtime.c) have them too, so nothing here knows of Python. */
+/* Regime keys, as in regime.py. Packages (packages/runtime.c) use them too, so nothing here depends on Python. */
 
 #include <stdint.h>
 
@@ -27,7 +27,7 @@ static inline int64_t sub_bucket(int64_t size)
     return bucket(size) + SUB_BUCKET * (1 + (((size - 1) >> (octave - 3)) & 7));
 }
 
-/* The field of a size that has an entry of its own. */
+/* The field of a size that has its own entry. */
 static inline int64_t exact_size(int64_t size)
 {
     return size <= 8 ? size : EXACT_SIZE | size;
@@ -57,8 +57,8 @@ static inline int64_t *append_integer_field(int64_t *fields, unsigned char code,
     return fields;
 }
 
-/* What a kernel takes for granted of a call: the number divides an integer, is its value, is at most its value; divides the address
-   of a tensor's data; is a field of the key. */
+/* What a kernel relies on: the number divides an integer; equals it; is at most it; divides the address of a tensor's
+   data; equals a field of the key. */
 enum { SIZE_DIVIDED = 0, SIZE_IS = 1, SIZE_REACHES = 2, ADDRESS_DIVIDED = 3, FIELD_IS = 4 };
 
 typedef struct {

@@ -1,9 +1,10 @@
-/* Part of the launcher: what of a call's arguments Triton compiles a kernel for, as bytes.
+/* Part of the launcher: the properties of a call's arguments that Triton specialises on, as bytes.
 
-   kinds_of(arguments, codes, device type) -> bytes, equal for calls that run the same compiled kernel; None for arguments of other
-   sorts. Each argument has a letter in `codes`: v a value, k a value of which floats matter too, c a compile-time constant. */
+   kinds_of(arguments, codes, device type) -> bytes, equal for calls that run the same compiled kernel; None for
+   unsupported arguments. Each argument has a letter in `codes`: v a value, k a value of which floats matter too, c a
+   compile-time constant. */
 
-static struct { /* torch's stable C interface; NULL where it cannot be read */
+static struct { /* torch's stable C interface; NULL if it cannot be used */
     int32_t (*get_dtype)(void *tensor, int32_t *dtype);
     int32_t (*get_device_index)(void *tensor, int32_t *index);
 } kind_functions;
@@ -22,7 +23,8 @@ static PyObject *configure_kinds(PyObject *module, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* An integer: its value where it is a constant, else what Triton looks at: whether it is 1, 16 divides it, it fits 32 bits. */
+/* An integer: its value if it is a constant, else what Triton specialises on: whether it is 1, 16 divides it, it fits
+   32 bits. */
 static int kind_of_integer(PyObject *argument, int constant, int64_t *words)
 {
     int overflow;
@@ -68,8 +70,8 @@ static int kind_of(PyObject *argument, char code, int device, int64_t *words)
             return 0;
         words[0] = KIND_TEXT | (int64_t)length << 8;
         memcpy(&words[1], text, (size_t)length);
-    } else { /* whoever keeps the bytes keeps the object, so that no other has its address */
-        if (code != 'c' || PyObject_Hash(argument) == -1) { /* what has no hash may change */
+    } else { /* the bytes' owner keeps the object alive, so that its address is not reused */
+        if (code != 'c' || PyObject_Hash(argument) == -1) { /* an unhashable object may change */
             PyErr_Clear();
             return 0;
         }

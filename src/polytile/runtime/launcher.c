@@ -1,11 +1,11 @@
 /* The dispatch table in C: from a Python call to a compiled kernel in about a tenth of a microsecond.
 
-   A Dispatcher is called with tensors first and integers after them. It takes the data pointers and the integers out of
-   their Python objects, packs what matters of them into a key of 64-bit fields (regime.py says which), looks the key up in
-   a hash table and calls the entry found: a native kernel, without the GIL, or a Python callable. What is not in the
-   table, what is not a plain tensor of the right device and every error goes to Python functions that launcher.py passes in.
+   A Dispatcher is called with tensors first and integers after them. It extracts the data pointers and the integers
+   from their Python objects, packs what matters of them into a key of 64-bit fields (see regime.py), looks the key up
+   in a hash table and calls the entry: a native kernel, without the GIL, or a Python callable. Misses, arguments that
+   are not plain tensors on the right device, and all errors go to Python functions passed in by launcher.py.
 
-   No torch header is used. The at::Tensor inside a tensor's Python object lies at an offset that native.py finds and
+   No torch header is used. The at::Tensor inside a tensor's Python object is at an offset that native.py finds and
    tests when it loads this module; its address is the handle that torch's stable C functions (aoti_torch_*) take. */
 
 enum { MAX_ARGUMENTS = 4096, TORCH_CPU = 0, TORCH_CUDA = 1 };
@@ -44,7 +44,7 @@ static int slow_pointer(PyObject *name, Py_ssize_t position, PyObject *argument,
     return *pointer == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Data pointer of a tensor; NULL for None and for a tensor without elements. -1 and an exception on failure. */
+/* Data pointer of a tensor; NULL for None and for an empty tensor. -1 and an exception on failure. */
 static inline int pointer_of(PyObject *name, Py_ssize_t position, PyObject *argument, int wanted, void **pointer)
 {
     if (fast_pointer(argument, wanted, pointer))
@@ -83,18 +83,18 @@ static PyObject *report(Dispatcher *self, long code)
     return NULL;
 }
 
-/* From so many threads on, a generated kernel leaves one of its cores to others (spare_core.py); 0: it leaves none. The GIL
-   covers it. */
+/* A generated kernel on at least this many threads leaves one core to others (spare_core.py); 0: never. Protected by
+   the GIL. */
 static long crowded;
 
-/* What a kernel is given as its threads. For one that has a plan in place of threads, it is the plan's address. */
+/* A kernel's `threads` argument. A kernel with a plan gets the plan's address instead. */
 static inline long threads_for(const Slot *slot)
 {
     enum { MOST_THREADS = 4096 };
     return slot->threads - (crowded > 1 && slot->threads >= crowded && slot->threads <= MOST_THREADS);
 }
 
-/* Runs an entry: its native kernel, and its Python callable where it has no kernel or that declines the call. */
+/* Runs an entry: its native kernel, or its Python callable if it has no kernel or the kernel declines the call. */
 static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
                      const long *integers)
 {
@@ -147,7 +147,7 @@ static PyObject *bad_count(Dispatcher *self, Py_ssize_t given)
     return NULL;
 }
 
-/* The number of tensors is that of the tensor key, or else of the first call that succeeded. */
+/* The number of tensors is that of the tensor key, or else that of the first successful call. */
 static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
 {
     if (self->tensors >= 0)
@@ -169,7 +169,7 @@ static inline void append_formula_fields(Dispatcher *self, const long *integers,
         *fields++ = formula((const int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self->formulas, i)), integers);
 }
 
-/* The fields of the regime of a call. */
+/* The regime fields of a call. */
 static inline void fields_of(Dispatcher *self, void *const *pointers, const long *integers, int64_t *fields)
 {
     int64_t *next = fields;
@@ -178,7 +178,7 @@ static inline void fields_of(Dispatcher *self, void *const *pointers, const long
     append_formula_fields(self, integers, append_tensor_fields(self, pointers, next));
 }
 
-/* The slot that the very sizes of a call have, whose fields `fields` become then; NULL if they have none. */
+/* The slot of a call's exact sizes, whose fields are then written to `fields`; NULL if they have none. */
 static Slot *exact_slot(Dispatcher *self, int64_t *fields, const long *integers)
 {
     int64_t own[self->field_count + 1];
@@ -201,8 +201,8 @@ static inline Slot *sub_bucket_slot(Dispatcher *self, int64_t *fields, const lon
     return find(self, fields);
 }
 
-/* The slot of a call. `fields` become those of its exact sizes where these have a slot, else those of its sub-buckets where the
-   regime is subdivided. */
+/* The slot of a call. Writes the fields of its exact sizes to `fields` if these have a slot, else those of its
+   sub-buckets if the regime is subdivided. */
 static inline Slot *slot_at(Dispatcher *self, int64_t *fields, const long *integers)
 {
     Slot *slot = find(self, fields), *own;
@@ -211,7 +211,7 @@ static inline Slot *slot_at(Dispatcher *self, int64_t *fields, const long *integ
     return slot->entry == Py_None ? sub_bucket_slot(self, fields, integers) : slot;
 }
 
-/* Where `fields` are those of exact sizes, has calls of their regime look for them. */
+/* If `fields` are those of exact sizes, makes calls of their regime look for them. */
 static void mark_exact_sizes(Dispatcher *self, const int64_t *fields)
 {
     int64_t buckets[self->field_count + 1];
@@ -227,8 +227,8 @@ static void mark_exact_sizes(Dispatcher *self, const int64_t *fields)
         slot->has_exact_sizes = 1;
 }
 
-/* Runs a call for whose `fields` nothing is decided: by what was decided for the regime around them, else by a leaf; where there is
-   neither, as `on_miss` decides. */
+/* Runs a call whose `fields` have no decision: by the decision for the surrounding regime, else by a leaf, else as
+   `on_miss` decides. */
 static PyObject *run_undecided(Dispatcher *self, const int64_t *fields, PyObject *const *arguments, Py_ssize_t count,
                                void *const *pointers, const long *integers)
 {
@@ -252,7 +252,7 @@ static PyObject *run_undecided(Dispatcher *self, const int64_t *fields, PyObject
     return result;
 }
 
-/* Tells of a call that was waited for. -1 and an exception if that raises. */
+/* Reports a call that was waited for. -1 and an exception if that raises. */
 static int due(Dispatcher *self, const int64_t *fields, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
                const long *integers)
 {
@@ -268,7 +268,7 @@ static int due(Dispatcher *self, const int64_t *fields, PyObject *const *argumen
     return none == NULL ? -1 : 0;
 }
 
-/* Starts the clock of a sample. -1 where a GPU cannot be timed now. */
+/* Starts the clock of a sample. -1 if a GPU cannot be timed now. */
 static int start_clock(Dispatcher *self, Trial *trial, Sample *sample, void **stream)
 {
     int status = 0;
@@ -291,8 +291,8 @@ static void stop_clock(Dispatcher *self, Sample *sample, void *stream)
         events.record(sample->end, stream);
 }
 
-/* Runs a contender in the place of what serves, or what serves, and takes the time. Where a contender fails, what serves runs the
-   call; if that goes well the sample says so, by seconds that are no number. */
+/* Runs and times a contender or the serving entry. If a contender fails, the serving entry runs the call; if that
+   succeeds, the sample's seconds are NaN. */
 static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int contender, PyObject *const *arguments,
                               Py_ssize_t count, void *const *pointers, const long *integers)
 {
@@ -409,7 +409,7 @@ static PyObject *dispatcher_watch(PyObject *object, PyObject *const *arguments, 
     Py_RETURN_NONE;
 }
 
-/* Puts `content`, whose references it takes, into the slot of a key. -1 and an exception on failure. */
+/* Puts `content` into the slot of a key and takes over its references. -1 and an exception on failure. */
 static int put(Dispatcher *self, PyObject *key, Slot content)
 {
     Slot old = content;
@@ -496,7 +496,7 @@ static PyObject *dispatcher_fall_back(PyObject *object, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* notes() -> [(key, integers, addresses, files of the programs that call)] of calls to look at, which are forgotten */
+/* notes() -> [(key, integers, addresses, files of the calling programs)]; clears the list */
 static PyObject *dispatcher_notes(PyObject *object, PyObject *unused)
 {
     Dispatcher *self = (Dispatcher *)object;
@@ -519,7 +519,7 @@ static PyObject *dispatcher_get(PyObject *object, PyObject *key)
     return entry;
 }
 
-/* begin_trial(key, entries, samples of each, period, device): contenders 1, 2, ... of the entry for `key` */
+/* begin_trial(key, entries, samples of each, period, device): entries are contenders 1, 2, ... for `key` */
 static PyObject *dispatcher_begin_trial(PyObject *object, PyObject *parsed)
 {
     static long number;
@@ -567,11 +567,11 @@ static Trial *trial_of(Dispatcher *self, PyObject *key)
     Trial *trial = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->trial;
     Py_DECREF(bytes);
     if (trial == NULL)
-        PyErr_Format(PyExc_LookupError, "kernel %R tries nothing for this key", self->name);
+        PyErr_Format(PyExc_LookupError, "kernel %R has no trial for this key", self->name);
     return trial;
 }
 
-/* samples(key) -> [(contender, seconds, integers)] of those that are known; they are forgotten */
+/* samples(key) -> [(contender, seconds, integers)] of the finished samples; clears them */
 static PyObject *dispatcher_samples(PyObject *object, PyObject *key)
 {
     Dispatcher *self = (Dispatcher *)object;
@@ -662,7 +662,7 @@ static PyObject *dispatcher_empty(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* key_of(*integers) takes every tensor for aligned; key_of(*tensors, *integers) looks at them. */
+/* key_of(*integers) counts every tensor as aligned; key_of(*tensors, *integers) checks them. */
 static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 {
     Dispatcher *self = (Dispatcher *)object;

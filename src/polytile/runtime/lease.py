@@ -1,4 +1,4 @@
-"""Work that one process at a time does for all that share a cache directory: the others wait, and find what it has made."""
+"""Work that one process at a time does for all processes with the same cache directory. The others wait and find its result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polytile.problem import digest
 from polytile.runtime.cache import Cache
 
 PERIOD_SECONDS = 0.1
-"""How often a process that waits looks whether it is its turn."""
+"""How often a waiting process checks whether it is its turn."""
 
 
 @contextlib.contextmanager
 def alone(cache: Cache, what: str, seconds: float) -> Iterator[None]:
-    """Within the block no other process does `what`, unless it has waited for so many seconds, or the disk takes no locks. The
-    system ends a lease with the process that holds it; a forked child does not inherit it."""
+    """Ensures that no other process does `what` within the block, unless it has waited for `seconds` or the disk does
+    not support locks. The system releases a lease when its process ends; a forked child does not inherit it."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, CacheError):
             path = cache.folder("tmp") / f"lease-{digest(what)}"

@@ -1,7 +1,7 @@
-"""Eager's own Bernoulli numbers at the speed of memory: torch's CPU generator moved on by vectors (mersenne.c).
+"""Eager's Bernoulli numbers at memory speed: torch's CPU generator, advanced by vectors (mersenne.c).
 
-The numbers and the state after them are those of `Tensor.bernoulli_`, which draws one after the other. Where torch draws
-them in another way (on Intel's processors from the MKL, from some number on), a comparison at the first use says so, and
+The numbers, and the generator's state after them, are those of `Tensor.bernoulli_`, which draws one at a time. Where
+torch draws differently (on Intel processors with the MKL, from some size on), a comparison at first use detects it, and
 `Tensor.bernoulli_` is called instead.
 """
 
@@ -24,31 +24,31 @@ from polytile.runtime import toolchain
 log = logging.getLogger("polytile")
 
 FEWEST = 256
-"""Numbers from which on fetching the state and putting it back, 1 µs, is repaid: torch takes 4.5 ns a number."""
+"""Number of draws from which reading and restoring the state (1 µs) pays off. torch takes 4.5 ns a draw."""
 
 STATE_BYTES = 5056
-"""Length of the state whose beginning mersenne.c reads."""
+"""Length in bytes of the state. mersenne.c reads its beginning."""
 
 SAMPLE = 1500
-"""Numbers of the comparison: more than two rounds of the generator."""
+"""Draws in the comparison: more than two rounds of the generator."""
 
 Draw = Callable[[int, int, int, int], None]
-"""(address of the state, address of the booleans, how many, the bound of 53 bits)"""
+"""(address of the state, address of the booleans, count, 53-bit bound)"""
 
 _SIGNATURE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulonglong)
 _LOCK = locks.lock()
 
 
 def prepare() -> None:
-    """Starts compiling, where it was not done before."""
+    """Starts compiling mersenne.c unless it is compiled already."""
     _compilation()
 
 
 def bernoulli_(tensor: torch.Tensor, p: float) -> torch.Tensor:
-    """`tensor.bernoulli_(p)`: the same numbers in the same places, and the same state after them.
+    """`tensor.bernoulli_(p)`: the same numbers in the same places, and the same generator state after them.
 
-    As `Tensor.bernoulli_` it may run in several threads; a thread that draws from the default generator by other means
-    at the same moment may see numbers that are drawn here too.
+    Like `Tensor.bernoulli_`, it may run in several threads. A thread that draws from the default generator by other
+    means at the same moment may see numbers that are drawn here too.
     """
     if tensor.device.type != "cpu" or tensor.dtype != torch.bool or tensor.numel() < FEWEST or not _is_dense(tensor):
         return tensor.bernoulli_(p)
@@ -77,7 +77,7 @@ def _compilation() -> compiler.Compilation:
 
 @functools.cache
 def _checked() -> Draw | None:
-    """The compiled function; None where it does not draw what torch draws, or there is no compiler."""
+    """The compiled function; None if it draws other numbers than torch, or if there is no compiler."""
     try:
         address = compiler.load(_compilation().result(), "polytile_bernoulli")
     except (CompilerMissing, CompileFailed, CacheError) as error:
@@ -88,7 +88,7 @@ def _checked() -> Draw | None:
         same = _as_torch(draw)
     if same:
         return draw
-    log.info("torch itself draws the random numbers of dropout: here it draws them in another way than polytile would")
+    log.info("torch itself draws the random numbers of dropout: its generator differs here from the one that polytile implements")
     return None
 
 

@@ -1,7 +1,7 @@
-/* Last part of the launcher: what Python sees of it. */
+/* Last part of the launcher: the Python module. */
 
 /* configure(slow_pointer, bad_integer, bad_count, tensor, parameter, offset, get_data_ptr, get_device_type): the last
-   five describe the fast path and are None, None, 0, 0, 0 where there is none. */
+   five describe the fast path, and are None, None, 0, 0, 0 without one. */
 static PyObject *configure(PyObject *module, PyObject *arguments)
 {
     PyObject *slow, *integer, *count, *tensor, *parameter;
@@ -24,7 +24,7 @@ static PyObject *configure(PyObject *module, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* probe(argument) -> its data pointer by the fast path, or None where that path does not take it. */
+/* probe(argument) -> its data pointer by the fast path, or None if that path declines it. */
 static PyObject *probe(PyObject *module, PyObject *argument)
 {
     void *pointer;
@@ -91,7 +91,7 @@ static PyObject *time_burst(PyObject *module, PyObject *parsed)
     return raised ? NULL : Py_BuildValue("dl", end - begin, code);
 }
 
-/* Of the OpenMP runtime that torch has brought; NULL where there is none. */
+/* From the OpenMP runtime that torch loads; NULL without one. */
 extern void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags) __attribute__((weak));
 
 static void nothing(void *data)
@@ -99,8 +99,8 @@ static void nothing(void *data)
     (void)data;
 }
 
-/* region_seconds(threads) -> seconds of an empty parallel region, the least of some groups of them, of which the first
-   finds the threads asleep; None without OpenMP, or while another program has a core. Takes 0.1 ms. */
+/* region_seconds(threads) -> seconds of an empty parallel region, the minimum over some groups of them, since the
+   threads are asleep in the first; None without OpenMP, or while another program occupies a core. Takes 0.1 ms. */
 static PyObject *region_seconds(PyObject *module, PyObject *parsed)
 {
     enum { GROUPS = 12, REGIONS = 8 };
@@ -128,7 +128,8 @@ static PyObject *region_seconds(PyObject *module, PyObject *parsed)
     return PyFloat_FromDouble(least);
 }
 
-/* configure_events(create, destroy, record, query, elapsed, capturing, current_stream): addresses of what times calls on a GPU */
+/* configure_events(create, destroy, record, query, elapsed, capturing, current_stream): addresses of the functions that
+   time calls on a GPU */
 static PyObject *configure_events(PyObject *module, PyObject *parsed)
 {
     unsigned long long address[7];
@@ -140,7 +141,7 @@ static PyObject *configure_events(PyObject *module, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* decide_here(whether): kernels that this thread calls are decided in the call. Returns whether they were before. */
+/* decide_here(whether): makes kernels that this thread calls decide during the call. Returns the previous setting. */
 static PyObject *decide_here(PyObject *module, PyObject *whether)
 {
     int before = decides_here;
@@ -148,7 +149,7 @@ static PyObject *decide_here(PyObject *module, PyObject *whether)
     return PyBool_FromLong(before);
 }
 
-/* leave_core(threads): kernels on so many threads leave one of their cores to others from now on; 0: they leave none. */
+/* leave_core(threads): kernels on at least this many threads leave one core to others from now on; 0: never. */
 static PyObject *leave_core(PyObject *module, PyObject *threads)
 {
     long from = PyLong_AsLong(threads);
@@ -190,7 +191,7 @@ static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, .m_name = "polytile_launcher", .m_size = -1, .m_methods = module_methods,
 };
 
-/* Adds a type that is called as a vectorcall and takes part in garbage collection; it may have no methods and no properties. */
+/* Adds a vectorcall type that takes part in garbage collection; it may have no methods and no properties. */
 static int add_type(PyObject *module, const char *name, size_t size, newfunc make, traverseproc traverse, inquiry clear,
                     destructor dealloc, PyMemberDef *members, PyMethodDef *methods, PyGetSetDef *properties)
 {

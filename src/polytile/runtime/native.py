@@ -1,9 +1,9 @@
-"""Builds, loads and tests the C launcher; answers None where no C extension can be had, and logs why once.
+"""Builds, loads and tests the C launcher. Answers None where no C extension can be built or loaded, and logs why once.
 
-The extension is compiled at first use (0.3 s, then cached) against this Python's own headers and no torch header. It
-reads tensors through torch's stable C functions; where in a tensor's Python object the at::Tensor lies is found by
-looking for the value of `tensor._cdata`, and the result is tried on every sort of tensor before it is trusted. If it
-cannot be trusted, the extension works on with `Tensor.data_ptr()`, about 0.1 us more for each tensor.
+The extension is compiled at first use (0.3 s, then cached) against this Python's own headers, without torch's. It reads
+tensors through torch's stable C functions. It locates the at::Tensor within a tensor's Python object by searching for
+the value of `tensor._cdata`, and tries the result on every kind of tensor before trusting it. If it cannot be trusted,
+the extension falls back to `Tensor.data_ptr()`, which costs about 0.1 us more per tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARTS = (
 )
 
 SOURCES = tuple(Path(__file__).parent / name for name in _PARTS.split())
-"""Read in this order, one translation unit."""
+"""Concatenated in this order into one translation unit."""
 
 _lock = locks.lock()
 
@@ -53,8 +53,8 @@ def prepare() -> compiler.Compilation:
 
 
 def module(quietly: bool = False) -> Any:
-    """The loaded extension, the same in every call; None if it cannot be built or loaded here, of which the first call that is
-    not `quietly` made warns."""
+    """The loaded extension, the same object in every call; None if it cannot be built or loaded here. The first such
+    call without `quietly` logs a warning."""
     with _lock:
         loaded, why = _load()
         if loaded is None and not quietly:
@@ -63,7 +63,8 @@ def module(quietly: bool = False) -> Any:
 
 
 def is_ready() -> bool:
-    """Whether `module` answers without waiting for a compiler, which starts here if it has not. If that fails, `module` tells."""
+    """Whether `module` answers without waiting for a compiler. Starts the compiler if needed; its failure is reported
+    by `module`."""
     try:
         return _load.cache_info().currsize > 0 or _preparation().done()
     except Exception:
@@ -75,7 +76,7 @@ def _preparation() -> compiler.Compilation:
     return prepare()
 
 
-os.register_at_fork(after_in_child=_preparation.cache_clear)  # the thread that compiles is not in the child
+os.register_at_fork(after_in_child=_preparation.cache_clear)  # the child lacks the compile thread
 
 
 @functools.cache
@@ -85,12 +86,12 @@ def _warn(why: str) -> None:
 
 @functools.cache
 def _load() -> tuple[Any, str]:
-    """The extension, or None and why."""
+    """The extension and "", or None and the reason."""
     try:
         loaded = _import(prepare().result())
-        with torch.device("cpu"):  # of its self-tests' tensors, whatever the program's default is
+        with torch.device("cpu"):  # for the self-tests' tensors, whatever the program's default
             _configure(loaded)
-    except Exception as error:  # whatever it is, calls have another way
+    except Exception as error:  # any failure: calls have another way
         reason = str(error).partition("\n")[0]
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             reason = "Python's own headers are not installed (Debian, Ubuntu: apt install python3-dev)."
@@ -107,7 +108,7 @@ def reset() -> None:
 
 
 def _import(library: compiler.Library) -> ModuleType:
-    """Imports the extension from its file in the cache, after a check that the file is whole."""
+    """Imports the extension from its file in the cache, after checking that the file is intact."""
     path = str(compiler.verified(library).path)
     loader = ExtensionFileLoader(MODULE, path)
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
@@ -127,12 +128,12 @@ def _configure(loaded: Any) -> None:
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
     if trouble:
-        log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, since %s.", torch.__version__, trouble)
+        log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, because %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
     with contextlib.suppress(AttributeError):  # without these, profilers see no kernel
         loaded.configure_records(*_addresses(HAS_CALLBACKS, "aoti_record_function_start", "aoti_record_function_end"))
-    with contextlib.suppress(AttributeError):  # without these, launches of autotuned kernels are looked up by Triton's own means
+    with contextlib.suppress(AttributeError):  # without these, Triton's own code looks up launches of autotuned kernels
         loaded.configure_kinds(*_addresses("aoti_torch_get_dtype", "aoti_torch_get_device_index"))
     with contextlib.suppress(AttributeError):  # without these, products and their epilogues are called one by one
         loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
@@ -143,17 +144,17 @@ def _configure(loaded: Any) -> None:
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
     if trouble:
-        log.warning("torch %s: nothing is kept of weights from call to call, since %s.", torch.__version__, trouble)
+        log.warning("torch %s: weights are not packed, because %s.", torch.__version__, trouble)
         loaded.configure_weights(0, 0, 0)
 
 
 def library_path(name: str) -> str:
-    """The file of one of torch's own libraries: "torch_cpu", "torch_python"."""
+    """Path of one of torch's own libraries, such as "torch_cpu" or "torch_python"."""
     return str(Path(torch.__file__).parent / "lib" / f"lib{name}.so")
 
 
 def torch_library() -> ctypes.CDLL:
-    """The library that has torch's stable C interface."""
+    """The library that holds torch's stable C interface."""
     return ctypes.CDLL(library_path("torch_cpu"))
 
 
@@ -169,16 +170,16 @@ def _addresses(*names: str) -> list[int]:
 
 
 HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
-"""`at::hasCallbacks()`: whether anybody, a profiler for one, wants to know of operators."""
+"""`at::hasCallbacks()`: whether anyone, such as a profiler, observes operators."""
 
 
 def _version_function() -> int:
-    """Address of the count of writes to a tensor: `at::TensorBase::_version() const`."""
+    """Address of `at::TensorBase::_version() const`, the count of writes to a tensor."""
     return address_of(torch_library()._ZNK2at10TensorBase8_versionEv)
 
 
 def _handle_offset() -> int:
-    """Bytes from the start of a tensor's Python object to the at::Tensor in it. Raises LookupError if there is none."""
+    """Offset in bytes of the at::Tensor within a tensor's Python object. Raises LookupError if it is not found."""
     size = torch.Tensor.__basicsize__
     found = _offset(size, lambda tensor: (id(tensor), tensor._cdata))
     if found is None:
@@ -187,11 +188,11 @@ def _handle_offset() -> int:
 
 
 TENSOR_HEAD = 64
-"""Bytes at the start of a TensorImpl among which the pointer to its storage is looked for; it is far larger."""
+"""Bytes at the start of a TensorImpl in which to search for the pointer to its storage. A TensorImpl is far larger."""
 
 
 def _storage_offset() -> int:
-    """Bytes from the start of a TensorImpl to the pointer to its storage. Raises LookupError if there is none."""
+    """Offset in bytes of the storage pointer within a TensorImpl. Raises LookupError if it is not found."""
     found = _offset(TENSOR_HEAD, lambda tensor: (tensor._cdata, tensor.untyped_storage()._cdata))
     if found is None:
         raise LookupError("a tensor does not hold its storage where it used to")
@@ -199,8 +200,8 @@ def _storage_offset() -> int:
 
 
 def _counter_offset() -> int:
-    """Bytes from the start of a TensorImpl to the pointer to its counter of writes, which a detached tensor shares, `.data` does
-    not, and an inference tensor lacks. Raises LookupError if there is none."""
+    """Offset in bytes of the pointer to the write counter within a TensorImpl. A detached tensor shares the counter,
+    `.data` does not, and an inference tensor has none. Raises LookupError if it is not found."""
     offsets = set(range(0, TENSOR_HEAD, 8))
     for tensor in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)[1:]):
         with torch.inference_mode():
@@ -215,7 +216,8 @@ def _counter_offset() -> int:
 
 
 def _offset(size: int, where: Callable[[torch.Tensor], tuple[int, int]]) -> int | None:
-    """The first place, in bytes, at which of any tensor `where` (address, word) finds the word within `size` bytes."""
+    """The first offset in bytes at which every tensor holds the word of `where(tensor)` = (address, word), within
+    `size` bytes."""
     offsets = set(range(0, size, 8))
     for tensor in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)[1:]):
         address, wanted = where(tensor)
@@ -225,11 +227,11 @@ def _offset(size: int, where: Callable[[torch.Tensor], tuple[int, int]]) -> int 
 
 
 class _Subclass(torch.Tensor):
-    """Stands for every tensor subclass, fake tensors too (to make one imports for 0.8 s): the fast path declines."""
+    """Stands for every tensor subclass, including fake tensors (importing those takes 0.8 s). The fast path declines it."""
 
 
 def _self_test(loaded: Any) -> str | None:
-    """What is wrong with the fast path, or None: it must agree with data_ptr() or decline."""
+    """What is wrong with the fast path, or None. It must agree with data_ptr() or decline."""
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     taken = {
         "a contiguous tensor": base,

@@ -12,11 +12,11 @@ from polytile.runtime import background
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Within the block: no gradients, no autocast, float32 and the CPU as defaults. Afterwards these are as they were,
-    and so are the random generators.
+    """Disables gradients and autocast and sets the defaults to float32 and the CPU within the block. Restores these and
+    the random generators afterwards.
 
-    The background's thread leaves the default type and the generators alone, as they are the whole process's: what works there
-    draws no numbers from torch's own generators, and names its types.
+    The background thread does not touch the default dtype and the generators, since they belong to the whole process.
+    Work on that thread names its dtypes and draws nothing from torch's own generators.
     """
     with contextlib.ExitStack() as stack:
         if not background.is_here():

@@ -1,4 +1,4 @@
-"""Random numbers for arguments that are made up: from generators of their own, as torch's own are the program's."""
+"""Random numbers for made-up arguments, from separate generators, since torch's own belong to the program."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def normal(count: int, device: torch.device | None = None) -> torch.Tensor:
-    """So many float32 numbers of the standard normal distribution, on the CPU if no device is named."""
+    """`count` float32 numbers of the standard normal distribution, on the CPU by default."""
     device = device or torch.device("cpu")
     return torch.randn(count, dtype=torch.float32, device=device, generator=_generator(device))
 
 
 def integers(low: int, high: int, count: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """So many integers of [low, high), all of them as likely."""
+    """`count` integers, uniform in [low, high)."""
     device = device or torch.device("cpu")
     return torch.randint(low, high, (count,), dtype=dtype, device=device, generator=_generator(device))

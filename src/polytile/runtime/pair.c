@@ -1,17 +1,17 @@
-/* Part of the launcher: a library's product and the kernel of its epilogue as one native kernel, which touches no tensor's Python
-   object.
+/* Part of the launcher: a library product and its epilogue kernel as one native kernel, which touches no tensor's
+   Python object.
 
-   The product goes to scratch memory from torch's allocator, and the epilogue's dispatcher is asked for what runs on it. Where that
-   is no native kernel, or one that candidates are tried beside, the call is declined before anything is done: the pair's Python
-   form takes it. */
+   The product goes to scratch memory from torch's allocator, and the epilogue's dispatcher is asked for an entry. If
+   that is not a native kernel, or is on trial against other candidates, the pair declines the call before doing
+   anything, and its Python form runs it. */
 
-enum { TORCH_UINT8 = 0, SIZES = 3 }; /* batch, M and N come first among the integers of a product */
+enum { TORCH_UINT8 = 0, SIZES = 3 }; /* a product's integers start with batch, M and N */
 
-/* Set by configure_graphs(): where the launches of a program are recorded (cuda/graphs.c), and the native kernels that know of it. */
+/* Set by configure_graphs(): the recorder of a program's launches (cuda/graphs.c), and the native kernels that use it. */
 static const Recorder *recorder;
 static Kernel recording_kernels[4];
 
-/* Has the launches made that are recorded, unless the kernel knows of them. */
+/* Flushes the recorded launches, unless the kernel uses the recorder. */
 static inline void make_before(Kernel kernel)
 {
     if (recorder == NULL || !recorder->holds())
@@ -33,13 +33,13 @@ typedef struct {
     Kernel product;
     long plan;
     Dispatcher *epilogue;
-    int leading;      /* integers of the product; the epilogue's follow */
-    int element_size; /* bytes of an element of the product */
+    int leading;      /* number of integers of the product; the epilogue's follow */
+    int element_size; /* bytes per element of the product */
     int index;        /* of the device */
 } Pair;
 
-/* What the epilogue's table has for a call, with a new reference to its entry; no entry where that is nothing native, or where
-   something else is due. Takes the GIL. */
+/* The epilogue's slot for a call, with a new reference to its entry; no entry if it is not native, or if something else
+   is due. Takes the GIL. */
 static Slot epilogue_of(Dispatcher *self, void *const *pointers, const long *integers)
 {
     int64_t fields[self->field_count + 1];
@@ -106,9 +106,9 @@ static void delete_pair(PyObject *capsule)
     PyMem_Free(self);
 }
 
-/* new_pair(address of the product, its plan, the epilogue's dispatcher, integers of the product, bytes of its elements, device)
-   -> (what owns it, address of its kernel, its own address); None where the epilogue has no dispatcher of this module, or tensors
-   are read by data_ptr() */
+/* new_pair(address of the product, its plan, the epilogue's dispatcher, integers of the product, bytes of its elements,
+   device) -> (owner, address of its kernel, its own address); None if the epilogue has no dispatcher of this module, or
+   if tensors are read by data_ptr() */
 static PyObject *new_pair(PyObject *module, PyObject *parsed)
 {
     unsigned long long product;
@@ -133,7 +133,7 @@ static PyObject *new_pair(PyObject *module, PyObject *parsed)
     return Py_BuildValue("NKK", owner, (unsigned long long)(uintptr_t)run_pair, (unsigned long long)(uintptr_t)self);
 }
 
-/* configure_graphs(address of the recorder, those of the native kernels that know of it) */
+/* configure_graphs(address of the recorder, addresses of the native kernels that use it) */
 static PyObject *configure_graphs(PyObject *module, PyObject *parsed)
 {
     unsigned long long address[4];
@@ -146,7 +146,7 @@ static PyObject *configure_graphs(PyObject *module, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* configure_pairs(addresses of torch's functions that make a tensor and delete one) */
+/* configure_pairs(addresses of torch's functions that create and delete a tensor) */
 static PyObject *configure_pairs(PyObject *module, PyObject *parsed)
 {
     unsigned long long address[2];

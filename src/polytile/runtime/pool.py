@@ -1,4 +1,4 @@
-"""Daemon threads that compile, or wait for those that do: as many as the option `compile_workers` says."""
+"""Daemon threads that compile, or wait for compilers; their number is the option `compile_workers`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Work = TypeVar("Work")
 
 
 class Pool(Generic[Work]):
-    """Threads named `name` that take work in order. Without the option there is one for each core, if there is memory enough for
-    as many times `bytes_each`."""
+    """Threads named `name` that take work in order. Without the option there is one per core, as far as memory suffices
+    for `bytes_each` each."""
 
     def __init__(self, name: str, bytes_each: int) -> None:
         self.name, self.bytes_each = name, bytes_each
@@ -25,7 +25,7 @@ class Pool(Generic[Work]):
         self._idle = threading.Semaphore(0)
 
     def submit(self, work: Work) -> None:
-        """Has a thread do it; returns at once."""
+        """Queues work for a thread; returns at once."""
         wanted = options.get("compile_workers") or side_by_side(self.bytes_each)
         with self.lock:
             self._waiting.put(work)
@@ -34,7 +34,7 @@ class Pool(Generic[Work]):
                 threading.Thread(target=lambda: self.serve(self._taken()), name=self.name, daemon=True).start()
 
     def serve(self, work: Iterator[Work]) -> None:
-        """What one thread does, with all that it is ever given."""
+        """Body of one thread: processes the work it is given, until the process ends."""
         raise NotImplementedError
 
     def _taken(self) -> Iterator[Work]:

@@ -1,35 +1,35 @@
 /* Part of the launcher: programs in C. A Program runs the function that wrapper/cpp.py wrote for its lines (program.h).
 
-   A tensor is an address for kernels first of all. Its at::Tensor is made when somebody needs it: what is allocated has one, a view
-   or a part of something else has none until a library call, a Python candidate or the caller wants the object. The GIL is
-   held but while a kernel runs.
+   To kernels, a tensor is an address. Its at::Tensor is created on demand: an allocation has one, while a view or part
+   of another tensor has none until a library call, a Python candidate or the caller needs the object. The GIL is held
+   except while a kernel runs.
 
-   Launches on a GPU may be recorded (cuda/graphs.c): then they are made before anything else can look at what they do, and memory that
-   they use is kept until they are. */
+   Launches on a GPU may be recorded (cuda/graphs.c). They are made before anything else can observe their effects, and
+   memory that they use is kept until then. */
 
 enum { DTYPE_UINT8 = 0, DTYPE_FLOAT32 = 6 };
-enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a type of device */
+enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a device type */
 
 typedef struct Tensor {
-    PyObject *object;   /* owned; NULL: not made yet */
-    void *handle;       /* at::Tensor *, in the object where there is one; NULL: not made yet */
-    void *memory;       /* at::Tensor * in another layout, from which the handle is made; or NULL */
-    char owns_handle, owns_memory; /* whether they go with this tensor; else they are in the object, or of the tensor that the
-                                      memory goes on under, which lives longer */
+    PyObject *object;   /* owned; NULL: not created yet */
+    void *handle;       /* at::Tensor *, inside the object if there is one; NULL: not created yet */
+    void *memory;       /* at::Tensor * of another layout, from which the handle is created; or NULL */
+    char owns_handle, owns_memory; /* whether they are released with this tensor; otherwise they belong to the object, or to the
+                                      tensor that reuses the memory, which lives longer */
     char shared;        /* whether another tensor uses the handle or memory of this one */
-    char *data;         /* first element; NULL of one without elements */
-    int device;         /* torch's type of device where kernels may use `data` */
-    Layout layout;      /* of one that has no handle yet */
+    char *data;         /* first element; NULL if there are no elements */
+    int device;         /* torch's device type if kernels may use `data` */
+    Layout layout;      /* if there is no handle yet */
     struct Tensor *base;
     int64_t offset;     /* from the base's first element, in elements; in bytes in the arena */
-    int bits;           /* whether the base's bits are read as another type */
+    int bits;           /* whether the base's bits are reinterpreted as another dtype */
     int in_arena;       /* whether the base is the arena */
 } Tensor;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *name, *kernels, *callables, *constants, *errors; /* tuples but for the name */
+    PyObject *name, *kernels, *callables, *constants, *errors; /* tuples except for the name */
     PyObject *as_declared; /* (tensor, strides) -> the tensor in these strides */
     PyObject *fallback;    /* (args): Python's wrapper */
     Function function;
@@ -37,9 +37,9 @@ typedef struct {
     ArenaPlans plans;
     void *graphs;         /* of the recorder; NULL: launches are made at once */
     PyObject *weak_references;
-    PyObject *want_graph; /* (entries of the kernels that were called) has a graph made in the background; or NULL */
-    PyObject *look;       /* (args) -> calls until it is asked again; or NULL */
-    long long left;       /* calls until `look` is asked; 0: it is not */
+    PyObject *want_graph; /* (entries of the called kernels) requests a graph from the background; or NULL */
+    PyObject *look;       /* (args) -> number of calls until the next one; or NULL */
+    long long left;       /* calls until `look` is called; 0: never */
 } Program;
 
 struct Frame {
@@ -49,10 +49,10 @@ struct Frame {
     Tensor *tensors; /* the last one is the arena */
     int64_t *offsets; /* of memories in the arena, -1 for those outside; NULL: there is no arena */
     void *record;      /* of the recorder; NULL: launches are made at once */
-    PyObject *entries; /* list of those whose launches are recorded; NULL: none yet */
+    PyObject *entries; /* list of the entries whose launches are recorded; NULL: none yet */
 };
 
-/* Set once by configure_programs(). Functions of torch's stable C interface, but for `wrap`: THPVariable_Wrap. */
+/* Set once by configure_programs(). Functions of torch's stable C interface, except `wrap`: THPVariable_Wrap. */
 static struct {
     int32_t (*empty)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type, int32_t device,
                      void **tensor);
@@ -67,7 +67,7 @@ static struct {
     int32_t (*get_storage_size)(void *tensor, int64_t *bytes);
     int32_t (*get_count)(void *tensor, int64_t *elements);
     int32_t (*current_device)(int32_t *device);
-    PyObject *(*wrap)(void *tensor); /* leaves the handle as it is, or empty */
+    PyObject *(*wrap)(void *tensor); /* leaves the handle unchanged, or empty */
     PyObject *allocate; /* (sizes, strides, dtype, type of device, device) -> tensor, or raises */
 } torch_functions;
 
@@ -84,7 +84,7 @@ static int64_t bytes_of_storage(void *handle)
     return torch_functions.get_storage_size(handle, &bytes) == 0 ? bytes : 0;
 }
 
-/* Deletes a handle once launches that are recorded have no more use for its memory. */
+/* Deletes a handle once recorded launches no longer need its memory. */
 static void delete_handle(void *handle)
 {
     if (recorder != NULL && recorder->holds())
@@ -108,7 +108,7 @@ static void release(Tensor *tensor)
     Py_XDECREF(object);
 }
 
-/* The tensor is this object from now on; takes over a reference. */
+/* Makes this object the tensor's; takes over a reference. */
 static void hold(Tensor *tensor, PyObject *object)
 {
     release(tensor);
@@ -139,7 +139,7 @@ static int32_t view_of_base(Tensor *tensor)
     return code;
 }
 
-/* Sees to it that there is an at::Tensor. Not 0 on failure, without an exception. */
+/* Creates the at::Tensor if needed. Nonzero on failure, without an exception. */
 static int32_t handle_of(Tensor *tensor)
 {
     const Layout *layout = &tensor->layout;
@@ -190,7 +190,7 @@ static PyObject *object_of(Tensor *tensor)
 
 /* ---- launches that are recorded ---- */
 
-/* Makes the launches that are recorded. -1 and an exception where one of them fails. */
+/* Makes the recorded launches. -1 and an exception if one of them fails. */
 static int make_launches(Frame *frame)
 {
     void *origin = NULL;
@@ -205,7 +205,7 @@ static int make_launches(Frame *frame)
     return code != 0 ? RAISED : 0;
 }
 
-/* Ahead of what may use the GPU by itself: makes the launches that are recorded, and records none until go_on. */
+/* Before anything that may use the GPU by itself: makes the recorded launches, and pauses recording until go_on. */
 static int pause_record(Frame *frame)
 {
     if (frame->record == NULL)
@@ -221,7 +221,7 @@ static void go_on(Frame *frame)
         recorder->set(frame->record);
 }
 
-/* Ahead of a native kernel, whose entry must live as long as what is recorded of it. */
+/* Before a native kernel, whose entry must live as long as its recorded launches. */
 static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
 {
     if (frame->record == NULL)
@@ -234,7 +234,7 @@ static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
     return PyList_Append(frame->entries, slot->entry);
 }
 
-/* Reads where a tensor is, for kernels. */
+/* Reads a tensor's address for kernels. */
 static void read_tensor(Tensor *tensor)
 {
     int32_t device;
@@ -249,7 +249,7 @@ static void read_tensor(Tensor *tensor)
     tensor->device = device;
 }
 
-/* Whether a kernel for this type of device may use the tensor's address. */
+/* Whether a kernel for this device type may use the tensor's address. */
 static inline int is_readable(Tensor *tensor, int device)
 {
     if (tensor->device == UNREAD && tensor->handle != NULL)
@@ -331,7 +331,7 @@ static int constant(Frame *frame, int object, int tensor)
     return 0;
 }
 
-/* Where torch's C function fails, its Python one says why. */
+/* After torch's C function failed, its Python equivalent reports why. */
 static int allocate_in_python(Tensor *tensor, const Layout *layout, int device_type, int device)
 {
     PyObject *sizes = tuple_of_sizes(layout->sizes, layout->rank), *strides = tuple_of_sizes(layout->strides, layout->rank);
@@ -352,7 +352,7 @@ static int allocate_tensor(Frame *frame, int number, const Layout *layout, int d
     release(tensor);
     if (torch_functions.empty(layout->rank, layout->sizes, layout->strides, layout->dtype, device_type, device, &tensor->handle) != 0) {
         tensor->handle = NULL;
-        int status = pause_record(frame); /* lets go of memory, too */
+        int status = pause_record(frame); /* releases memory, too */
         status = status == 0 ? allocate_in_python(tensor, layout, device_type, device) : status;
         go_on(frame);
         return status;
@@ -409,7 +409,7 @@ static int view(Frame *frame, int number, int base, const Layout *layout, int64_
     return 0;
 }
 
-/* Has `new` use what `before` has of the memory, and own it if that did. A copy of the handle where neither would. */
+/* Gives `new` the memory of `before`, and its ownership if it had that; otherwise a copy of the handle. */
 static int32_t hand_on(Tensor *before, Tensor *new, int same)
 {
     void *from = before->handle != NULL ? before->handle : before->memory;
@@ -429,7 +429,7 @@ static int32_t hand_on(Tensor *before, Tensor *new, int same)
     return 0;
 }
 
-/* The memory goes on under another name, which lives longer than the old one. */
+/* The memory is reused under another name, which lives longer than the old one. */
 static int reuse(Frame *frame, int number, int old, const Layout *layout)
 {
     Tensor *tensor = &frame->tensors[number], *before = &frame->tensors[old];
@@ -493,8 +493,8 @@ static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensor
     return result;
 }
 
-/* Runs what the table has for a call, where that is native and nothing else is due: 1; 0: that is not so, and nothing was done;
-   -1 and an exception: it failed. */
+/* Runs the table's entry for a call if it is native and nothing else is due: returns 1; 0: nothing was done; -1 and an
+   exception: it failed. */
 static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers, const long *integers)
 {
     int64_t fields[self->field_count + 1];
@@ -522,7 +522,7 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     return -1;
 }
 
-/* Runs a kernel of which nothing but the addresses of its tensors is needed: 1; 0: that does not do, and nothing was done. */
+/* Runs a kernel that needs only the addresses of its tensors: returns 1; 0: nothing was done. */
 static int call_dispatcher(Frame *frame, Dispatcher *kernel, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
     void *pointers[tensor_count + 1];
@@ -550,7 +550,7 @@ static int call_kernel(Frame *frame, int kernel, const int *tensors, int tensor_
     return result == NULL ? RAISED : 0;
 }
 
-/* Without a result (-1) the callable is called for what it does. */
+/* With result -1, the callable is called for its side effects. */
 static int call_python(Frame *frame, int callable, int result, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
     PyObject *object = call_object(frame, PyTuple_GET_ITEM(frame->program->callables, callable), tensors, tensor_count, integers, count);
@@ -577,7 +577,7 @@ static int number(Frame *frame, int callable, int64_t *result, const int *tensor
     return *result == -1 && PyErr_Occurred() ? RAISED : 0;
 }
 
-/* Whether the strides are these; of a tensor whose sign is not left to be changed by whoever reads it. */
+/* Whether the tensor has these strides and no pending negation. */
 static int is_as_declared(Tensor *tensor, const Layout *layout)
 {
     int64_t *strides = NULL;
@@ -676,7 +676,7 @@ static void release_all(Frame *frame)
     PyErr_Restore(kind, value, trace);
 }
 
-/* Begins to record launches where graphs may serve them: not under a profiler, which shows each by its name. */
+/* Starts recording launches if graphs may serve them; not under a profiler, which shows each by name. */
 static void begin_record_of_launches(Frame *frame)
 {
     int32_t device;
@@ -684,7 +684,7 @@ static void begin_record_of_launches(Frame *frame)
         frame->record = recorder->begin(frame->program->graphs, device);
 }
 
-/* Makes the launches that are left. Where the program has failed they are made all the same, as its other lines were. */
+/* Makes the remaining launches, even if the program has failed, since its other lines were run too. */
 static int end_record_of_launches(Frame *frame, int status)
 {
     PyObject *kind, *value, *trace;
@@ -700,7 +700,7 @@ static int end_record_of_launches(Frame *frame, int status)
     return made < 0 ? made : status;
 }
 
-/* Has a graph made in the background where there should be one. */
+/* Requests a graph from the background if one should be made. */
 static int ask_for_graph(Frame *frame, int status)
 {
     Program *self = frame->program;
@@ -717,7 +717,7 @@ static int ask_for_graph(Frame *frame, int status)
     return status;
 }
 
-/* Shows a call's arguments to `look`. What goes wrong there is no business of the call. */
+/* Shows a call's arguments to `look`. Errors there do not affect the call. */
 static void show(Program *self, PyObject *given)
 {
     PyObject *look = Py_XNewRef(self->look), *left = look != NULL ? PyObject_CallOneArg(look, given) : NULL;
@@ -844,7 +844,7 @@ static PyObject *program_record_launches(PyObject *object, PyObject *want_graph)
     return PyLong_FromVoidPtr(self->graphs);
 }
 
-/* look_at(look or None, calls): the call after so many, and then after as many as `look` says, is shown to it */
+/* look_at(look or None, calls): shows the call after this many to `look`, and further ones after as many as it returns */
 static PyObject *program_look_at(PyObject *object, PyObject *parsed)
 {
     Program *self = (Program *)object;
@@ -870,7 +870,7 @@ static PyMemberDef program_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* configure_programs(addresses of torch_functions in order, allocate); no addresses: there are no programs in C. */
+/* configure_programs(addresses of torch_functions in order, allocate); no addresses: no programs in C. */
 static PyObject *configure_programs(PyObject *module, PyObject *parsed)
 {
     enum { ADDRESSES = 12 };
@@ -890,7 +890,8 @@ static PyObject *configure_programs(PyObject *module, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* try_programs() -> a new 2 x 3 float32 tensor on the CPU, its second row, and its memory under another name: all ways to make one */
+/* try_programs() -> a new 2 x 3 float32 tensor on the CPU, its second row, and its memory under another name: every way
+   to create one */
 static PyObject *try_programs(PyObject *module, PyObject *unused)
 {
     const int64_t sizes[] = {2, 3}, strides[] = {3, 1}, row = 3, step = 1;

@@ -1,8 +1,8 @@
-"""Programs in C: what a wrapper's C text is compiled with, and the object that runs it (program.c).
+"""Support for programs in C: the header of their C text, and the object that runs them (program.c).
 
-    header()                  the text that a program's C text begins with
-    module()                  the launcher, ready for programs; None, and the log says why, where there can be none
-    number_of(dtype)          torch's number of a dtype, which C knows it by
+    header()                  the text that every program's C text begins with
+    module()                  the launcher, ready for programs; None where there is none, with the reason in the log
+    number_of(dtype)          torch's number of a dtype, by which C knows it
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ STABLE = (
 """Functions of torch's stable C interface, in the order of program.c's torch_functions."""
 
 WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
-"""THPVariable_Wrap, which makes the Python object of a tensor: its names in different versions of torch. Either takes the address
-of the tensor, and may take the tensor itself out of there."""
+"""THPVariable_Wrap, which makes a tensor's Python object, as mangled by different versions of torch. Either version
+takes the tensor's address and may move the tensor out of it."""
 
 DEVICE_TYPES = {name: number for number, name in DEVICES.items()}
-"""torch's numbers of the types of devices that programs in C allocate memory on."""
+"""torch's numbers of the device types on which programs in C allocate memory."""
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def header() -> str:
 
 @functools.cache
 def module() -> Any:
-    """The launcher, able to run programs in C; None where there is none, or torch's functions are not where they are sought."""
+    """The launcher, able to run programs in C; None if there is no launcher, or if torch's functions cannot be found."""
     loaded = native.module()
     if loaded is None:
         return None
@@ -62,12 +62,12 @@ def module() -> Any:
 
 
 def number_of(dtype: torch.dtype) -> int:
-    """torch's number of a dtype. Raises LookupError for one that its C interface does not know."""
+    """torch's number of a dtype. Raises LookupError for a dtype that its C interface does not know."""
     return _number_of(str(dtype).removeprefix("torch."))
 
 
 def number_or(dtype: torch.dtype, unknown: int) -> int:
-    """The same; `unknown` for one that it does not know."""
+    """Like `number_of`, but `unknown` for a dtype that the interface does not know."""
     try:
         return number_of(dtype)
     except LookupError:
@@ -93,14 +93,14 @@ def _addresses() -> tuple[int, ...]:
 
 
 def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, device_type: int, device: int) -> torch.Tensor:
-    """Called where torch's C function could not allocate: raises what is wrong, or can."""
+    """Called when torch's C function failed to allocate: raises the error, or succeeds."""
     kind = next(d for d in vars(torch).values() if isinstance(d, torch.dtype) and number_or(d, -1) == dtype)
     where = torch.device(DEVICES[device_type], device) if device_type else torch.device("cpu")
     return torch.empty_strided(tuple(sizes), tuple(strides), dtype=kind, device=where)
 
 
 def _self_test(loaded: Any) -> str | None:
-    """What is wrong with tensors that are made in C, or None."""
+    """What is wrong with tensors made in C, or None."""
     whole, row, again = loaded.try_programs()
     if not all(type(tensor) is torch.Tensor for tensor in (whole, row, again)):
         return "what it makes of a tensor in C is no Tensor"

@@ -1,6 +1,7 @@
-"""Which compiled programs are running: by the file names that their functions have, as generated functions leave no other trace.
+"""Identifies the compiled programs that are running by the file names of their generated functions, which leave no
+other trace.
 
-The wrapper names them; a MultiKernel that decides asks on whose behalf it does.
+The wrapper assigns the names. A MultiKernel that makes a decision asks which programs it decides for.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ _behalf: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("polyti
 
 
 def new_file(name: str) -> str:
-    """A file name for the function of the program `name`, which no other has."""
+    """A unique file name for the function of the program `name`."""
     return f"{_BEGINNING}{name} {next(_numbers)}>"
 
 
 def file_of(call: Callable[..., Any]) -> str:
-    """The file name of a program's function; "" where it was not written in Python."""
+    """File name of a program's function; "" if the function is not written in Python."""
     return str(getattr(getattr(call, "__code__", None), "co_filename", ""))
 
 
 def running() -> frozenset[str]:
-    """The file names of the programs that this thread is in, and of those on whose behalf it works."""
+    """File names of the programs on this thread's call stack, and of those it works on behalf of."""
     found = set(_behalf.get())
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -41,7 +42,7 @@ def running() -> frozenset[str]:
 
 @contextlib.contextmanager
 def on_behalf(*files: str) -> Iterator[None]:
-    """Within the block this thread works for the programs whose functions have these file names, apart from their calls."""
+    """Makes this thread work on behalf of the programs with these file names within the block, outside their calls."""
     token = _behalf.set(frozenset(files) - {""})
     try:
         yield

@@ -1,7 +1,7 @@
-"""What is known of PyTorch without importing it, which takes seconds: for commands that only read and print.
+"""Facts about PyTorch without importing it, which takes seconds; for commands that only read and print.
 
-Its release stands in a file beside it. How many threads it would use is asked of its library, which GPUs it sees of torch; both
-answers are kept in the cache for as long as what decides them is the same. A process that has imported torch asks torch.
+A file of PyTorch holds its release. Its library reports the number of threads, and torch itself the GPUs; both answers
+are cached as long as their inputs are unchanged. A process that has imported torch asks torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from polytile.runtime import cache
 from polytile.runtime.cpu import usable_cores
 
 THREAD_VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "LD_PRELOAD")
-"""Beginnings of the names of what may change how many threads there are."""
+"""Prefixes of the environment variables that may change the number of threads."""
 
 COUNT = "_ZN2at15get_num_threadsEv"
 """at::get_num_threads(), which torch.get_num_threads calls."""
 
 @functools.cache
 def folder() -> Path:
-    """Where PyTorch is installed. Raises ModuleNotFoundError where it is not."""
+    """Folder in which PyTorch is installed. Raises ModuleNotFoundError if it is not."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("PyTorch is not installed.", name="torch")
@@ -39,7 +39,7 @@ def folder() -> Path:
 
 @functools.cache
 def _read() -> ModuleType:
-    """The module torch.version, run by itself."""
+    """The module torch.version, loaded on its own."""
     spec = importlib.util.spec_from_file_location("polytile_torch_version", folder() / "version.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,40 +48,40 @@ def _read() -> ModuleType:
 
 
 def release() -> str:
-    """What torch.__version__ says: "2.13.0+cpu"."""
+    """torch.__version__, such as "2.13.0+cpu"."""
     torch = sys.modules.get("torch")
     return str((torch or _read()).__version__)
 
 
 def hip() -> str | None:
-    """The release of ROCm that this PyTorch is a build for; None for others."""
+    """The ROCm release that this PyTorch was built for; None for other builds."""
     torch = sys.modules.get("torch")
     found: str | None = getattr(torch.version if torch is not None else _read(), "hip", None)
     return found
 
 
 def threads() -> int:
-    """Most threads that a kernel may use now: the option `threads`, else torch.get_num_threads()."""
+    """Maximum number of threads of a kernel: the option `threads`, else torch.get_num_threads()."""
     return options.get("threads") or torch_threads()
 
 
 def torch_threads() -> int:
-    """What torch.get_num_threads() says, or would say."""
+    """The value of torch.get_num_threads(), even before torch is imported."""
     torch = sys.modules.get("torch")
-    return int(torch.get_num_threads()) if torch is not None else _kept_threads()
+    return int(torch.get_num_threads()) if torch is not None else _cached_threads()
 
 
-def _kept_threads() -> int:
-    return int(kept("threads", [usable_cores(), set_variables(THREAD_VARIABLES)], _asked_threads))
+def _cached_threads() -> int:
+    return int(cached_answer("threads", [usable_cores(), set_variables(THREAD_VARIABLES)], _query_threads))
 
 
 def set_variables(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The environment's variables whose names begin so, by name."""
+    """Environment variables with these prefixes, sorted by name."""
     return sorted((name, value) for name, value in os.environ.items() if name.startswith(beginnings))
 
 
-def kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
-    """What the cache has of an answer by this PyTorch where `decides` holds; `ask` gives it where there is none yet."""
+def cached_answer(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
+    """The cached answer of this PyTorch to `what` under the inputs `decides`; calls `ask` if there is none yet."""
     place, name = cache.current(), f"pytorch/{what}-{digest(json.dumps([release(), str(folder()), decides]))}.json"
     found = place.read(name)
     if found is None:
@@ -89,8 +89,8 @@ def kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
     return json.loads(found)
 
 
-def _asked_threads() -> int:
-    """Of torch's library, which takes a quarter of the time that importing torch does; of torch, where that fails."""
+def _query_threads() -> int:
+    """Asks torch's library, which takes a quarter of the time of importing torch; on failure, asks torch."""
     try:
         return int(getattr(ctypes.CDLL(str(folder() / "lib" / "libtorch_cpu.so")), COUNT)())
     except (OSError, AttributeError):

@@ -1,9 +1,9 @@
-/* Part of the launcher: kernels as torch's profiler sees them, in `torch.profiler`, NVTX ranges and execution traces alike.
+/* Part of the launcher: shows kernels to torch's profiler, in `torch.profiler`, NVTX ranges and execution traces alike.
 
-   torch's operators tell those that watch (RecordFunction) of each call. A Dispatcher does so too. Where nobody watches, that takes
-   one look, a few nanoseconds. */
+   torch's operators report each call to observers (RecordFunction), and so does a Dispatcher. Without observers, that
+   takes a single check of a few nanoseconds. */
 
-/* Set once by configure_records(); without these nothing is told. */
+/* Set once by configure_records(); without these, nothing is reported. */
 static struct {
     _Bool (*watched)(void); /* at::hasCallbacks */
     int32_t (*start)(const char *name, void *keywords, void *const *inputs, uint64_t count, void **record);
@@ -15,7 +15,7 @@ static inline int is_watched(void)
     return records.watched != NULL && records.watched();
 }
 
-/* Tells that what bears the label begins. What is returned goes to end_record. */
+/* Reports the start of a labelled range. The result goes to end_record. */
 static void *begin_record(PyObject *label)
 {
     const char *text = PyUnicode_AsUTF8(label);
@@ -27,7 +27,7 @@ static void *begin_record(PyObject *label)
     return record;
 }
 
-/* Leaves a pending exception as it is. */
+/* Preserves a pending exception. */
 static void end_record(void *record)
 {
     if (record != NULL)

@@ -1,12 +1,13 @@
-"""Regime keys: what a dispatch table distinguishes about the arguments of a call. `launcher.c` computes the same in C.
+"""Regime keys: the properties of a call's arguments that a dispatch table distinguishes. `launcher.c` computes them in
+C.
 
-A key is a sequence of signed 64-bit fields: one for each integer argument that matters, then one for each tensor argument
-that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it
-is the fields one after another, field 0 lowest.
+A key is a sequence of signed 64-bit fields, in argument order: one per integer argument that matters, then one per
+tensor argument that matters, then the values of the kernel's formulas (formula.py). Packed into a Python int, field 0
+is the lowest.
 
-Of most sizes the key has the bucket, half an octave. A regime over which no one candidate holds is subdivided: calls in it have
-keys with the sub-buckets of their sizes, an eighth of an octave each. An exact size may have an entry of its own, whether its
-regime is subdivided or not: its key has the fields of `exact_size`.
+Most sizes enter the key as their bucket, which spans half an octave. A regime in which no single candidate is best
+throughout is subdivided: its calls have keys of sub-buckets, each an eighth of an octave. An exact size may have an
+entry of its own, in a subdivided regime or not; its key holds the fields of `exact_size`.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ if TYPE_CHECKING:
     from polytile.runtime.formula import Formula
 
 IGNORE, BUCKET, EXACT, DIVISIBLE = 0, 1, 2, 3
-"""Codes of an integer argument: it does not matter; its regime bucket matters; its value; whether 16 divides it."""
+"""Codes of an integer argument: ignored; keyed on its regime bucket; on its value; on whether 16 divides it."""
 
 ANY, ALIGNED_64, ALIGNED_16, ALIGNMENT = 0, 1, 2, 3
-"""Codes of a tensor argument: nothing about it matters; whether its data starts at a multiple of 64, of 16 bytes; the power
-of two up to 16 of which its address is a multiple."""
+"""Codes of a tensor argument: ignored; keyed on whether its data is aligned to 64 bytes; to 16 bytes; on the largest
+power of two up to 16 that divides its address."""
 
 ALIGNMENTS = {ALIGNED_64: 64, ALIGNED_16: 16}
 
 EXACT_UP_TO = 8
 _FIRST_FIELD = 16
 _SUB_BUCKET = 4096
-"""More than any field of `bucket`; a field of `sub_bucket` is that of the regime and a multiple of it."""
+"""Larger than any field of `bucket`. A field of `sub_bucket` is its bucket's field plus a multiple of this."""
 
 _EXACT_SIZE = 1 << 62
-"""More than any field of `bucket` or `sub_bucket`, and than any size."""
+"""Larger than any field of `bucket` or `sub_bucket`, and than any size."""
 
 _FIELD_BITS = 64
 _MASK = (1 << _FIELD_BITS) - 1
 
 
 def bucket(size: int) -> int:
-    """The field of a size's bucket: the size itself up to 8; above, 16 + 2 * h + d with the half octave
-    h = ceil(2 * log2(size)) - 1 and d = 1 if 16 divides the size, else 0.
+    """Field of a size's bucket: the size itself up to 8; above, 16 + 2 * h + d, with the half octave h = ceil(2 *
+    log2(size)) - 1 and d = 1 if 16 divides the size, else 0.
 
-    A power of two ends its half octave: what holds a whole row of 1024 serves all of the regime that 1024 is in.
+    A power of two is the last size of its half octave, so a kernel that holds a whole row of 1024 serves all of 1024's
+    regime.
     """
     if size <= EXACT_UP_TO:
         return size
@@ -52,8 +54,8 @@ def bucket(size: int) -> int:
 
 
 def sub_bucket(size: int) -> int:
-    """The field of a size's sub-bucket: the size itself up to 8; above, the field of its bucket and 4096 * (1 + e), where e is
-    the eighth of the octave, in equal steps, that the size is in. A power of two ends its eighth as well."""
+    """Field of a size's sub-bucket: the size itself up to 8; above, its bucket's field plus 4096 * (1 + e), where e is
+    the index of the size's eighth of the octave, in equal steps. A power of two is the last size of its eighth."""
     if size <= EXACT_UP_TO:
         return size
     octave = (size - 1).bit_length() - 1
@@ -61,34 +63,34 @@ def sub_bucket(size: int) -> int:
 
 
 def exact_size(size: int) -> int:
-    """The field of a size that has an entry of its own: the size itself up to 8; above, 2^62 and the size."""
+    """Field of a size that has its own entry: the size itself up to 8; above, 2^62 plus the size."""
     return size if size <= EXACT_UP_TO else _EXACT_SIZE | size
 
 
 def is_sub_bucket(field: int) -> bool:
-    """Whether a field, one of `bucket`, `sub_bucket` or `exact_size`, is a sub-bucket's."""
+    """Whether a field of `bucket`, `sub_bucket` or `exact_size` denotes a sub-bucket."""
     return _SUB_BUCKET <= field < _EXACT_SIZE
 
 
 def is_exact_size(field: int) -> bool:
-    """Whether a field, one of `bucket`, `sub_bucket` or `exact_size`, is that of one size above 8."""
+    """Whether a field of `bucket`, `sub_bucket` or `exact_size` denotes one exact size above 8."""
     return field >= _EXACT_SIZE
 
 
 def bucket_of(field: int) -> int:
-    """The field of the bucket that a sub-bucket or an exact size lies in."""
+    """Field of the bucket that contains a sub-bucket or an exact size."""
     if is_exact_size(field):
         return bucket(field & ~_EXACT_SIZE)
     return field % _SUB_BUCKET if is_sub_bucket(field) else field
 
 
 def divisible(field: int) -> bool:
-    """Whether 16 divides the sizes of a field above 8 that `bucket`, `sub_bucket` or `exact_size` has made."""
+    """Whether 16 divides the sizes denoted by a field above 8 of `bucket`, `sub_bucket` or `exact_size`."""
     return bool(bucket_of(field) % 2)
 
 
 def bounds(field: int) -> tuple[int, int]:
-    """Smallest and largest size (16-divisibility apart) whose field, by `bucket`, `sub_bucket` or `exact_size`, is `field`."""
+    """Smallest and largest size with this field of `bucket`, `sub_bucket` or `exact_size`, divisibility by 16 aside."""
     if field <= EXACT_UP_TO:
         return field, field
     if is_exact_size(field):
@@ -105,8 +107,8 @@ def bounds(field: int) -> tuple[int, int]:
 
 
 def ends(field: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[int, ...]:
-    """Smallest and largest size whose field, by `bucket` or by `sub_bucket`, is `field`, of those that are `alike`; one
-    number if they agree. Whether sizes are alike must not depend on more than their remainder by 16."""
+    """Smallest and largest size with this field of `bucket` or `sub_bucket` that satisfy `alike`; one number if they
+    coincide. `alike` may depend only on the size's remainder modulo 16."""
     low, high = bounds(field)
     if field > EXACT_UP_TO:
         near = (*range(low, min(low + 15, high) + 1), *range(max(low, high - 15), high + 1))
@@ -118,8 +120,8 @@ def ends(field: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[
 def within(
     fields: Sequence[int], key: Sequence[int], sizes: Sequence[int], field: Callable[[int], int] = sub_bucket
 ) -> tuple[int, ...]:
-    """The fields of a call in the regime `fields`, with the sub-buckets of its sizes, or their `exact_size`s, in place of their
-    buckets. `sizes` has one size for each code in `key` that is BUCKET."""
+    """Fields of a call in the regime `fields`, with each bucket replaced by the size's sub-bucket or `exact_size`.
+    `sizes` holds one size for each BUCKET code of `key`."""
     codes = [code for code in key if code != IGNORE]
     left = iter(sizes)
     finer = [field(next(left)) if code == BUCKET else as_is for as_is, code in zip(fields, codes, strict=False)]
@@ -127,21 +129,21 @@ def within(
 
 
 def has_exact_size(fields: Sequence[int], key: Sequence[int]) -> bool:
-    """Whether these are the fields of exact sizes, which have an entry of their own."""
+    """Whether these fields are those of exact sizes with their own entry."""
     codes = [code for code in key if code != IGNORE]
     return any(code == BUCKET and is_exact_size(field) for field, code in zip(fields, codes, strict=False))
 
 
 def buckets_of(fields: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
-    """The fields of the whole regime: the bucket in place of each sub-bucket or exact size."""
+    """Fields of the enclosing regime: each sub-bucket or exact size replaced by its bucket."""
     codes = [code for code in key if code != IGNORE]
     sizes = [bucket_of(field) if code == BUCKET else field for field, code in zip(fields, codes, strict=False)]
     return (*sizes, *fields[len(codes) :])
 
 
 def cell_of(fields: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
-    """The fields of the cell that a regime lies in, within which predictions are about the same: the half octave of each size,
-    and nothing of divisibility, alignment and formulas."""
+    """Fields of the regime's cell, within which predictions are about equal: the half octave of each size, without
+    divisibility, alignment or formulas."""
     codes = [code for code in key if code != IGNORE]
     sizes = [_cell_field(code, field) for field, code in zip(fields, codes, strict=False)]
     return (*sizes, *(0 for _ in fields[len(codes) :]))
@@ -161,42 +163,42 @@ def fields_of(
     pointers: Sequence[int] = (),
     formulas: Sequence[Formula] = (),
 ) -> tuple[int, ...]:
-    """The fields of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
+    """Fields of one call. `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
     fields = [field_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
     fields += [tensor_field(code, p) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
     return (*fields, *_values(formulas, integers)) if formulas else tuple(fields)
 
 
 def _values(formulas: Sequence[Formula], integers: Sequence[int]) -> list[int]:
-    from polytile.runtime.formula import evaluate  # it brings torch, which reading sizes does not need
+    from polytile.runtime.formula import evaluate  # imports torch, which readers of sizes do not need
 
     return [evaluate(formula, integers) for formula in formulas]
 
 
 def field_of(code: int, integer: int) -> int:
-    """The field of one integer argument with a code other than IGNORE."""
+    """Field of an integer argument with a code other than IGNORE."""
     if code == DIVISIBLE:
         return int(integer % 16 == 0)
     return bucket(integer) if code == BUCKET else integer
 
 
 def tensor_field(code: int, pointer: int) -> int:
-    """The field of a tensor argument with a code other than ANY, whose data is at `pointer`."""
+    """Field of a tensor argument with a code other than ANY and its data at address `pointer`."""
     return math.gcd(pointer, 16) if code == ALIGNMENT else int(pointer % ALIGNMENTS[code] == 0)
 
 
 def alignment(code: int, field: int) -> int:
-    """Of how many bytes the address is known to be a multiple, by the field of its code."""
+    """Known alignment of the address in bytes, from the field and its code."""
     return field if code == ALIGNMENT else ALIGNMENTS[code] if field else 1
 
 
 def count(key: Sequence[int], tensor_key: Sequence[int] = (), formulas: Sequence[Formula] = ()) -> int:
-    """Words in a key made with these codes and formulas."""
+    """Number of fields in a key with these codes and formulas."""
     return sum(code != IGNORE for code in key) + sum(code != ANY for code in tensor_key) + len(formulas)
 
 
 def pack(fields: Iterable[int]) -> int:
-    """The fields as one non-negative int."""
+    """Packs the fields into one non-negative int."""
     packed = 0
     for position, field in enumerate(fields):
         packed |= (field & _MASK) << (_FIELD_BITS * position)
@@ -204,6 +206,6 @@ def pack(fields: Iterable[int]) -> int:
 
 
 def unpack(key: int, length: int) -> tuple[int, ...]:
-    """The `length` fields of a packed key. Raises OverflowError for an int that no such key packs to."""
+    """The `length` fields of a packed key. Raises OverflowError for an int that is no such key."""
     data = key.to_bytes(length * 8, "little")
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))

@@ -1,12 +1,13 @@
-"""Files of recorded sizes: which sizes calls of compiled graphs had, and how often.
+"""Files of recorded sizes: the sizes of compiled graphs' calls, and how often each occurred.
 
     {"format": "polytile sizes", "version": 1,
     "programs": [
-    {"graph": "5c1f…", "about": "model.py:12 in forward", "sizes": {"s0": "L['x'].size()[0]"}, "seen": [[[8], 1200], [[31], 4]]},
+    {"graph": "5c1f…", "about": "model.py:12 in forward", "sizes": {"s0": "L['x'].size()[0]"}, "seen": [[[8], 1200],
+    [[31], 4]]},
     ...]}
 
-A graph is known by a digest of its operators and inputs, the same in each process. Sizes are in the order of `hints=`. The
-numbers of calls are estimates, as calls are sampled.
+A graph is identified by a digest of its operators and inputs, which is the same in every process. Sizes are in the
+order of `hints=`. The numbers of calls are estimates, since calls are sampled.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from polytile.errors import SizesError
 FORMAT, VERSION = "polytile sizes", 1
 
 MOST_SIZES = 4096
-"""Combinations of sizes that are counted of one graph: those that are more than one in so many of its calls are among them."""
+"""Number of combinations of sizes counted per graph. Any combination with more than 1/MOST_SIZES of the calls is among them."""
 
 FREQUENT, MOST_HINTS = 0.95, 32
-"""What part of a graph's calls `frequent` answers for, and with how many combinations of sizes at most."""
+"""Share of a graph's calls that `frequent` covers, and the largest number of combinations it returns."""
 
 Sizes = tuple[int, ...]
 Counts = dict[Sizes, float]
@@ -36,8 +37,8 @@ Counts = dict[Sizes, float]
 
 @dataclass(frozen=True)
 class Seen:
-    """The sizes of one graph. `about`: where in the source it begins; `names`: what each size is, by its name in `hints=`;
-    `calls`: how often each combination came."""
+    """The recorded sizes of one graph. `about` is its source location, `names` describes each size by its name in
+    `hints=`, and `calls` counts the calls at each combination of sizes."""
 
     graph: str
     about: str
@@ -46,15 +47,15 @@ class Seen:
 
     @property
     def total(self) -> float:
-        """All calls."""
+        """Total number of calls."""
         return sum(self.calls.values())
 
     def ordered(self) -> list[tuple[Sizes, float]]:
-        """Each combination with its calls, the most frequent first."""
+        """Each combination with its number of calls, most frequent first."""
         return sorted(self.calls.items(), key=lambda pair: (-pair[1], pair[0]))
 
     def frequent(self, share: float = FREQUENT, most: int = MOST_HINTS) -> list[tuple[Sizes, float]]:
-        """The fewest combinations that `share` of all calls had, with their calls, and no more than `most`."""
+        """The fewest combinations that cover `share` of all calls, at most `most`, with their numbers of calls."""
         chosen, covered = [], 0.0
         for sizes, calls in self.ordered()[:most]:
             if covered >= share * self.total:
@@ -65,7 +66,8 @@ class Seen:
 
 
 def count(counts: Counts, sizes: Sizes, calls: float) -> None:
-    """Adds so many calls. The counts are those of Misra and Gries: where there is no room for one more, all lose as much."""
+    """Adds `calls` calls at `sizes`, by the algorithm of Misra and Gries: when the table is full, every count drops by
+    as much."""
     if sizes in counts or len(counts) < MOST_SIZES:
         counts[sizes] = counts.get(sizes, 0.0) + calls
         return
@@ -75,7 +77,7 @@ def count(counts: Counts, sizes: Sizes, calls: float) -> None:
 
 
 def read(path: Path) -> dict[str, Seen]:
-    """What a file holds, by graph. Raises SizesError where there is none, or it is something else."""
+    """Contents of a file, by graph. Raises SizesError if it is missing or of another kind."""
     try:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT or content["version"] != VERSION:
@@ -93,7 +95,7 @@ def read(path: Path) -> dict[str, Seen]:
 def _seen(entry: Mapping[str, object]) -> Seen:
     names, seen = entry["sizes"], entry["seen"]
     if not isinstance(names, dict) or not isinstance(seen, list):
-        raise TypeError(f"the entry {json.dumps(entry)[:80]} is none of a graph")
+        raise TypeError(f"the entry {json.dumps(entry)[:80]} does not describe a graph")
     calls = {tuple(map(int, sizes)): float(number) for sizes, number in seen}
     if any(len(sizes) != len(names) for sizes in calls):
         raise ValueError("an entry has sizes without a name")
@@ -101,8 +103,8 @@ def _seen(entry: Mapping[str, object]) -> Seen:
 
 
 def add(path: Path, new: Sequence[Seen]) -> None:
-    """Adds the counts to the file, which is made if it is not there; other processes may add to it meanwhile. Raises SizesError
-    where it is something else, and OSError where it cannot be written."""
+    """Adds the counts to the file, which is created if needed. Safe against concurrent processes. Raises SizesError if
+    the file is of another kind, and OSError if it cannot be written."""
     with _alone(path):
         known = read(path) if path.exists() else {}
         for seen in new:
@@ -114,7 +116,7 @@ def add(path: Path, new: Sequence[Seen]) -> None:
 
 
 def text(programs: Sequence[Seen]) -> str:
-    """The file: one graph a line."""
+    """The file's text, one graph a line."""
     lines = ",\n".join(json.dumps(_entry(seen)) for seen in sorted(programs, key=lambda seen: seen.graph))
     return f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION},\n"programs": [\n{lines}\n]}}\n'
 
@@ -126,7 +128,7 @@ def _entry(seen: Seen) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Within the block no other process adds to the file."""
+    """Keeps other processes from adding to the file within the block."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,12 +1,12 @@
-"""Records the sizes that calls of compiled programs have, by looking at some of the calls.
+"""Records the sizes of compiled programs' calls by sampling the calls.
 
-    know(call, graph)       `call` runs a program of this graph
-    serve(call, program)    from now on the program in C runs its calls
-    record(path)            looks at calls from now on, and writes what it sees
+    know(call, graph)       registers that `call` runs a program of this graph
+    serve(call, program)    registers that a program in C now runs its calls
+    record(path)            samples calls from now on and writes the sizes to a file
 
-A program in C counts its calls down (program.c), and shows one in so many to a Sampler, which works out the sizes. It says after
-how many calls it wants another: a random number, so that what comes in turns is met in turns, and so large that looking takes no
-more than SHARE of the program's time. The calls that were passed over count as calls at the same sizes as the one that is shown.
+A program in C counts down its calls (program.c) and shows one of them to a Sampler, which derives the sizes and answers
+how many calls to skip. That number is random, so that periodic patterns are sampled fairly, and large enough that
+sampling takes at most SHARE of the program's time. Skipped calls count as calls at the sizes of the one that is shown.
 """
 
 from __future__ import annotations
@@ -31,89 +31,89 @@ from polytile.runtime.sizes_file import Counts, Seen
 log = logging.getLogger("polytile")
 
 SHARE = 0.0005
-"""What part of a program's time looking at its calls may take: half of the 0.1 % that is promised, the rest being for the
-writer."""
+"""Largest share of a program's time spent on sampling: half of the promised 0.1 %. The rest is for the writer."""
 
 PERIOD_SECONDS = 20.0
-"""How often what was seen is written."""
+"""Seconds between writes to the file."""
 
 FEWEST_SECONDS, MOST_GAP = 1e-6, 1 << 20
-"""What a look takes at least, the call of it included; calls from one look to the next, at most."""
+"""Shortest time attributed to one sample, its call included; largest number of calls between samples."""
 
 Call = Callable[[list[Any]], list[Any]]
 Places = tuple[tuple[int, int | None], ...]
-"""Where each size is among a program's arguments: the number of a tensor and of its dimension, or the number of an integer."""
+"""Position of each size among a program's arguments: a tensor's number and dimension, or an integer's number and None."""
 
 clock = time.perf_counter
 
 
 class Graph:
-    """What is known of one graph: its digest, where it begins, its sizes by name, and where its program finds them."""
+    """One graph: its digest, the location of its code, its sizes by name, and where its program finds them."""
 
     def __init__(self, digest: str, about: str, names: dict[str, str], places: Places) -> None:
         self.digest, self.about, self.names, self.places = digest, about, names, places
 
 
 class Sampler:
-    """Looks at calls of one program. `counts`: calls at each combination of sizes that are not written yet."""
+    """Samples the calls of one program. `counts` holds the number of calls at each combination of sizes, not written yet."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.counts: Counts = {}
         self.program: Any = None
-        """The program in C, once there is one."""
+        """The program in C, once it exists."""
         self.left = self._gap = 0
         self._last, self._cost = clock(), 10 * FEWEST_SECONDS
 
     def begin(self) -> None:
-        """Looks at calls from the next one on."""
+        """Samples calls, starting with the next one."""
         self.left = self._gap = 1
         self._last = clock()
         if self.program is not None:
             self.program.look_at(self.look, self.left)
 
     def end(self) -> None:
-        """Looks at no more calls."""
+        """Stops sampling."""
         self.left = 0
         if self.program is not None:
             self.program.look_at(None, 0)
 
     def look(self, args: Sequence[Any]) -> int:
-        """Counts the calls since the last look; after how many to look again."""
+        """Counts the calls since the last sample; returns how many calls to skip until the next."""
         begun = clock()
         sizes = tuple(args[i] if d is None else args[i].shape[d] for i, d in self.graph.places)
         sizes_file.count(self.counts, sizes, self._gap)
         each = max(1e-9, (begun - self._last) / self._gap)
-        self._cost = min(FEWEST_SECONDS + clock() - begun, 1.25 * self._cost)  # one that was interrupted says nothing
+        self._cost = min(FEWEST_SECONDS + clock() - begun, 1.25 * self._cost)  # limits the effect of an interrupted sample
         mean = min(self._cost / (SHARE * each), MOST_GAP)
         self._gap = random.randint(1, max(1, round(2 * mean) - 1))
         self._last = begun
         return self._gap
 
     def counting(self, args: Sequence[Any]) -> None:
-        """A call by Python's wrapper."""
+        """Counts a call by the Python wrapper."""
         if self.left > 0:
             self.left -= 1
             if self.left == 0:
                 self.left = self.look(args)
 
     def take(self) -> Seen:
-        """What was seen since it was last asked."""
+        """The counts since the last call of this method."""
         counts, self.counts = self.counts, {}
         return Seen(self.graph.digest, self.graph.about, self.graph.names, counts)
 
 
 _samplers: weakref.WeakKeyDictionary[Call, Sampler] = weakref.WeakKeyDictionary()
 _serving: weakref.WeakKeyDictionary[Call, Any] = weakref.WeakKeyDictionary()
-"""Programs in C whose graph was not known when they began to serve."""
+"""Programs in C that began to serve before their graph was known."""
 _gone: list[Sampler] = []
-"""Samplers of programs that are gone, with counts that are not written yet."""
+"""Samplers of deleted programs, with counts not written yet."""
 _lock = locks.rlock()
 _recorder: Recording | None = None
 
 
 def know(call: Call, graph: Graph | None) -> Call:
-    """Has the calls of a program looked at while sizes are recorded, if its graph has any; gives what to call in place of it."""
+    """Samples the calls of a program while sizes are recorded, if its graph has any; returns the callable to use in its
+    place."""
     if graph is None or not graph.places:
         return call
     begin_if_asked()
@@ -124,7 +124,8 @@ def know(call: Call, graph: Graph | None) -> Call:
         sampler.program = _serving.pop(call, None)
         if _recorder is not None:
             sampler.begin()
-    # What stays in Python is counted where it is made while sizes are recorded, and costs nothing elsewhere.
+    # Calls in Python are counted only if sizes are being recorded when the program is made; otherwise they cost
+    # nothing.
     return call if _recorder is None or getattr(call, "becomes_c", False) else _counted(call, sampler)
 
 
@@ -138,7 +139,7 @@ def _counted(call: Call, sampler: Sampler) -> Call:
 
 
 def serve(call: Call, program: Any) -> None:
-    """From now on a program in C runs the calls."""
+    """Registers that a program in C runs the calls from now on."""
     with _lock:
         sampler = _samplers.get(call)
         if sampler is None:
@@ -150,7 +151,7 @@ def serve(call: Call, program: Any) -> None:
 
 
 def show(call: Call, args: Sequence[Any]) -> None:
-    """A call that Python's wrapper runs."""
+    """Counts a call that the Python wrapper runs."""
     sampler = _samplers.get(call)
     if sampler is not None:
         sampler.counting(args)
@@ -162,7 +163,7 @@ def _keep(sampler: Sampler) -> None:
 
 
 class Recording:
-    """Recording into one file, until `stop` is called, its `with` block ends, or the process does."""
+    """Recording into one file, until `stop` is called, its `with` block ends, or the process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -175,7 +176,7 @@ class Recording:
         threading.Thread(target=writer, name="polytile sizes", daemon=True).start()
 
     def write(self) -> None:
-        """Adds what was seen since the last time to the file. Raises SizesError where that cannot be."""
+        """Adds the counts since the last write to the file. Raises SizesError if the file cannot be written."""
         with _lock:
             gone, _gone[:] = list(_gone), []
             new = [seen for seen in (sampler.take() for sampler in [*_samplers.values(), *gone]) if seen.calls]
@@ -186,7 +187,7 @@ class Recording:
             raise SizesError(f"the sizes cannot be written to {self.path}: {error.strerror or error}.") from None
 
     def stop(self) -> None:
-        """Looks at no more calls, and writes what was seen. Raises SizesError where that cannot be."""
+        """Stops sampling and writes the remaining counts. Raises SizesError if the file cannot be written."""
         global _recorder
         with _lock:
             if _recorder is not self:
@@ -206,8 +207,8 @@ class Recording:
 
 
 def record(path: str | os.PathLike[str]) -> Recording:
-    """Looks at calls of all compiled programs from now on. Raises SizesError where something is recorded already, or the file is
-    something else or cannot be written."""
+    """Samples the calls of all compiled programs from now on. Raises SizesError if a recording is active, or if the
+    file holds something else or cannot be written."""
     global _recorder
     file = Path(path).expanduser().absolute()
     with _lock:
@@ -224,7 +225,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
 
 
 def begin_if_asked() -> None:
-    """Records from now on where the option `record_sizes` asks for it. What is wrong is reported once, and programs run on."""
+    """Starts recording if the option `record_sizes` asks for it. An error is reported once, and programs run on."""
     named = options.get("record_sizes")
     if named and _recorder is None and named not in _refused:
         try:
@@ -259,7 +260,7 @@ def _at_end() -> None:
 
 
 def _after_fork() -> None:
-    """What the parent has seen it writes itself; the child has no thread yet."""
+    """The parent writes its own counts. The child has no writer thread yet."""
     _gone.clear()
     for sampler in _samplers.values():
         sampler.counts = {}

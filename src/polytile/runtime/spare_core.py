@@ -1,20 +1,23 @@
-"""A core that calls leave to whoever makes the program or the kernels that they wait for.
+"""A core that calls leave free for a process that makes the program or kernels they wait for.
 
-    wanted()       within the block somebody makes them
-    is_wanted()    whether somebody does
-    left()         within the block, ATen's operators leave a core; generated kernels leave it by themselves (launcher.c)
+    wanted()            within the block, such a process is at work
+    is_wanted()         whether one is
+    leave_one_free()    within the block, ATen's operators leave a core free; generated kernels do so by themselves
+                        (launcher.c)
 
-Calls on as many threads as there are cores leave none. A compiler beside them then gets what its niceness allows, and takes more
-than it gets: each parallel loop waits for the thread that shares its core. Two cores of an EPYC, a decoder of 3 layers:
+Calls that use as many threads as there are cores leave none free. A compiler beside them gets the share that its
+niceness allows, but costs them more than that: every parallel loop waits for the thread that shares its core. Two cores
+of an EPYC, a decoder of 3 layers:
 
-    threads of calls    niceness    calls, of their speed alone    seconds until the program of 19 kernels
-    2                   14                                 0.92    over 14
-    2                   10                                 0.75    over 13
-    2                   5                                  0.55    11
-    1                   19                                 0.56    2
+    threads of calls    niceness    relative speed of calls    seconds until the program of 19 kernels is ready
+    2                   14                             0.92    over 14
+    2                   10                             0.75    over 13
+    2                   5                              0.55    11
+    1                   19                             0.56    2
 
-Half of the cores for two seconds cost less than a part of them for many. A program is made once, and calls leave the core until
-it is there. Kernels are made again and again: calls leave it a quarter of the time (background.REST).
+Half of the cores for two seconds cost less than a fraction of them for many. A program is made once, and calls leave a
+core free until it is ready. Kernels are made again and again; calls leave a core free for them a quarter of the time
+(background.REST).
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from polytile.runtime.cpu import usable_cores
 
 _lock = locks.lock()
 _wanted = 0
-"""How many want it."""
+"""Number of processes that want a core."""
 
 
 @contextlib.contextmanager
 def wanted() -> Iterator[None]:
-    """Within the block another process works for the background's thread, on a core that calls of every thread leave if they
-    would use them all."""
+    """Marks the block in which another process works for the background thread. Calls that would use every core leave
+    one free meanwhile."""
     begun = time.monotonic()
     _want(1)
     try:
@@ -47,7 +50,7 @@ def wanted() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """In a forked child nobody works for it."""
+    """No process works for a forked child."""
     if _wanted:
         _want(-_wanted)
 
@@ -69,8 +72,8 @@ def _want(more: int) -> None:
 
 
 @contextlib.contextmanager
-def left() -> Iterator[None]:
-    """Within the block, OpenMP's parallel loops of this thread leave a core, if they would use them all. Other threads are not
-    concerned, nor is what `torch.set_num_threads` has set for new ones."""
+def leave_one_free() -> Iterator[None]:
+    """Makes parallel OpenMP loops of this thread leave a core free within the block. Other threads are unaffected, as
+    is the `torch.set_num_threads` value for new ones."""
     with openmp.at_most(max(1, usable_cores() - 1)):
         yield

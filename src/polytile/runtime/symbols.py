@@ -8,10 +8,10 @@ from typing import Any
 
 
 def addresses(library: ctypes.CDLL, names: Iterable[str]) -> list[int]:
-    """Addresses of a library's functions. Raises AttributeError for one that it lacks."""
+    """Addresses of a library's functions. Raises AttributeError if one is missing."""
     return [address_of(getattr(library, name)) for name in names]
 
 
 def address_of(function: Any) -> int:
-    """The address of a function that ctypes has found."""
+    """Address of a ctypes function."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0

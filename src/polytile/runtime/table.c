@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-static const long DECLINED = LONG_MIN; /* what a native kernel answers that has done nothing: the entry's callable is to run */
+static const long DECLINED = LONG_MIN; /* returned by a native kernel that has done nothing; the entry's callable then runs */
 
 /* ---- the table: open addressing, a power of two of slots, at most two thirds full ---- */
 
@@ -18,16 +18,15 @@ typedef struct Trial Trial;
 static void end_trial(Trial *trial);
 
 typedef struct {
-    PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots; Ellipsis: nothing is
-                        decided */
-    PyObject *call;  /* Python callable: what runs, or what takes the calls that the kernel declines; or NULL */
+    PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots; Ellipsis: undecided */
+    PyObject *call;  /* Python callable that runs the calls, or those that the kernel declines; or NULL */
     Kernel kernel;   /* or NULL */
     long threads;
     uint64_t calls;     /* of this key, since it first had an entry */
-    Trial *trial;       /* candidates that are tried in its place now and then, or NULL */
-    int left;           /* calls of this entry until on_due is asked; 0: it is not */
-    unsigned char has_exact_sizes; /* of a regime: whether exact sizes of it have slots of their own */
-    unsigned char noted;           /* nothing is decided, and a call has been noted */
+    Trial *trial;       /* candidates on trial against it, or NULL */
+    int left;           /* calls of this entry until on_due is called; 0: never */
+    unsigned char has_exact_sizes; /* of a regime: whether exact sizes in it have their own slots */
+    unsigned char noted;           /* undecided, and a call has been noted */
 } Slot;
 
 typedef struct Leaf Leaf;
@@ -38,18 +37,18 @@ typedef struct {
     PyObject *name, *key, *tensor_key;
     PyObject *label;    /* what profilers show (record.c) */
     PyObject *formulas; /* tuple of bytes objects */
-    PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
+    PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which is already inserted */
     PyObject *on_error; /* (code) raises */
-    PyObject *on_due;   /* (arguments), when as many calls have passed as watch() was told */
-    Leaf *leaves;       /* what runs calls for which nothing is decided (fallback.c); NULL: such calls go to on_miss */
+    PyObject *on_due;   /* (arguments), after the number of calls given to watch() */
+    Leaf *leaves;       /* entries of undecided calls (fallback.c); NULL: such calls go to on_miss */
     Py_ssize_t leaf_count;
-    PyObject *orders;   /* dict: which leaves to look at first */
-    PyObject *notes;    /* list of calls that somebody should look at */
-    PyObject *wake;     /* () has somebody look */
+    PyObject *orders;   /* dict: the order in which to try leaves */
+    PyObject *notes;    /* list of calls for the deciding thread */
+    PyObject *wake;     /* () wakes that thread */
     unsigned char *codes, *tensor_codes;
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
     Py_ssize_t formula_count, field_count;
-    int device; /* torch's number for the type of device that the tensors are on */
+    int device; /* torch's number of the tensors' device type */
     Slot *slots;
     int64_t *fields; /* field_count of them for each slot */
     size_t capacity, used;
@@ -112,7 +111,7 @@ static int grow(Dispatcher *self)
     return 0;
 }
 
-/* Removes every entry; runs Python code only when the table is consistent again. */
+/* Removes every entry; runs Python code only once the table is consistent again. */
 static int empty(Dispatcher *self)
 {
     Slot *slots = self->slots;
@@ -130,8 +129,8 @@ static int empty(Dispatcher *self)
     return 0;
 }
 
-/* The Slot for an entry object, with new references: PythonEntry has `call`; NativeEntry has `address` and `threads`, and
-   `otherwise`, None or what takes the calls that it declines. */
+/* The Slot of an entry object, with new references: a PythonEntry has `call`; a NativeEntry has `address` and
+   `threads`, and `otherwise`, which is None or runs the calls that it declines. */
 static int slot_of(PyObject *entry, Slot *slot)
 {
     *slot = (Slot){0};
@@ -170,7 +169,7 @@ static PyObject *packed(const int64_t *fields, Py_ssize_t count)
                                count * (Py_ssize_t)sizeof(int64_t), "little");
 }
 
-/* The fields of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
+/* The fields of a packed key, as a new bytes object. OverflowError for an int that is no key of this table. */
 static PyObject *unpacked(Dispatcher *self, PyObject *key)
 {
     return PyObject_CallMethod(key, "to_bytes", "ns", self->field_count * (Py_ssize_t)sizeof(int64_t), "little");

@@ -1,8 +1,8 @@
-"""The Target: the device that a program is compiled for, with every fact of it that the compiler asks for.
+"""The Target: the device that a program is compiled for, with every fact about it that the compiler needs.
 
-One Target is made per device and process. The frontend asks it what can be generated, the candidates ask it for the numbers of
-the GPU that they are tuned for. A CPU as the device of generated Triton code means Triton's interpreter, which runs the configs
-of INTERPRETED_AS.
+One Target exists per device and process. The frontend asks it which kernels can be generated; candidates ask it for the
+GPU's numbers. For generated Triton code, a CPU device means Triton's interpreter, which uses the configs of
+INTERPRETED_AS.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from polytile import options
 from polytile.runtime.cuda import device as devices
 
 INTERPRETED_AS = "H100"
-"""The GPU whose configs Triton's interpreter runs."""
+"""The GPU whose configs Triton's interpreter uses."""
 
 OLDEST = 70
-"""Capability from which on Triton generates code."""
+"""Lowest compute capability (times 10) that Triton supports."""
 
 OVERLAPPING = 90
-"""Capability from which on a kernel may start before the one ahead of it on the stream has ended."""
+"""Lowest compute capability (times 10) on which a kernel may start before its predecessor on the stream has ended."""
 
 FLOAT8_FROM = 89
-"""Capability from which on kernels convert to and from all 8-bit floats."""
+"""Lowest compute capability (times 10) on which kernels convert to and from all 8-bit floats."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A device, as the compiler sees it. `Target.of` makes each one once."""
+    """A device, as the compiler sees it. `Target.of` creates each one once."""
 
     device: torch.device
 
@@ -42,23 +42,23 @@ class Target:
 
     @property
     def gpu(self) -> bool:
-        """Whether the device is a GPU of NVIDIA's or AMD's; PyTorch calls both "cuda"."""
+        """Whether the device is an NVIDIA or AMD GPU; PyTorch calls both "cuda"."""
         return self.device.type == "cuda"
 
     @property
     def native(self) -> bool:
-        """Whether kernels are C++ for this CPU: on a CPU, unless the option `interpret` asks for Triton's interpreter."""
+        """Whether kernels are C++ for this CPU: on a CPU, unless the option `interpret` selects Triton's interpreter."""
         return self.device.type == "cpu" and not options.get("interpret")
 
     @property
     def facts(self) -> devices.DeviceFacts:
-        """The numbers of the GPU, or those of INTERPRETED_AS where the device is a CPU. Raises DeviceError for a GPU that this
-        process does not have."""
+        """The GPU's numbers, or those of INTERPRETED_AS for a CPU. Raises DeviceError for a GPU that this process does
+        not have."""
         return devices.facts(self.device.index or 0) if self.gpu else devices.named(INTERPRETED_AS)
 
     @property
     def overlaps(self) -> bool:
-        """Whether a kernel may start before the one ahead of it on the stream has ended."""
+        """Whether a kernel may start before its predecessor on the stream has ended."""
         return self.gpu and self.facts.capability >= OVERLAPPING
 
     @property
@@ -80,7 +80,8 @@ class Target:
 
     @property
     def converts_float8(self) -> bool:
-        """Whether generated kernels convert to and from 8-bit floats: Triton's interpreter, and GPUs that have both types."""
+        """Whether generated kernels convert to and from 8-bit floats: in Triton's interpreter, and on GPUs that have
+        both types."""
         if not self.gpu:
             return self.device.type == "cpu" and not self.native
         return bool(self.facts.arch) or self.facts.capability >= FLOAT8_FROM

@@ -1,10 +1,10 @@
-"""The C++ compiler at hand: where it is, what it is, and what instruction set it generates with -march=native.
+"""The C++ compiler: its location, its identity, and the instruction set that it targets with -march=native.
 
-Found once and remembered on disk under the compiler's path, modification time and size and under the processor's
-identity, so a later process starts no program to know it, and machines that share a cache directory keep apart.
+The result is stored on disk under the compiler's path, modification time and size and the processor's identity. So
+later processes start no program to learn it, and machines that share a cache directory stay apart.
 
-Where no compiler is installed, the one that filled the cache directory last, on such a processor, stands for it: what it has
-compiled is found and used. Nothing new can be compiled (`Toolchain.present`).
+Without a compiler, the one that last filled the cache directory on such a processor stands in for it: its objects are
+found and used, but nothing new can be compiled (`Toolchain.present` is False).
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from polytile.runtime.cpu import cpu
 log = logging.getLogger("polytile")
 
 FORMAT = 5
-"""Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
+"""Version of the record on disk. Raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
 
 NATIVE_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ("-mcpu=native",), ())
-"""Ways of asking for the machine's own instruction set; the first that the compiler accepts is used."""
+"""Ways to request the machine's own instruction set. The first that the compiler accepts is used."""
 
 KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-trapping-math",
                 "-ffp-contract=fast", "-fno-semantic-interposition", "-fno-exceptions")  # fmt: skip
-"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile. Without
-exceptions a kernel whose locals have destructors needs nothing of the C++ library, which it is not linked with."""
+"""Flags of generated kernels. They keep eager's inf and nan semantics (no -ffast-math); -O3 would only compile more
+slowly. With -fno-exceptions, locals with destructors need nothing from the C++ library, which kernels are not linked
+with."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc")
-"""What GCC links a kernel with: the compiler's own helpers. What else a kernel calls, memcpy and the threads' runtime, is in
-the process already, and to look through the C++ libraries for it takes a sixth of a small kernel's compilation."""
+"""GCC links a kernel with its own helpers only. Other functions that a kernel calls (memcpy, the threading runtime) are
+already in the process, and searching the C++ libraries takes a sixth of a small kernel's compile time."""
 
 EXTENSION_FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
 """Flags of the launcher, a C extension of this Python."""
@@ -53,11 +54,11 @@ VARIABLES = (
     "MACOSX_DEPLOYMENT_TARGET", "SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS",
 )  # fmt: skip
 PREFIXES = ("CCC_", "CLANG_", "NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS")
-"""Variables of the environment, and beginnings of their names, that a compiler reads, or a wrapper installed in its place. They
-reach the compiler, which may need them to work, and are part of every key."""
+"""Environment variables, and prefixes of their names, that a compiler or its wrapper reads. They are passed on to the
+compiler, which may need them, and are part of every key."""
 
 DIVERTING = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
-"""Variables that have GCC write files of its own somewhere. They do not reach it."""
+"""Variables that make GCC write extra files. They are not passed on."""
 
 ISA_TABLE: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("avx512", 16, ("AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL")),
@@ -67,7 +68,7 @@ ISA_TABLE: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("neon", 4, ("ARM_NEON",)),
     ("vsx", 4, ("VSX",)),
 )
-"""Instruction set, float lanes of its vector registers, macros that must all be defined; the first match is it."""
+"""Instruction set, float lanes of its vector registers, and macros that must all be defined. The first match wins."""
 
 _FEATURE = re.compile(r"#define __((?:AVX|SSE|SSSE|AMX|ARM_FEATURE_|ARM_NEON)\w*?|FMA|F16C|BMI2?|GFNI|VSX)(?:__)? \S*")
 
@@ -81,12 +82,26 @@ NONE = f"polytile compiles kernels with a C++ compiler, but PATH has no {' or '.
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A working C++ compiler and what it makes of this machine.
+    """A working C++ compiler and what it targets on this machine.
 
-    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, with the flags that
-    the command has and the variables that the compiler reads, `native` the flags that ask for this machine's instruction set,
-    `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one vector register, `macros` a digest of all predefined macros.
-    `present`: whether it is installed here, and not only known from the cache.
+    Attributes
+    ----------
+    command : tuple of str
+        Command that starts the compiler; its first word is `path`.
+    kind : str
+        "gcc" or "clang".
+    version : str
+        First line of --version, with the command's own flags and the environment variables that the compiler reads.
+    native : tuple of str
+        Flags that request this machine's instruction set.
+    isa : str
+        A name of ISA_TABLE, or "scalar".
+    lanes : int
+        Floats per vector register.
+    macros : str
+        Digest of all predefined macros.
+    present : bool
+        Whether it is installed here, rather than known only from the cache.
     """
 
     command: tuple[str, ...]
@@ -109,12 +124,12 @@ class Toolchain:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """The last words of the command for a generated kernel."""
+        """Trailing words of the command for a generated kernel."""
         return GCC_LIBRARIES if self.kind == "gcc" else ()
 
     @property
     def identity(self) -> str:
-        """Text that differs wherever the same source and flags may give another binary. Part of every kernel's key."""
+        """Text that differs whenever the same source and flags may give another binary. Part of every kernel's key."""
         return f"{self.kind}; {self.version}; {self.isa} {self.macros}; {cpu().identity}"
 
 
@@ -122,10 +137,10 @@ _known: dict[tuple[Any, ...], Toolchain] = {}
 
 
 def find() -> Toolchain:
-    """The compiler that the option `cxx`, then $CXX, then PATH name; where there is none, the one that filled the cache. Raises
-    CompilerMissing.
+    """The compiler named by the option `cxx`, else $CXX, else PATH; without one, the compiler that filled the cache.
+    Raises CompilerMissing.
 
-    A process that finds the record of an earlier one on disk starts no program.
+    A process that finds an earlier process's record on disk starts no program.
     """
     asked = options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""), variables(), cache.current().root
     if asked not in _known:
@@ -140,7 +155,7 @@ def _found(option: str, variable: str) -> Toolchain:
         absent = None if option else _recall(_latest_name())
         if absent is None:
             raise
-        log.info("There is no C++ compiler here; what %s has compiled before is used.", absent.version)
+        log.info("There is no C++ compiler here; kernels that %s compiled earlier are used.", absent.version)
         return dataclasses.replace(absent, present=False)
     known = _recall(_record_name(command)) or _remember(_record_name(command), _examine(command))
     if known != _recall(_latest_name()):
@@ -149,7 +164,7 @@ def _found(option: str, variable: str) -> Toolchain:
 
 
 def require() -> Toolchain:
-    """The compiler, for who wants something new compiled. Raises CompilerMissing where none is installed."""
+    """The compiler, for new compilations. Raises CompilerMissing if none is installed."""
     found = find()
     if not found.present:
         raise CompilerMissing(NONE)
@@ -157,12 +172,12 @@ def require() -> Toolchain:
 
 
 CPU_WORDS = {"SSE3": "pni", "BMI": "bmi1"}
-"""What Linux calls a processor's features, underscores left out, where that is not the compiler's own word in small letters."""
+"""Linux's names of processor features, without underscores, where they differ from the compiler's macro in lower case."""
 
 
 def features() -> tuple[str, ...]:
-    """What the compiler takes for granted of this processor, in the words of /proc/cpuinfo without underscores; nothing where
-    that has no such words. Starts the compiler. Raises CompilerMissing."""
+    """Processor features that the compiler relies on, as named in /proc/cpuinfo without underscores; empty where that
+    file lists none. Starts the compiler. Raises CompilerMissing."""
     tools = require()
     macros = _output(tools.command, *tools.native, "-dM", "-E", "-x", "c++", os.devnull) or ""
     named = {match[1] for match in map(_FEATURE.fullmatch, macros.splitlines()) if match}
@@ -176,7 +191,7 @@ def features() -> tuple[str, ...]:
 
 
 def variables() -> tuple[str, ...]:
-    """What the environment tells the compiler, as NAME=VALUE, by name."""
+    """The environment variables that affect the compiler, as NAME=VALUE, sorted by name."""
     found = ((name, value) for name, value in os.environ.items() if name in VARIABLES or name.startswith(PREFIXES))
     return tuple(f"{name}={value}" for name, value in sorted(found) if value)
 
@@ -187,12 +202,12 @@ def environment() -> dict[str, str]:
 
 
 def reset() -> None:
-    """Forgets the compilers found by this process; the next `find` looks again."""
+    """Forgets the compilers found by this process; the next `find` searches again."""
     _known.clear()
 
 
 def _locate(option: str, variable: str) -> tuple[str, ...]:
-    """Words of the command that starts the compiler, the first one an absolute path."""
+    """Words of the command that starts the compiler. The first is an absolute path."""
     if option:
         command = _resolved(option)
         if command is None:
@@ -217,15 +232,15 @@ def _resolved(text: str) -> tuple[str, ...] | None:
 
 
 def _flags_of(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What stands behind the names of programs: "ccache g++" has nothing, "g++ -m64 --param x=1" has three words."""
+    """The flags that follow the program names: none for "ccache g++", three words for "g++ -m64 --param x=1"."""
     first = next((place for place, word in enumerate(command) if word.startswith("-")), len(command))
     return command[first:]
 
 
 def _record_name(command: tuple[str, ...]) -> str:
-    """File of what is known of a compiler: changes when the compiler is replaced or the processor is another."""
+    """File of a compiler's record. The name changes when the compiler is replaced or the processor differs."""
     stamps = []
-    for word in command:  # "ccache g++": both programs matter
+    for word in command:  # for "ccache g++", both programs matter
         program = shutil.which(word)
         if program:
             status = os.stat(program)
@@ -234,7 +249,7 @@ def _record_name(command: tuple[str, ...]) -> str:
 
 
 def _latest_name() -> str:
-    """File of the compiler that such a processor used last."""
+    """File of the record of the compiler last used on this kind of processor."""
     return f"toolchain/latest-{digest(json.dumps([FORMAT, cpu().identity]))}.json"
 
 
@@ -255,10 +270,10 @@ def _remember(name: str, toolchain: Toolchain) -> Toolchain:
 
 
 def _examine(command: tuple[str, ...]) -> Toolchain:
-    """Asks the compiler what it is. Starts it two to four times; about 30 ms."""
+    """Queries the compiler for its properties. Starts it two to four times; about 30 ms."""
     version = _output(command, "--version")
     if version is None:
-        raise CompilerMissing(f"{shlex.join(command)} is there but does not run. {INSTALL}")
+        raise CompilerMissing(f"{shlex.join(command)} exists but does not run. {INSTALL}")
     for native in NATIVE_FLAGS:
         macros = _output(command, *native, "-dM", "-E", "-x", "c++", os.devnull)
         if macros is not None:
@@ -267,7 +282,7 @@ def _examine(command: tuple[str, ...]) -> Toolchain:
 
 
 def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], macros: str) -> Toolchain:
-    """The Toolchain that these answers of a compiler mean. `macros` is the output of -dM -E."""
+    """Builds a Toolchain from the compiler's answers. `macros` is the output of -dM -E."""
     kind = "clang" if "#define __clang__ " in macros else "gcc" if "#define __GNUC__ " in macros else ""
     if not kind:
         raise CompilerMissing(f"{shlex.join(command)} is neither GCC nor clang, as kernels need. {INSTALL}")

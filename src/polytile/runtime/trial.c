@@ -1,14 +1,15 @@
-/* Part of the launcher: candidates of one entry tried on the program's own calls.
+/* Part of the launcher: tries candidates for an entry on the program's own calls.
 
-   Of every `period` calls of the entry one runs a contender in the place of what serves, and the call after it is timed as it
-   is, so that both are of about the same moment. A sample is (contender, seconds, the call's integers); contender 0 is what
-   serves. On a GPU two events stand for the times before and after, which are read when somebody asks and not waited for.
+   Once in `period` calls of the entry, a call runs a contender instead of the serving entry. The next call is timed
+   with the serving entry, so that both times are from about the same moment. A sample is (contender, seconds, the
+   call's integers); contender 0 is the serving entry. On a GPU, two events mark the start and end; they are read later
+   without waiting.
 
-   The GIL covers all of this. */
+   The GIL protects all of this. */
 
 enum { MOST_CONTENDERS = 8, MOST_SAMPLES = 128 };
 
-/* Set once by configure_events(); without them nothing is tried on a GPU. */
+/* Set once by configure_events(); without them, there are no trials on a GPU. */
 static struct {
     int (*create)(void **event, unsigned flags);
     int (*destroy)(void *event);
@@ -22,14 +23,14 @@ static struct {
 typedef struct {
     int contender;
     double seconds;    /* NaN: it failed */
-    void *begin, *end; /* where there are some, they tell the seconds */
+    void *begin, *end; /* if set, they determine the seconds */
 } Sample;
 
 struct Trial {
-    int count;                        /* of contenders, what serves among them */
+    int count;                        /* of contenders, including the serving entry */
     Slot contenders[MOST_CONTENDERS]; /* the first is empty */
     int open[MOST_CONTENDERS];        /* samples still wanted of each */
-    long period, turn, number; /* the number tells it from all others */
+    long period, turn, number; /* the number is unique */
     int device;
     int next, samples;
     Sample sample[MOST_SAMPLES];
@@ -76,7 +77,7 @@ static Trial *new_trial(size_t integers)
     return trial;
 }
 
-/* Which contender this call is to run and to be timed with; -1: it runs what serves, untimed. */
+/* The contender that this call runs and times; -1: the serving entry, untimed. */
 static int turn_of(Trial *trial)
 {
     long turn = trial->turn++ % trial->period;
@@ -94,7 +95,7 @@ static int turn_of(Trial *trial)
     return -1;
 }
 
-/* Whether this was the last sample that was wanted: then somebody should look. */
+/* Stores a sample. Returns whether it was the last one wanted, so that the trial needs attention. */
 static int take(Trial *trial, Sample sample, const long *integers, Py_ssize_t count)
 {
     memcpy(&trial->integers[trial->samples * count], integers, (size_t)count * sizeof(long));
@@ -106,7 +107,7 @@ static int take(Trial *trial, Sample sample, const long *integers, Py_ssize_t co
     return 1;
 }
 
-/* Reads the events of a sample, and lets go of them. Returns whether it could. */
+/* Reads and releases the events of a sample. Returns whether they were complete. */
 static int read_events(Sample *sample)
 {
     float milliseconds;

@@ -1,25 +1,25 @@
-/* Third part of the launcher: a Keeper finds what a place in a program keeps of a weight, in some 70 ns.
+/* Third part of the launcher: a Keeper finds the packed copy of a weight for one place in a program, in about 70 ns.
 
-   It is called with the weight and gives the copy that was made of it, or None. What it remembers of the weight is who it is
-   (the tensor, its storage, whose address nobody else gets while `guard` holds a weak reference to it, the address of its data,
-   its counter of writes), how many writes that has counted, and a sample of its bytes, which tells of writes that were not
-   counted. Whatever is different is a matter for Python: `miss` (weights.py). A weight without a copy is watched: `wait`
-   calls must find it unchanged before Python is asked again. */
+   It is called with the weight and returns its copy, or None. It remembers the weight's identity (the tensor; its
+   storage, whose address is not reused while `guard` holds a weak reference to it; the address of its data; its write
+   counter), the number of counted writes, and a sample of its bytes, which reveals uncounted writes. Any difference is
+   left to Python: `miss` (weights.py). A weight without a copy is watched: `wait` calls must find it unchanged before
+   Python is asked again. */
 
 enum { SAMPLED = 32 };
 
-/* Set once by configure_weights(); without it nothing is ever packed. */
+/* Set once by configure_weights(); without it, nothing is packed. */
 static struct {
     Py_ssize_t storage_offset, counter_offset;
     int64_t (*version)(const void *handle); /* of a tensor with a counter; a C++ exception for one without */
 } weighed;
 
-/* Who a weight is. */
+/* Identity of a weight. */
 typedef struct {
     void *tensor, *storage, *counter, *data;
 } Identity;
 
-/* Whether the fast path takes the tensor, and it counts writes. */
+/* Whether the fast path accepts the tensor and it counts writes. */
 static int identify(PyObject *argument, Identity *found)
 {
     if (weighed.version == NULL || !fast_pointer(argument, TORCH_CPU, &found->data))
@@ -43,13 +43,14 @@ typedef struct {
     PyObject *guard; /* keeps a weak reference to the storage; NULL before the first weight */
     Identity weight;
     int64_t version;
-    Py_ssize_t bytes; /* of the weight, all of them its own */
+    Py_ssize_t bytes; /* of the weight, which is dense */
     uint64_t sample;
-    long wait, patience; /* calls until Python is asked; what `wait` begins at after a change */
+    long wait, patience; /* calls until Python is asked; initial value of `wait` after a change */
     long hits;           /* calls that found the copy */
 } Keeper;
 
-/* SAMPLED words of `bytes` bytes, one in each of as many equal parts, in a place of its own in each; all words of few. */
+/* Hash of SAMPLED words out of `bytes` bytes: one from each of as many equal parts, at a different offset in each; of
+   all words if there are few. */
 static uint64_t sample_of(const void *data, Py_ssize_t bytes)
 {
     uint64_t hash = 0x243F6A8885A308D3u, place = 0x9E3779B97F4A7C15u, word;
@@ -88,7 +89,8 @@ static PyObject *find_packed(PyObject *object, PyObject *const *arguments, size_
     return PyObject_CallOneArg(self->miss, arguments[0]);
 }
 
-/* watch(tensor, version, guard, wait, patience): the weight has no copy. Nothing is remembered of one that counts no writes. */
+/* watch(tensor, version, guard, wait, patience): the weight has no copy. A weight that counts no writes is not
+   remembered. */
 static PyObject *keeper_watch(PyObject *object, PyObject *parsed)
 {
     Keeper *self = (Keeper *)object;
@@ -106,7 +108,7 @@ static PyObject *keeper_watch(PyObject *object, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* hold(copy, bytes, sample): the copy of the weight that was watched last, made at the version given then. */
+/* hold(copy, bytes, sample): the copy of the last watched weight, made at the version given then. */
 static PyObject *keeper_hold(PyObject *object, PyObject *parsed)
 {
     Keeper *self = (Keeper *)object;
@@ -189,7 +191,7 @@ static PyMemberDef keeper_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* configure_weights(storage offset, counter offset, version): where in a tensor its storage and its counter of writes are, and
+/* configure_weights(storage offset, counter offset, version): offsets in a tensor of its storage and write counter, and
    the address of TensorBase::_version. */
 static PyObject *configure_weights(PyObject *module, PyObject *parsed)
 {
@@ -209,7 +211,7 @@ static PyObject *weighs(PyObject *module, PyObject *unused)
     return PyBool_FromLong(weighed.version != NULL && configured.tensor != NULL);
 }
 
-/* state_of(tensor) -> (storage, version) as the fast path reads them, or None where such a tensor is never packed. */
+/* state_of(tensor) -> (storage, version) as the fast path reads them, or None if such a tensor is never packed. */
 static PyObject *state_of(PyObject *module, PyObject *tensor)
 {
     Identity found;
@@ -218,7 +220,7 @@ static PyObject *state_of(PyObject *module, PyObject *tensor)
     return Py_BuildValue("KL", (unsigned long long)(uintptr_t)found.storage, (long long)version_of(tensor));
 }
 
-/* sample(address, bytes) -> number; another one, in all likelihood, once bytes there have changed */
+/* sample(address, bytes) -> hash, which almost certainly changes with the bytes */
 static PyObject *sample_method(PyObject *module, PyObject *parsed)
 {
     unsigned long long address;

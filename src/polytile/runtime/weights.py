@@ -1,16 +1,20 @@
 """Packed copies of weights, made once and used until the weight changes.
 
-A Site is a place in a program that would rather read a packed copy of a weight, such as its panels, than the weight itself. Its
-`find` takes the weight and returns the copy, or None where there is none. A copy belongs to the weight's storage and is freed
-with it; sites that want the same copy of the same weight share it.
+A Site is a place in a program that prefers to read a packed copy of a weight, such as its panels. Its `find` takes the
+weight and returns the copy, or None if there is none. A copy belongs to the weight's storage and is freed with it.
+Sites that need the same copy of the same weight share it.
 
-Guaranteed: no copy is used after a write that PyTorch counts (`Tensor._version`: operators on the weight or its views, `copy_`,
-`load_state_dict`, compiled programs, optimizers), after a step of any torch.optim.Optimizer that holds the weight (the fused ones
-write without counting), or after the weight got other memory (`.data =`, `set_`, a new Parameter). Writes that PyTorch does not
-count (through `.data`, or by C code that was given the address) are noticed by a sample of the weight's bytes if they change the
-whole weight, and the weight is trusted no more. One that leaves the sampled bytes alone is not noticed: `forget` is for that.
-A weight is never packed if others can write to its memory too (it is shared with another process, lent by NumPy or a file, or
-under several tensors), or if it is an inference tensor, which counts no writes.
+Guarantees: no copy is used after a write that PyTorch counts (`Tensor._version`: operators on the weight or its views,
+`copy_`, `load_state_dict`, compiled programs, optimizers), after a step of any torch.optim.Optimizer that holds the
+weight (fused optimizers write without counting), or after the weight's memory was replaced (`.data =`, `set_`, a new
+Parameter).
+
+PyTorch does not count writes through `.data` or by C code that was given the address. If such a write changes the whole
+weight, a sample of the weight's bytes detects it, and the weight is no longer trusted. A write that misses the sampled
+bytes goes unnoticed; call `forget` after it.
+
+A weight is never packed if its memory can be written by others (it is shared with another process, borrowed from NumPy
+or a file, or held by several tensors), or if it is an inference tensor, which counts no writes.
 """
 
 from __future__ import annotations
@@ -33,25 +37,26 @@ from polytile.runtime.background import Disturbance
 log = logging.getLogger("polytile")
 
 LIVED = 8
-"""Calls that a copy must have served by the time its weight changes; if not, the next one is made twice as late."""
+"""A copy must have served this many calls by the time its weight changes; otherwise the next copy waits twice as long."""
 
 MOST_PATIENCE = 1 << 12
-"""Unchanged calls after which a copy is made in any case."""
+"""Number of unchanged calls after which a copy is made in any case."""
 
 BEING_PACKED = "it is being packed"
-"""Why there is no copy yet of a weight that the background packs."""
+"""Reason why there is no copy yet while the background thread packs the weight."""
 
 ASKED_AGAIN = 64
-"""Calls after which a site asks once more for a copy that is being made for another one."""
+"""Number of calls after which a site asks again for a copy that is being made for another site."""
 
 NEVER = 1 << 40
-"""Calls until a weight that cannot be packed is looked at again; a change of it comes first."""
+"""Number of calls after which a weight that cannot be packed is reconsidered. In practice a change of the weight comes
+first."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a copy is made of a weight: `make` of the view of these sizes and strides (elements) at this offset, into `bytes`
-    bytes. Copies by recipes of one `kind` of one view are the same."""
+    """How to copy a weight: `make` packs the view with these sizes, strides and offset (in elements) into `bytes`
+    bytes. Recipes of the same `kind` and view give equal copies."""
 
     kind: Hashable
     sizes: tuple[int, ...]
@@ -63,7 +68,7 @@ class Recipe:
 
 @dataclass
 class Copy:
-    """A copy, the version of the weight it was made of, a sample of the weight's bytes, and who uses it."""
+    """A copy, the version and a byte sample of the weight it was made from, and the sites that use it."""
 
     tensor: torch.Tensor
     version: int
@@ -73,25 +78,25 @@ class Copy:
 
 @dataclass
 class Record:
-    """What is known of one weight and one recipe: the copy, the version last seen, how many calls the copies served, and how
-    long to wait for the next one: `pause` unchanged calls (None: none), `patience` after a change."""
+    """State of one weight and recipe: the copy, the version last seen, the number of calls that copies served, and the
+    wait for the next copy: `pause` unchanged calls (None: no wait is due), or `patience` calls after a change."""
 
     pause: int | None
     copy: Copy | None = None
     packing: bool = False
-    """Whether a copy is being made in the background."""
+    """Whether the background thread is making a copy."""
     seen: int | None = None
     hits: int = 0
     patience: int = 0
 
     def lapse(self) -> None:
-        """The weight has changed: the copy goes, and the next one is made the later the less this one was used."""
+        """Drops the copy because the weight has changed. The less the copy was used, the longer the next one waits."""
         self.release()
         self.patience = 0 if self.hits >= LIVED else min(max(1, 2 * self.patience), MOST_PATIENCE)
         self.pause, self.hits = self.patience or None, 0
 
     def release(self) -> None:
-        """Lets go of the copy, with all who use it."""
+        """Releases the copy at every site that uses it."""
         for site in list(self.copy.sites) if self.copy is not None else ():
             site._leave()
         self.copy = None
@@ -99,23 +104,26 @@ class Record:
 
 @dataclass
 class Storage:
-    """The records of one weight's memory, by recipe and address of the weight's first element."""
+    """The records of one weight's memory, by recipe and by address of the weight's first element."""
 
     guard: StorageWeakRef
     records: dict[tuple[Recipe, int], Record] = field(default_factory=dict)
     trusted: bool = True
-    """Nothing has ever written to it uncounted."""
+    """False once a write that PyTorch did not count was detected."""
 
     @property
     def packing(self) -> bool:
-        """Whether some copy of it is being made in the background."""
+        """Whether the background thread is making any copy of it."""
         return any(record.packing for record in self.records.values())
 
 
 class Site:
-    """A place in a program that wants copies by one recipe. `eager`: weights are expected to stay as they are, and the first
-    call makes a copy; otherwise the next unchanged one. With `waits` the call waits for it; else it is made in the background,
-    and calls go on without until it is there. All sites' copies together take at most `limit` bytes."""
+    """A place in a program that uses copies made by one recipe.
+
+    `eager` expects weights to stay unchanged and makes a copy at the first call; otherwise the next unchanged call
+    makes it. With `waits` the call waits for the copy; otherwise the background thread makes it while calls go on
+    without. The copies of all sites together take at most `limit` bytes.
+    """
 
     def __init__(self, recipe: Recipe, limit: int, eager: bool, waits: bool = True) -> None:
         self.recipe, self.limit, self.eager, self.waits = recipe, limit, eager, waits
@@ -124,19 +132,19 @@ class Site:
         self._keeper: Any = module.Keeper(self._look) if watched else None
         self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper or _without_copy
         self.made = 0
-        """Copies made for this site."""
-        self.reason = "not called yet" if watched else "that takes the C launcher, which reads storages and versions"
-        """Why there is no copy, "" if there is one."""
+        """Number of copies made for this site."""
+        self.reason = "not called yet" if watched else "packing needs the C launcher, which reads storages and versions"
+        """Why there is no copy; "" if there is one."""
         self._record: Record | None = None
-        """Of the weight that the keeper knows."""
+        """Record of the weight that the keeper knows."""
 
     @property
     def bytes(self) -> int:
-        """Of the copy that the last call got; 0 where there was none, or it is gone."""
+        """Bytes of the copy that the last call used; 0 if there was none or it has been dropped."""
         return self.recipe.bytes if self._keeper is not None and self._keeper.copy is not None else 0
 
     def _look(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """A call that the keeper has no answer to: another weight, one that has changed, or one watched for long enough."""
+        """Serves a call that the keeper cannot answer: the weight is new, has changed, or has been watched for long enough."""
         self.reason = "" if type(weight) in _TYPES else f"it is a {type(weight).__name__}"
         if self.reason:
             return None
@@ -148,7 +156,7 @@ class Site:
             storage, version = weight.untyped_storage(), weight._version
             known = _known(storage)
             record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
-            if known.packing:  # by a view of its own, which shares the weight's memory
+            if known.packing:  # by another view of the same memory
                 self.reason, wait = BEING_PACKED, ASKED_AGAIN
             else:
                 self.reason = _untrusted(weight, storage)
@@ -163,7 +171,8 @@ class Site:
             return record.copy.tensor
 
     def _found(self, weight: torch.Tensor, version: int, known: Storage, record: Record) -> int:
-        """Sees to it that the record has a copy of the weight as it is now, or gives the calls to wait for one, and why."""
+        """Ensures that the record has a copy of the weight's current value (returns 0), or sets the reason and returns
+        how many calls to wait for one."""
         sample = native.module().sample(weight.data_ptr(), _bytes_of(weight))
         old = record.copy
         if old is not None and (old.version, old.sample) != (version, sample):
@@ -179,7 +188,7 @@ class Site:
             return 0
         pause, record.pause = record.pause, None
         if pause is not None:
-            self.reason = "it changes, or has been seen too seldom yet"
+            self.reason = "it changes, or has not stayed unchanged for long enough"
             return pause
         if packed_bytes() + self.recipe.bytes > self.limit:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
@@ -191,7 +200,7 @@ class Site:
         return self._keep(record, self._packed(weight, version, sample))
 
     def _packed(self, weight: torch.Tensor, version: int, sample: int) -> Copy | None:
-        """A copy of the weight; None where there is no memory for one."""
+        """A copy of the weight; None if there is not enough memory."""
         view = weight.as_strided(self.recipe.sizes, self.recipe.strides, weight.storage_offset() + self.recipe.offset)
         try:
             return Copy(self.recipe.make(view), version, sample)
@@ -201,7 +210,7 @@ class Site:
             return None
 
     def _keep(self, record: Record, copy: Copy | None) -> int:
-        """Gives the record its copy; returns the calls to wait for one."""
+        """Stores the copy in the record; returns how many calls to wait for one."""
         if copy is None:
             self.reason = "there was no memory for it"
             return NEVER
@@ -212,7 +221,7 @@ class Site:
         return 0
 
     def take(self, weight: torch.Tensor, storage: Storage, record: Record, copy: Copy | None) -> None:
-        """A copy was made in the background: the next call finds it, unless the weight has changed meanwhile."""
+        """Accepts a copy made in the background. The next call finds it, unless the weight has changed meanwhile."""
         record.packing = False
         wait, sample = 0, native.module().sample(weight.data_ptr(), _bytes_of(weight))
         if copy is None or (weight._version, sample) == (copy.version, copy.sample):
@@ -220,7 +229,7 @@ class Site:
         self._keeper.watch(weight, weight._version, storage.guard, wait, record.patience)
 
     def _leave(self) -> None:
-        """Forgets the weight that the keeper knows; its record learns how often the copy was found."""
+        """Forgets the weight that the keeper knows, and adds the keeper's hits to its record."""
         if self._record is not None:
             self._record.hits += self._keeper.hits
             if self._record.copy is not None:
@@ -231,7 +240,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class _Packing:
-    """The job of making a copy for a site. A weight that is written to meanwhile has another version then, or bytes."""
+    """The job of making a copy for a site. A write to the weight meanwhile changes its version or its bytes."""
 
     site: Site
     weight: torch.Tensor
@@ -259,16 +268,16 @@ class _Packing:
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _lock = locks.rlock()
 _storages: dict[int, Storage] = {}
-"""By address of the storage, which nothing else gets as long as its entry holds a weak reference to it."""
+"""By address of the storage. The address is not reused while its entry holds a weak reference to the storage."""
 _hook: list[Any] = []
 
 
 def _without_copy(weight: torch.Tensor) -> None:
-    """What finds copies where none can be kept."""
+    """The `find` of sites that cannot hold copies."""
 
 
 def packed_bytes() -> int:
-    """Bytes that all copies take."""
+    """Bytes of all copies together."""
     with _lock:
         records = [item for storage in list(_storages.values()) for item in storage.records.items()]
         return sum(recipe.bytes for (recipe, _), record in records if record.copy is not None)
@@ -290,7 +299,7 @@ def _known(storage: torch.UntypedStorage) -> Storage:
 
 
 def _gone(address: int) -> None:
-    """The weight's memory is freed."""
+    """The weight's memory was freed."""
     with _lock:
         storage = _storages.pop(address, None)
         if storage is not None:
@@ -303,25 +312,25 @@ def _release(storage: Storage) -> None:
 
 
 def _untrusted(weight: torch.Tensor, storage: torch.UntypedStorage) -> str:
-    """Why a weight's count of writes cannot be relied on, "" if it can."""
+    """Why the weight's write count cannot be relied on; "" if it can."""
     if storage.is_shared():
         return "other processes may write to it"
     if not storage.resizable():
         return "its memory is not PyTorch's own"
-    own = 2 + weight._is_view()  # the weight, what it is a view of (with which it shares its count), and `storage`
+    own = 2 + weight._is_view()  # the weight, the base of a view (which shares its count), and `storage`
     if torch._C._storage_Use_Count(storage._cdata) > own:
         return "other tensors share its memory"
     return "" if _bytes_of(weight) else "it is not dense"
 
 
 def _bytes_of(weight: torch.Tensor) -> int:
-    """Bytes of a weight without gaps; 0 for others."""
+    """Bytes of a dense weight; 0 for a weight with gaps."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(weight)
     return weight.numel() * weight.element_size() if dense else 0
 
 
 def _distrust(storage: Storage, weight: torch.Tensor) -> None:
-    """A packed weight has changed without a count."""
+    """A packed weight has changed without being counted."""
     storage.trusted = False
     _release(storage)
     log.warning(
@@ -336,7 +345,7 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Fused optimizers do not count their writes: after a step of any, its parameters count as changed."""
+    """Counts every parameter of the optimizer as changed after a step, since fused optimizers do not count their writes."""
     if torch.compiler.is_compiling():
         return
     with _lock:

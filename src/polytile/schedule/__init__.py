@@ -1,7 +1,7 @@
-"""What a loop is before code is generated: its canonical form, the nest of its axes, the facts that its code may rely on, and the
-schedules that a CPU (cpu/) or a GPU may have for it.
+"""Loops before code generation: their canonical form, the nest of their axes, the facts that generated code may rely
+on, and the schedules available on a CPU (cpu/) or a GPU (gpu/).
 
-Enters: an IR Loop with its buffers. Leaves: a LoopKernel (equal work has equal text), its Nest, the Facts of a regime, its
-run-time checks; Schedules, which of them are legal, and which are worth trying. May be called by every room above: codegen,
-matmul, cost, candidates, dispatch. Knows ir alone.
+In: an IR Loop with its buffers. Out: a LoopKernel (equal work has equal text), its Nest, the Facts of a regime, its
+run-time checks; the legal Schedules, and those worth trying. May be called by every room above: codegen, matmul, cost,
+candidates, dispatch. Knows only ir.
 """

@@ -1,4 +1,4 @@
-"""Canonical kernels: the same work gets the same names, so that it is generated, compiled, measured and remembered once."""
+"""Canonical kernels: equal work gets equal names, so that it is generated, compiled, measured and stored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 
 @dataclass(frozen=True)
 class TensorArg:
-    """One tensor argument of a kernel: `role` is "in", "out" or "inout"."""
+    """One tensor argument of a kernel. `role` is "in", "out" or "inout"."""
 
     name: str
     dtype: torch.dtype
@@ -29,8 +29,8 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class LoopKernel:
-    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order; `library`: the ATen calls
-    that it came from, in the same names."""
+    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order. `library` holds
+    the ATen calls that the loop came from, in the same names."""
 
     loop: Loop
     tensors: tuple[TensorArg, ...]
@@ -39,7 +39,7 @@ class LoopKernel:
 
     @cached_property
     def text(self) -> str:
-        """Everything that decides what the kernel computes, as text (source operators left out)."""
+        """Everything that determines what the kernel computes, as text, without the source operators."""
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         asked = "".join(f"\n  or {calls.text(call)}" for call in self.library)
         return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{signs(self.symbols)}{asked}"
@@ -50,13 +50,14 @@ class LoopKernel:
 
     @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
-        """The symbols that the loop itself has; those left over are of the calls that it came from."""
+        """The symbols used by the loop itself. Any others are used only by the calls that it came from."""
         expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
         expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
         return frozenset().union(*map(sizes.symbols, expressions)) & frozenset(self.symbols)
 
     def interpret(self, *args: Any, precision: torch.dtype | None = None) -> None:
-        """Runs the loop on flat arguments by the reference interpreter (ir/evaluate.py), in `precision` or in their own types."""
+        """Runs the loop on flat arguments with the reference interpreter (ir/evaluate.py), in `precision` or in the
+        arguments' own dtypes."""
         tensors = dict(zip([t.name for t in self.tensors], args, strict=False))
         values = dict(zip(self.symbols, args[len(self.tensors) :], strict=True))
         evaluate.run_loop(self.loop, tensors, values, precision)
@@ -66,20 +67,21 @@ class LoopKernel:
 
 
 def signs(symbols: Sequence[sympy.Symbol]) -> str:
-    """A line that names the symbols that are not surely positive, "" where all are: text that leaves them so."""
+    """A line that lists the symbols not known to be positive; "" if there are none, so that the text of such kernels
+    does not change."""
     names = [s.name for s in symbols if not s.is_positive]
     return f"\n  of any sign: {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """What a call of a canonical kernel passes: the program's buffers and size expressions, in argument order."""
+    """The arguments of a call of a canonical kernel: the program's buffers and size expressions, in argument order."""
 
     buffers: tuple[str, ...]
     sizes: tuple[sympy.Expr, ...]
 
 
-# What kernels compute themselves of an index or size; any other function of sizes is the caller's to compute.
+# The functions of indices and sizes that kernels compute themselves. The caller computes any other.
 _IN_KERNELS = (
     sympy.Add,
     sympy.Mul,
@@ -98,10 +100,13 @@ _IN_KERNELS = (
 def canonical_symbols(
     expressions: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
 ) -> dict[sympy.Expr, sympy.Symbol]:
-    """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
-    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`. Positive are those
-    known to be so and the factors of axes' `extents`, without which there is nothing to compute; a number that the user gives
-    may have any sign."""
+    """Renames the size symbols of the expressions, other than the kernel's `own`, to n0, n1, ... in order of
+    appearance.
+
+    A part that kernels cannot compute, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`. A symbol
+    is positive if it is known to be, or if it is a factor of the axes' `extents`, since otherwise there would be
+    nothing to compute. A number from the user may have any sign.
+    """
     mapping: dict[sympy.Expr, sympy.Symbol] = {}
     factors = {factor for extent in extents for factor in (extent, *sympy.Mul.make_args(extent))}
     for e in expressions:
@@ -123,9 +128,10 @@ def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Ex
     return {e}
 
 
-def _apart(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
-    """The sizes of axes such as s0·s1 whose symbols stand nowhere else: the kernel takes the size itself. What it holds on
-    to is then of the product: shapes of equally many points are one regime, and 16 may divide it though no factor."""
+def _composite_sizes(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
+    """Axis sizes such as s0·s1 whose symbols occur nowhere else. The kernel takes the size itself as an argument. Facts
+    then concern the product: shapes with equally many points share a regime, and 16 may divide the product but no
+    factor."""
     composite = [a.size for a in axes if a.size.free_symbols and not a.size.is_Symbol]
     return [
         size
@@ -135,7 +141,7 @@ def _apart(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[symp
 
 
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
-    """The canonical kernel of `loop` and how to call it here."""
+    """The canonical kernel of `loop`, and how to call it here."""
     library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
     starts = starts_of(loop)
@@ -146,9 +152,9 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    apart = _apart(size_exprs, loop.axes + loop.reduced)
+    composite = _composite_sizes(size_exprs, loop.axes + loop.reduced)
     size_exprs += calls.expressions(library)
-    symbols = canonical_symbols(size_exprs, own, extents, apart)
+    symbols = canonical_symbols(size_exprs, own, extents, composite)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = replace(_rename(loop, names, symbols), library=())
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
@@ -166,7 +172,7 @@ def _rename_axes(loop: Loop) -> Loop:
 
 
 def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str], dict[str, str]]:
-    """Names in the order of arguments, and what the loop does with each: "out" is written all over, and is not read."""
+    """Buffer names in argument order, and the role of each. "out" means fully overwritten and not read."""
     reads = [load.buffer for load in expr.loads(*loop.roots)]
     writes = [s.buffer for s in loop.stores]
     order = list(dict.fromkeys(reads + writes))
@@ -179,7 +185,7 @@ def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str],
 
 
 def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
-    """Whether the stores set every element of `buffer`, each at a place of its own; sums have theirs."""
+    """Whether the stores set every element of `buffer`, each at a distinct place. A segment sum sets all elements itself."""
     if len(stores) == 1 and stores[0].is_segment_sum and stores[0].indirect:
         return True
     if any(s.mode not in ("set", SEGMENT_SUM) or s.indirect or s.mask is not None for s in stores):
@@ -207,13 +213,13 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, s
 
 
 def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
-    """The loop on tensors of other names."""
+    """The loop with its tensors renamed."""
     return _rename(loop, names, {})
 
 
 def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:
-    """The type in which a reference is to compute on these arguments: float64 where any was widened to it, else None, that is
-    the arguments' own."""
+    """The dtype in which a reference must compute for these arguments: float64 if any of them was widened to it, else
+    None for the arguments' own."""
     wide = (
         a.dtype == torch.float64 != t.dtype for t, a in zip(tensors, args, strict=False) if isinstance(a, torch.Tensor)
     )

@@ -1,4 +1,4 @@
-"""Run-time checks of a loop, of indices and of divisors: a kernel that fails check number k (from 1) returns k."""
+"""Run-time checks of a loop's indices and divisors. A kernel that fails check k (from 1) returns k."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ NO_DIVISOR = str(DivisionByZero())
 
 
 def numbers(loop: Loop) -> dict[int, int]:
-    """The number of each check by the id of what it is one against: `against`."""
+    """The number of each check, by the id of its `against` node."""
     return {id(node): k for k, node in enumerate(_checked(loop), 1)}
 
 
 def against(check: Op) -> Node:
-    """What an index is checked against, the size; a divisor is itself what is checked. Checks alike in it share a number."""
+    """The size that an index is checked against; for a divisor check, the divisor itself. Checks with equal nodes share
+    a number."""
     return check.args[-1]
 
 
@@ -25,7 +26,7 @@ def _checked(loop: Loop) -> dict[Node, Op]:
 
 
 def check_messages(loop: Loop) -> tuple[str, ...]:
-    """What a failed check 1, 2, ... says."""
+    """The messages of failed checks 1, 2, ...."""
     return tuple(_message(check) for check in _checked(loop).values())
 
 

@@ -1,7 +1,8 @@
-"""Comparisons that hold on one side of a point of the vector axis: p1 < n0, 2*p1 - 1 >= 0, r0 <= p0, len[p0] > r0.
+"""Comparisons that change only at one point of the vector axis: p1 < n0, 2*p1 - 1 >= 0, r0 <= p0, len[p0] > r0.
 
-Concatenation, padding, windows and triangular masks are made of them. The sweep of the vector axis stops at such points, and
-between them the comparison has one value: no vector of indices is compared, and what is masked is loaded whole or not at all.
+Concatenation, padding, windows and triangular masks consist of them. The sweep of the vector axis stops at such points,
+and between them the comparison is constant. So no index vectors are compared, and masked accesses are made in full or
+not at all.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 @dataclass(frozen=True)
 class Cut:
-    """A comparison of the vector axis with a value: it changes where the axis is at (`offset` + the value of `operand`) // `step`
-    (without an operand: 0), and is true below that point or from it on."""
+    """A comparison of the vector axis with a value. It changes at (`offset` + value of `operand`) // `step` (`operand`
+    None counts as 0), and is true below that point or from it on."""
 
     offset: sympy.Expr
     operand: Node | None
@@ -30,7 +31,7 @@ class Cut:
     step: int = 1
 
     def place(self, operand: sympy.Expr = ZERO) -> sympy.Expr:
-        """The point, where `operand` is the value of the operand."""
+        """The point, for this value of the operand."""
         reached = sympy.expand(self.offset + operand)
         return reached if self.step == 1 else FloorDiv(reached, sympy.Integer(self.step))
 
@@ -44,8 +45,8 @@ class Cut:
 
 
 def cut_of(node: Node, vec: sympy.Symbol, inside: set[sympy.Symbol]) -> Cut | None:
-    """The cut that `node` stands for; None where it is no such comparison. What the axis `vec` is compared with must not
-    vary with the symbols `inside`, those of the passes."""
+    """The cut represented by `node`; None if it is no such comparison. The value that the axis `vec` is compared with
+    must not depend on the symbols `inside`, those of the passes."""
     if not (isinstance(node, Op) and node.name in MIRRORED and node.args[0].dtype == torch.int64):
         return None
     left, right = node.args
@@ -68,7 +69,7 @@ def _cut(name: str, difference: sympy.Expr, operand: Node | None, vec: sympy.Sym
     """The cut of `difference` against `operand` (or 0), for a positive constant c:
 
      c·v + rest < y  →  v below ⌈(y - rest) / c⌉   c·v + rest <= y  →  v below ⌊(y - rest) / c⌋ + 1   > and >= : from there on
-    -c·v + rest < 0  →  c·v > rest: the mirror image
+        -c·v + rest < 0  →  c·v > rest: the mirror image
     """
     step = sizes.coefficient(difference, vec)
     if step is None or not step.is_Integer or step == 0:

@@ -1,4 +1,5 @@
-"""What example arguments of a loop have to be: how long its tensors, and of what values those that hold indices or divisors."""
+"""Requirements on example arguments of a loop: the lengths of its tensors, and the ranges of those that hold indices or
+divisors."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from polytile.schedule.facts import index_limit
 
 
 def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
-    """The elements that the loop reaches of each tensor at these sizes; 0 for a loop without points."""
+    """Number of elements of each tensor that the loop reaches at these sizes; 0 for a loop without points."""
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
     empty = not all(ranges[a.symbol] for a in kernel.loop.axes)
     extents: dict[str, int] = {t.name: 0 if empty else 1 for t in kernel.tensors}
@@ -25,7 +26,7 @@ def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str,
 
 
 def _farthest(index: sympy.Expr, values: Mapping[sympy.Symbol, int], top: Mapping[sympy.Symbol, int]) -> int:
-    """The largest value of an index that rises or falls along each symbol of `top`, from 0 up to where that says."""
+    """The largest value of an index that is monotonic in each symbol of `top`, which runs from 0 to the given maximum."""
     place, far = dict(top), sizes.evaluate(index, {**values, **top})
     for each in top:
         other = sizes.evaluate(index, {**values, **place, each: 0})
@@ -35,7 +36,7 @@ def _farthest(index: sympy.Expr, values: Mapping[sympy.Symbol, int], top: Mappin
 
 
 def index_ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
-    """The tensors whose elements are indices, and below what they must lie."""
+    """The tensors whose elements are indices, and the exclusive upper bound of each."""
     ends: dict[str, int] = {}
     for node in expr.walk(*kernel.loop.roots):
         if isinstance(node, expr.Op) and node.name == "check_index":
@@ -47,16 +48,16 @@ def index_ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[s
 
 
 UNCHANGED = ("where", "lt", "ne", "cast")
-"""Operations by which an index that is not negative stays what it is, on its way to its check."""
+"""Operations that leave a non-negative index unchanged on its way to its check."""
 
 
 def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
-    """The size that an indirect index is checked against; 1 where there is none to see."""
+    """The size that an indirect index is checked against; 1 if no check is visible."""
     limit = index_limit(node)
     return 1 if limit is None else sizes.evaluate(limit, values)
 
 
 def divisors(kernel: LoopKernel) -> set[str]:
-    """The tensors whose elements divide, and must not be 0."""
+    """The tensors whose elements are divisors, and must not be 0."""
     checks = [node for node in expr.walk(*kernel.loop.roots) if isinstance(node, expr.Op) and node.name == "check_divisor"]
     return {load.buffer for check in checks for load in expr.loads(check)}

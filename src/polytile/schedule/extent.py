@@ -1,4 +1,4 @@
-"""How many points a loop has at concrete sizes."""
+"""Numbers of points of a loop at concrete sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polytile.schedule.canonical import LoopKernel
 
 @dataclass(frozen=True)
 class Extent:
-    """Concrete numbers of a loop at given sizes: independent rows (or items), points of a row, points in all."""
+    """A loop's independent rows (or items), points per row, and total points at given sizes."""
 
     rows: int
     row: int
@@ -23,7 +23,7 @@ class Extent:
 
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
-    """How many rows the loop has at these sizes, and how many points each."""
+    """The loop's number of rows at these sizes, and the number of points of each."""
     values = {s: size[s.name] for s in kernel.symbols}
     rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
     return Extent(math.prod(rows), math.prod(row))

@@ -1,5 +1,5 @@
-"""What generated code may take for granted about the arguments of a call. Facts hold all over a regime: they are tested
-for each call by its regime key, never assumed when a graph is compiled."""
+"""Facts about a call's arguments that generated code may rely on. Facts hold throughout a regime: each call's regime
+key tests them, and they are never assumed when a graph is compiled."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.schedule.canonical import LoopKernel
 
 INT32_REACH = (1 << 31) - (1 << 20)
-"""Flat positions up to here are computed in int32: what is left above is for blocks that overhang the end."""
+"""Flat positions up to this are computed in int32. The rest of the range is for blocks that overhang the end."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds of the arguments of every call in a regime; arguments go by their names.
+    """What holds for the arguments, by name, of every call in a regime.
 
-    divisible  integers that 16 divides
-    aligned    tensors whose data starts at a multiple of 16 bytes
-    wide       some position in a tensor or in the grid needs int64
-    exact      integers that have one value all over the regime, in order
-    holding    multiples of larger numbers
-    powers     powers of two below 16 that divide other integers, or the addresses of other tensors' data
-    least      the smallest values that lengths of rows have in the regime
+        divisible  integers that 16 divides
+        aligned    tensors whose data is aligned to 16 bytes
+        wide       some position in a tensor or in the grid needs int64
+        exact      integers with one value throughout the regime, in order
+        holding    known multiples of larger numbers
+        powers     powers of two below 16 that divide other integers, or the addresses of other tensors' data
+        least      the smallest row lengths in the regime
     """
 
     divisible: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class Facts:
         return self.divisor(name) == 16
 
     def divisor(self, name: str) -> int:
-        """The power of two up to 16 that is known to divide the integer `name`, or the address of that tensor's data."""
+        """The power of two up to 16 known to divide the integer `name`, or the address of that tensor's data."""
         value = self.values.get(name)
         if value is not None:
             return math.gcd(value, 16)
@@ -58,8 +58,8 @@ class Facts:
 
 
 def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
-    """Expressions of the kernel's symbols of which one is at least as large as each position, at all sizes: where
-    it is above INT32_REACH, positions need int64."""
+    """Expressions of the kernel's symbols that bound its positions: at all sizes, each position is at most one of them.
+    If one exceeds INT32_REACH, positions need int64."""
     far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
     reached = {sizes.product(list(far.values())): None}
     for index, indirect in _accesses(kernel):
@@ -79,7 +79,7 @@ def _far_end(index: sympy.Expr, far: Mapping[sympy.Symbol, sympy.Expr]) -> sympy
 
 
 def index_limit(node: Node) -> sympy.Expr | None:
-    """The size that an indirect index is checked against: it lies below. None where there is no check to see."""
+    """The size that an indirect index is checked against, its exclusive upper bound. None if no check is visible."""
     for below in expr.walk(node):
         if isinstance(below, Op) and below.name == "check_index":
             limit = below.args[1]
@@ -91,7 +91,7 @@ def index_limit(node: Node) -> sympy.Expr | None:
 
 
 def _accesses(kernel: LoopKernel) -> Iterator[tuple[sympy.Expr, tuple[Node, ...]]]:
-    """Every index expression with the values that its indirect symbols stand for."""
+    """Every index expression, with the values that its indirect symbols stand for."""
     for node in expr.walk(*kernel.loop.roots):
         for index in node.indices:
             yield index, node.indirect if isinstance(node, Load) else ()

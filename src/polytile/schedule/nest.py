@@ -1,4 +1,4 @@
-"""How a loop nest is laid out: which axis is the vector, and in which pass over a row each value is computed."""
+"""The layout of a loop nest: which axis is vectorised, and in which pass over a row each value is computed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from polytile.ir.program import Axis, Loop, Store, element_level
 from polytile.schedule.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
-REPEATED = 0.01  # share of its points at which something that does not vary with an axis of unknown length is read anew
+REPEATED = 0.01  # share of the points at which a value that does not vary with an axis of unknown length is read anew
 UNIT = Axis(sizes.axis("p_one"), sizes.ONE)
 
 
 class Form(enum.Enum):
-    """POINTWISE: no reduced axes. ROW: vectors along a reduced axis, then across lanes. COLUMN: vectors along a parallel
-    axis, the reduced axes run serially in each lane."""
+    """POINTWISE: no reduced axes. ROW: vectors along a reduced axis, then across lanes. COLUMN: vectors along a
+    parallel axis; the reduced axes run serially in each lane."""
 
     POINTWISE = "pointwise"
     ROW = "row"
@@ -31,8 +31,9 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True)
 class Dependence:
-    """Of one value: the axes it varies with outside any reduction, the passes that must be over before it is known,
-    whether it is under a scan, whether it is under a reduction, whether it is constant between cuts of the vector axis."""
+    """Dependences of one value: the axes it varies with outside any reduction, the number of passes that must precede
+    it, whether it is under a scan, whether it is under a reduction, and whether it is constant between cuts of the
+    vector axis."""
 
     axes: frozenset[sympy.Symbol]
     passes: int
@@ -43,12 +44,12 @@ class Dependence:
 
 @dataclass(frozen=True)
 class Nest:
-    """The layout of one loop: `outer` axes are flattened and divided over threads; `inner` are the reduced axes that run
-    outside the vector axis (ROW) or all of them (COLUMN).
+    """The layout of one loop. `outer` axes are flattened and divided over threads. `inner` axes are the reduced axes
+    outside the vector axis (ROW), or all of them (COLUMN).
 
-    A loop with reductions runs in passes over its reduced axes: pass k can use what k reductions, one inside the other,
-    have given. Values outside any pass ("row values") are computed before the first pass that follows what they need.
-    Where `cutting`, the vector axis is swept in pieces on which comparisons such as p1 < n0 do not change (see `cuts`).
+    A loop with reductions runs in passes over its reduced axes: pass k can use the results of k nested reductions.
+    Values outside any pass ("row values") are computed before the first pass that follows their operands. If `cutting`,
+    the vector axis is swept in pieces on which comparisons such as p1 < n0 are constant (see `cuts`).
     """
 
     loop: Loop
@@ -85,7 +86,7 @@ class Nest:
 
     @cached_property
     def cuts(self) -> dict[int, Cut]:
-        """Comparisons that hold on one side of a point of the vector axis, by node."""
+        """Comparisons that change only at one point of the vector axis, by node."""
         if not self.cutting:
             return {}
         inside = {self.vec.symbol} | self._reduced
@@ -102,14 +103,14 @@ class Nest:
         return frozenset(a.symbol for a in self.loop.reduced)
 
     def passes_before(self, node: Node) -> int:
-        """How many passes must be over before `node` can be computed."""
+        """Number of passes that must precede the computation of `node`."""
         return self._dependences[id(node)].passes
 
     def dependence(self, node: Node) -> Dependence:
         return self._dependences[id(node)]
 
     def in_pass(self, node: Node) -> bool:
-        """Whether the node is computed inside a pass (else once for each row, or for each tile of columns)."""
+        """Whether the node is computed inside a pass, rather than once per row or per tile of columns."""
         d = self._dependences[id(node)]
         if self.form is Form.POINTWISE:
             return d.piecewise or self.vec.symbol in d.axes
@@ -125,12 +126,12 @@ class Nest:
         return d.scanned or self.vec.symbol in d.axes
 
     def is_piecewise(self, node: Node) -> bool:
-        """Whether the node is the same for all lanes and changes at cuts of the vector axis alone."""
+        """Whether the node is equal in all lanes and changes only at cuts of the vector axis."""
         return self._dependences[id(node)].piecewise and not self.is_vector(node)
 
     @cached_property
     def needed(self) -> tuple[Node, ...]:
-        """The nodes that are computed: those that only a cut comparison names are not."""
+        """The nodes that are computed. Nodes used only inside a cut comparison are not."""
         reached, stack = set(), list(self.loop.roots)
         while stack:
             node = stack.pop()
@@ -141,11 +142,11 @@ class Nest:
 
     @cached_property
     def row_values(self) -> tuple[Node, ...]:
-        """What is computed outside the passes from loads and results of reductions, in order."""
+        """The values computed outside the passes from loads and results of reductions, in order."""
         return tuple(n for n in self.needed if not isinstance(n, Const) and not self.in_pass(n) and not is_result(n))
 
     def parts(self, reduce: Reduce) -> list[Part]:
-        """The uses of a reduction's several results."""
+        """The uses of the results of a reduction with several."""
         return [n for n in self.nodes if isinstance(n, Part) and n.node is reduce]
 
     # passes ------------------------------------------------------------------------------------------------------------
@@ -180,16 +181,15 @@ class Nest:
         return [s for s in self._element_stores if self._pass_of(s) == k]
 
     def row_stores(self, k: int) -> list[Store]:
-        """The stores made once for each row, after k passes."""
+        """The stores made once per row, after k passes."""
         return [s for s in self.loop.stores if s not in self._element_stores and self._pass_of(s) == k]
 
     def roots_in(self, k: int) -> list[Node]:
-        """The values that pass k is there for."""
+        """The values that pass k exists for."""
         return [a for r in self.reduces_in(k) for a in r.args] + [root for s in self.stores_in(k) for root in s.roots]
 
     def nodes_in(self, k: int, stop: Iterable[Node] = ()) -> Iterator[Node]:
-        """The nodes that pass k computes for its roots; what lies under a node of `stop` counts only where it is needed
-        otherwise."""
+        """The nodes that pass k computes for its roots. Nodes below a `stop` node count only if needed elsewhere."""
         stops = {id(n) for n in stop}
         stack, seen = self.roots_in(k)[::-1], set()
         while stack:
@@ -213,7 +213,7 @@ def _symbols(indices: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
 
 
 def is_result(node: Node) -> bool:
-    """Whether the node is what a reduction gives."""
+    """Whether the node is a reduction's result."""
     return isinstance(node, Reduce) or (isinstance(node, Part) and isinstance(node.node, Reduce))
 
 
@@ -221,8 +221,8 @@ def is_result(node: Node) -> bool:
 
 
 def nest_of(loop: Loop) -> Nest:
-    """The layout of `loop`: the axis along which memory is walked best becomes the vector; between equals a reduced axis,
-    then the innermost."""
+    """The layout of `loop`: vectors run along the axis with the best memory access; ties go to a reduced axis, then to
+    the innermost."""
     axes = loop.axes + loop.reduced or (UNIT,)
     vec = max(reversed(axes), key=lambda a: (_score(loop, a), a in loop.reduced))
     outer = tuple(a for a in loop.axes if a is not vec)
@@ -234,9 +234,12 @@ def nest_of(loop: Loop) -> Nest:
 
 
 def _score(loop: Loop, axis: Axis) -> float:
-    """How well `axis` serves as the vector: accesses of stride 1 count for it, others against; a store counts twice, since
-    it moves its line twice. An access counts as often as it finds another element: what is repeated along an axis, or is
-    accessed once for each row of a reduction, hardly counts beside what every point reads."""
+    """How well `axis` serves as the vector axis.
+
+    Accesses of stride 1 count in favour, others against; a store counts twice, since it moves its line twice. An access
+    is weighted by how often it finds a new element: one that is constant along an axis, or made once per row of a
+    reduction, hardly counts beside those at every point.
+    """
     accesses = [(n.index, 1.0, frozenset(expr.free_symbols(n))) for n in expr.loads(*loop.roots)]
     everywhere = frozenset(loop.ranges)
     accesses += [(s.index, 2.0, everywhere if element_level(loop, s) else sizes.symbols(s.index)) for s in loop.stores]
@@ -251,6 +254,6 @@ def _score(loop: Loop, axis: Axis) -> float:
 
 
 def _share(loop: Loop, symbols: Collection[sympy.Basic]) -> float:
-    """The share of a loop's points at which what varies with these symbols finds another element."""
+    """Share of a loop's points at which a value that varies with these symbols finds a new element."""
     repeated = (a.size for a in loop.axes + loop.reduced if a.symbol not in symbols)
     return math.prod(1.0 / max(1, int(size)) if size.is_Integer else REPEATED for size in repeated)

@@ -1,4 +1,4 @@
-"""Reductions and scans spelled in those that are generated: values of the result's type, no bool, no welford.
+"""Rewrites reductions and scans into those that are generated: values of the result's dtype, no bool, no welford.
 
 sum(x) of type T      →  sum(cast(x, T))
 any(x), all(x)        →  cast(any(x ≠ 0), T)
@@ -6,9 +6,9 @@ max(x), min(x)        →  any(x), all(x)                       for bool x
 argmax(x, i)          →  argmax(cast(x, uint8), i)            for bool x; scans likewise
 welford(x)            →  mean = sum(x) / n, sum((x - mean)²)
 
-and, where a row is to be read as seldom as possible
+and, where a row should be read as seldom as possible
 
-max(x), sum(exp(x - max(x)))  →  online_softmax(x)       also with 0 for a greatest value that is infinite
+max(x), sum(exp(x - max(x)))  →  online_softmax(x)       also with 0 for an infinite maximum
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OF_BOOL = {"max": "any", "min": "all"}
 
 
 def plain_reductions(loop: Loop, welford: bool = True) -> Loop:
-    """`loop` without the reductions that generated code does not know; with `welford` false that one stays as it is."""
+    """`loop` without the reductions that generated code lacks. With `welford` false, welford reductions stay."""
     count = sizes.product([a.size for a in loop.reduced])
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
@@ -49,7 +49,7 @@ def plain_reductions(loop: Loop, welford: bool = True) -> Loop:
 
 
 def one_sweep(loop: Loop) -> Loop:
-    """`loop` with the greatest value of a row and the sum of exponentials beside it found in one pass over the row."""
+    """`loop` with a row's maximum, and the sum of exponentials relative to it, computed in one pass over the row."""
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
@@ -60,7 +60,7 @@ def one_sweep(loop: Loop) -> Loop:
         total = expr.part(both, 1, node.dtype)
         if isinstance(node.children[0].children[0].children[1], Reduce):
             return total
-        endless = expr.const(math.inf, node.dtype)  # where the greatest value is, a logsumexp takes exponentials as they are
+        endless = expr.const(math.inf, node.dtype)  # for an infinite maximum, a logsumexp takes exponentials as they are
         return expr.op("where", node.dtype, expr.op("eq", torch.bool, expr.part(both, 0, node.dtype), endless), endless, total)
 
     loop = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
@@ -84,7 +84,7 @@ def _reduce(node: Reduce, args: tuple[Node, ...]) -> Node:
         return expr.reduce(OF_BOOL[node.kind], torch.bool, value)
     if node.kind in ("any", "all"):
         return _cast(expr.reduce(node.kind, torch.bool, _cast(value, torch.bool)), node.dtype)
-    if node.dtype == torch.bool:  # a sum or product of bool is one too
+    if node.dtype == torch.bool:  # a bool sum or product has a bool result too
         return _cast(_reduce_as(node.kind, torch.uint8 if node.kind == "prod" else torch.int64, value), torch.bool)
     return _reduce_as(node.kind, node.dtype, value)
 
@@ -101,8 +101,7 @@ def _scan(node: Scan, args: tuple[Node, ...]) -> Node:
 
 
 def _deviations(reduce: Node, part: Part, count: Node) -> Node:
-    """Two sweeps of a row that stays in cache, each one fully vectorised, and more accurate than the one-sweep
-    recurrence."""
+    """Two fully vectorised sweeps of a row that stays in cache, which are more accurate than the one-sweep recurrence."""
     dtype, x = part.dtype, reduce.children[0]
     x = _cast(x, dtype)
     n = expr.const(count.value, dtype) if isinstance(count, Const) else _cast(count, dtype)

@@ -1,12 +1,13 @@
-"""Where a loop's accesses to a tensor begin, as an integer of the call: loops that differ in this alone are one kernel.
+"""Makes the start of a loop's accesses to a tensor an integer argument, so that loops that differ only in it share one
+kernel.
 
     a1[p0] = a0[p0 + 48*n0]                      a1[p0] = a0[p0 + n1]                   called with n1 = 48*n0
     a1[p0] = a0[p0 + 64] + a0[p0 + 80]           a1[p0] = a0[p0 + n0] + a0[p0 + n0 + 16]         with n0 = 64
     philox_uniform(seed, p0 + 3·2⁴⁰)             philox_uniform(seed, p0 + 2⁴⁰·n0)               with n0 = 3
 
-The steps of a recurrence that is written out read one row of their input after the other. How the accesses to one tensor lie to
-each other stays in the kernel: it says what they have in common. A tensor of which some access begins at 0 or below, as those of
-padded windows do, is left as it is. So are the random numbers of a program's first operator.
+The unrolled steps of a recurrence read successive rows of their input. The relative offsets of the accesses to one
+tensor stay in the kernel, since they show what the accesses have in common. A tensor is left as it is if some access
+starts at 0 or below, as in padded windows; so are the random numbers of a program's first operator.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from polytile.ir.sizes import expanded
 
 @dataclass(frozen=True)
 class Start:
-    """`symbol` stands for `begin`, where the first access begins, in units of so many elements."""
+    """`symbol` stands for `begin`, the start of the first access, in units of `unit` elements."""
 
     symbol: sympy.Symbol
     begin: sympy.Expr
     unit: int = 1
 
     def moved(self, index: sympy.Expr) -> sympy.Expr:
-        """`index` with the symbol in place of what it stands for."""
+        """`index` with the symbol in place of the start."""
         return expanded(index - self.unit * self.begin) + self.unit * self.symbol
 
 
 Starts = Mapping[str, Start]
-"""The starts of a loop's tensors that have one, and that of its random numbers under COUNTERS."""
+"""The starts of a loop's tensors that have one, and the start of its random numbers under COUNTERS."""
 
 COUNTERS = "counters"
 
 
 def starts_of(loop: Loop) -> Starts:
-    """The starts of the tensors of `loop` all of whose accesses begin beyond the first element, in order of access."""
+    """The starts of those tensors of `loop` whose accesses all start beyond the first element, in order of access."""
     begins: dict[tuple[str, int], list[sympy.Expr]] = {}
     axes = frozenset(loop.ranges)
     for access in loop.accesses():
@@ -61,12 +62,12 @@ def starts_of(loop: Loop) -> Starts:
 
 
 def _counted(node: expr.Node) -> TypeGuard[expr.Op]:
-    """Whether `node` is a random number by a counter that follows from where it is."""
+    """Whether `node` is a random number whose counter depends on its position."""
     return isinstance(node, expr.Op) and node.name.startswith("philox") and isinstance(node.args[1], expr.Index)
 
 
 def _begin(index: sympy.Expr, axes: frozenset[sympy.Symbol]) -> sympy.Expr:
-    """The terms of `index` that no axis and no indirect index has a part in; -1 where it runs backwards along some axis."""
+    """The terms of `index` that involve no axis and no indirect index; -1 if it runs backwards along some axis."""
     begin = []
     for term in sympy.Add.make_args(expanded(index)):
         if not any(s in axes or s.name.startswith("ind") for s in term.free_symbols):

@@ -1,8 +1,8 @@
 """The wrapper: the program that calls the kernels.
 
-Enters: a Program, for each of its loops and templates a KernelCall (what to call, with which buffers and sizes), and the buffers
-that may share memory. Leaves: structured lines (`lines.py`), planned for memory, and one callable made by a backend from them.
-Called by `polytile.compiler`; knows ir and runtime.
+In: a Program, a KernelCall for each of its loops and templates (the callable with its buffers and sizes), and the
+buffers that may share memory. Out: structured lines (`lines.py`) with their memory planned, and one callable that a
+backend makes from them. Called by `polytile.compiler`; knows ir and runtime.
 """
 
 from polytile.wrapper import compiled, fx, python

@@ -1,8 +1,8 @@
-"""Which of a program's memories may lie in one arena, and from which line to which each is needed.
+"""Finds the memories of a program that may share one arena, and their live ranges.
 
-A memory is what an Allocate or a library call brings, under all names that it goes on under by Reuse. It may lie in the arena
-where kernels alone see it: no library call, which may keep or return it, and nobody outside. Where in the arena it lies is
-computed for the sizes of a call (runtime/arena.c), and so is whether an arena takes more memory at its peak than none.
+A memory is what an Allocate or a library call brings, under every name that Reuse gives it. It may lie in the arena if
+only kernels access it: no library call, which may retain or return it, and nobody outside the program. Offsets in the
+arena are computed for the sizes of a call (runtime/arena.c), as is the decision whether an arena raises peak memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from polytile.wrapper.lines import Line
 
 @dataclass
 class Memory:
-    """The memory that is first known as `buffer`, or that the argument of this name brings; it is needed from line `first` until
-    before line `last`. `inside`: it may lie in the arena."""
+    """A memory that is first known as `buffer`, or that the argument of this name brings. It is live from line `first`
+    until before line `last`. `inside`: it may lie in the arena."""
 
     buffer: Buffer | str
     first: int
@@ -32,22 +32,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Arena:
-    """All memories whose sizes are known when the arguments are, in the order of their lines, on one device. Arguments that may
-    be freed before the end are among them."""
+    """All memories on one device whose sizes are known once the arguments are, in line order. Includes arguments that
+    may be freed before the end."""
 
     device: torch.device
     memories: tuple[Memory, ...]
 
     @functools.cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of the memory that an Allocate of a name has in the arena; others are allocated by themselves."""
+        """The number in the arena of each Allocate's memory, by buffer name. Other buffers are allocated separately."""
         own = ((memory.buffer, number) for number, memory in enumerate(self.memories) if memory.inside)
         return {buffer.name: number for buffer, number in own if isinstance(buffer, Buffer)}
 
 
 def arena(all_lines: Sequence[Line], known: Set[str]) -> Arena | None:
-    """The arena of a program in which the symbols `known` have values when the arguments do; None where less than two memories
-    would be in it."""
+    """The arena of a program, given the symbols whose values are known with the arguments; None if it would hold fewer
+    than two memories."""
     memories = _memories(all_lines)
     shown = _seen_by_others(all_lines)
     sized = [memory for memory in memories if _symbols_of(memory.buffer) <= known]
@@ -93,7 +93,7 @@ def _memories(all_lines: Sequence[Line]) -> list[Memory]:
 
 
 def _seen_by_others(all_lines: Sequence[Line]) -> set[str]:
-    """Names of buffers that something else than a kernel sees, by themselves or by a view."""
+    """Names of buffers accessed by anything but a kernel, directly or through a view."""
     base = {line.name: line.view.buffer for line in all_lines if isinstance(line, lines.MakeView)}
     seen: set[str] = set()
     for line in all_lines:

@@ -1,4 +1,4 @@
-"""The first lines of a wrapper: the arguments get their names, and every size symbol its value."""
+"""The first lines of a wrapper: bind the arguments to names and every size symbol to its value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from polytile.wrapper import lines
 from polytile.wrapper.lines import BindSize, FindPackedWeight, Line, PickSize, ReadSize, TakeArguments
 
 Fact = tuple[sympy.Expr, Callable[[sympy.Symbol], Line]]
-"""A size expression of an argument, and the line that binds a symbol to its value."""
+"""A size expression of an argument, and the function that makes the line binding a symbol to its value."""
 
 
 def argument_lines(program: Program, fresh: Callable[[str], str]) -> list[Line]:
-    """Binds the arguments, then every symbol that their sizes determine. An integer argument that is itself a symbol
-    arrives under that symbol's name; sizes are read from tensors where no integer argument has them; a symbol that
-    stands only inside an expression is solved for. `fresh(prefix)` makes names."""
+    """Binds the arguments, then every symbol that their sizes determine.
+
+    An integer argument that is a symbol is bound to that symbol's name. Sizes without an integer argument are read from
+    tensors. A symbol that occurs only inside an expression is solved for. `fresh(prefix)` makes unique names.
+    """
     known: dict[sympy.Symbol, None] = {}
     names = []
     for item in program.inputs:
@@ -42,7 +44,7 @@ def argument_lines(program: Program, fresh: Callable[[str], str]) -> list[Line]:
 
 
 def _facts(program: Program) -> Iterator[Fact]:
-    """What each argument says about sizes, the cheapest to read first."""
+    """What each argument reveals about sizes, cheapest first."""
     for item in program.inputs:
         if item.size is not None and not isinstance(item.size, sympy.Symbol):
             yield item.size, partial(BindSize, value=sizes.axis(item.name))
@@ -55,7 +57,7 @@ def _facts(program: Program) -> Iterator[Fact]:
 
 
 def _solve(facts: Sequence[Fact], known: dict[sympy.Symbol, None], fresh: Callable[[str], str]) -> list[Line]:
-    """c·s + d = value for the first expression in which s alone is unknown: s = (value - d) // c."""
+    """Solves c·s + d = value, s = (value - d) // c, for the first expression in which s is the only unknown."""
     for size, line in facts:
         unknown = [s for s in sorted(size.free_symbols, key=str) if s not in known]
         if len(unknown) != 1 or sizes.coefficient(size, unknown[0]) is None:
@@ -90,18 +92,18 @@ def _symbols_in(value: object) -> set[str]:
 
 
 def check_bound(all_lines: Sequence[Line]) -> None:
-    """Raises IRError where a line reads a symbol that no line before it binds."""
+    """Raises IRError if a line reads a symbol that no earlier line binds."""
     bound: set[str] = set()
     for line in all_lines:
         own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindPackedWeight) else set()
         bound |= set(line.names) if isinstance(line, TakeArguments) else set()
         if unbound := used_symbols([line]) - own - bound:
-            raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, and nothing before it tells that.")
+            raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, which no earlier line defines.")
         bound |= own
 
 
 def without_unused(head: Sequence[Line], body: Sequence[Line]) -> list[Line]:
-    """`head` less the symbols that neither it nor `body` reads."""
+    """`head` without the bindings that neither it nor `body` reads."""
     used = used_symbols(body)
     kept: list[Line] = []
     for line in reversed(head):

@@ -1,4 +1,4 @@
-"""Wrapper backends by name: from lines to a callable. Packages outside polytile register their own."""
+"""Wrapper backends by name: each turns lines into a callable. Packages outside polytile can register their own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from polytile.wrapper.lines import Line
 
 @dataclass(frozen=True)
 class Wrapped:
-    """What a backend makes of lines: `source` is its text; `call` takes the list of arguments, which it empties, and
-    returns the list of results. `call` is handed to AOTAutograd as it is, so it carries `_boxed_call = True`. `names` are the
-    objects that the text refers to, for a backend with a Load; None: only this process can run it."""
+    """A backend's result.
+
+    Attributes
+    ----------
+    source : str
+        The program's text.
+    call : callable
+        Takes the list of arguments, which it empties, and returns the list of results. AOTAutograd receives it as it
+        is, so it carries `_boxed_call = True`.
+    names : mapping, optional
+        The objects that the text refers to, for a backend with a Load. None if only this process can run the program.
+    """
 
     source: str
     call: Callable[[list[Any]], list[Any]]
@@ -23,31 +32,32 @@ class Wrapped:
 
 Backend = Callable[[str, tuple[Line, ...]], Wrapped]
 Load = Callable[[str, str, Mapping[str, Any]], Wrapped]
-"""Makes of a program's name, a source that the backend wrote in another process, and the objects that it refers to, what the
-backend would."""
+"""Restores a Wrapped from a program's name, a source that the backend wrote in another process, and the objects that
+the source refers to."""
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}
 _LOADS: dict[Backend, Load] = {}
 
 
 def register_backend(name: str, backend: Backend, device: str = "", load: Load | None = None) -> None:
-    """Makes a wrapper backend available to the option `wrapper`. A backend of the same name and device is replaced.
+    """Makes a wrapper backend available to the option `wrapper`. Replaces a backend of the same name and device.
 
     Parameters
     ----------
-    name
-        The value of the option `wrapper` that asks for it.
-    backend
-        A function of a program's name and its lines (wrapper/lines.py) that returns what `wrapper.python.wrap` returns.
-    device
-        A type of device, "cpu" or "cuda", whose programs it writes. "" means those without a backend of their own by that name.
-    load
-        Loads what the backend has written in an earlier process; without it, each process lowers its programs anew.
+    name : str
+        Value of the option `wrapper` that selects it.
+    backend : callable
+        Takes a program's name and its lines (wrapper/lines.py), and returns a Wrapped, as `wrapper.python.wrap` does.
+    device : str
+        Device type, "cpu" or "cuda", of the programs it writes. "" means all devices for which this name has no other
+        backend.
+    load : callable, optional
+        Loads what the backend wrote in an earlier process. Without it, each process lowers its programs again.
 
     Raises
     ------
     OptionError
-        `backend` cannot be called.
+        If `backend` is not callable.
     """
     if not callable(backend):
         raise OptionError(f"wrapper backend {name!r} has to be a function of a program's name and its lines; it is {backend!r}.")
@@ -57,7 +67,7 @@ def register_backend(name: str, backend: Backend, device: str = "", load: Load |
 
 
 def backend(name: str, device: str = "") -> Backend:
-    """The backend called `name` for a type of device; raises OptionError naming those there are."""
+    """The backend called `name` for a device type. Raises OptionError, with the available names, if there is none."""
     writer = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
     if writer is None:
         known = ", ".join(sorted({known for known, _ in _BACKENDS}))
@@ -66,5 +76,5 @@ def backend(name: str, device: str = "") -> Backend:
 
 
 def load_of(backend: Backend) -> Load | None:
-    """What loads the sources that a backend has written; None where nothing does."""
+    """The function that loads the backend's sources; None if there is none."""
     return _LOADS.get(backend)

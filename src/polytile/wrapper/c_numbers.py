@@ -1,4 +1,4 @@
-"""Symbolic integers and conditions on them as C, exact: what does not fit 64 bits, or divides by 0, sets the variable `bad`."""
+"""Symbolic integers and conditions as exact C: an overflow of 64 bits, or a division by 0, sets the variable `bad`."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ Name = Callable[[sympy.Symbol], str]
 
 
 class NotInC(Exception):
-    """The expression has a part that has no C form: it is Python's to compute."""
+    """The expression has a part without a C form; Python must compute it."""
 
 
 def integer(value: sympy.Basic, name: Name) -> str:
-    """A symbolic integer as C. `name` says what a symbol is called. Raises NotInC."""
+    """A symbolic integer as C. `name` maps a symbol to its C name. Raises NotInC."""
     if isinstance(value, sympy.Integer):
         return _literal(int(value))
     if isinstance(value, sympy.Symbol):
@@ -108,7 +108,7 @@ Part = Callable[[sympy.Basic], str]
 
 
 def _chain(function: str, last: str = ", &bad") -> Callable[[sympy.Basic, Part], str]:
-    """f(f(a, b), c) of any number of parts."""
+    """Nested calls f(f(a, b), c) over any number of operands."""
 
     def write(value: sympy.Basic, part: Part) -> str:
         text, *rest = [part(argument) for argument in value.args]

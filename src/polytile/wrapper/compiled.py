@@ -1,7 +1,7 @@
-"""Programs in C behind Python's wrapper: Python's serves from the first call, the one in C takes over between two calls.
+"""Programs in C: the Python wrapper serves the first calls, and the program in C takes over between two calls.
 
-A program in C is compiled in the background once the program has been called CALLS times; an object that the cache holds serves
-from the first call. The two give the same results, bit for bit: they call the same kernels and operators in the same order.
+A program in C is compiled in the background after CALLS calls of the program; an object in the cache serves from the
+first call. The two give bitwise equal results, since they call the same kernels and operators in the same order.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from polytile.wrapper.lines import Line
 log = logging.getLogger("polytile")
 
 CALLS = 10
-"""Calls of a program after which its C is compiled. A compiler runs for 0.1 to 0.3 s, and a call gains a microsecond a line;
-what runs a few times, as most programs of a test or a notebook do, has nothing of it."""
+"""Number of calls after which a program's C is compiled. The compiler runs for 0.1 to 0.3 s and saves a microsecond per
+line and call, which does not pay for a program that runs a few times, as in most tests and notebooks."""
 
 FLAGS = ("-O1",)
-"""Of programs in C, which are calls one after the other: -O2 takes a third longer and gains nothing."""
+"""Compiler flags of programs in C. They are sequences of calls, for which -O2 takes a third longer and gains nothing."""
 
 FILE = "program"
-"""What the files of programs are called in the cache, before their digest."""
+"""Stem of programs' file names in the cache, before the digest."""
 
 Call = Callable[[list[Any]], list[Any]]
 
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
-    """The program of `all_lines`: Python's, and C's as soon as that is there."""
+    """The program of `all_lines`: in Python, and in C once that is compiled."""
     text = python.write(name, all_lines)
     try:
         in_c = cpp.write(all_lines, text)
@@ -46,7 +46,7 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
 
 
 def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
-    """The program whose Python text `source` is, and that in C which the text may hold."""
+    """The program with the Python text `source`, and its form in C if the text has one."""
     plain = python.load(name, source, scope)
     unit = unit_of(plain)
     if unit is None or program.module() is None:
@@ -55,13 +55,13 @@ def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
 
 
 def unit_of(wrapped: Wrapped) -> cpp.Unit | None:
-    """What Python's text of a program holds for C."""
+    """The C form of a program, as stored in its Python text; None if it has none."""
     held = wrapped.call.__globals__.get(cpp.NAME)
     return None if held is None else cpp.Unit(*held)
 
 
 class _Swapped:
-    """One program. `call` is a function written in Python, by whose file name programs know each other (runtime/programs.py)."""
+    """One program. `call` is a Python function, since programs identify each other by its file name (runtime/programs.py)."""
 
     def __init__(self, name: str, unit: cpp.Unit, plain: Call) -> None:
         self.name, self.plain = name, plain
@@ -79,7 +79,7 @@ class _Swapped:
             self.make()
 
     def count(self, args: list[Any]) -> list[Any]:
-        """What serves until the program in C is asked for."""
+        """Serves calls until the program in C is requested."""
         sizes_seen.show(self.call, args)
         self.left -= 1
         if self.left <= 0:
@@ -88,7 +88,7 @@ class _Swapped:
         return self.plain(args)
 
     def make(self) -> None:
-        """Has C serve from the next call on; where it cannot be compiled or loaded, Python's goes on."""
+        """Switches to the program in C from the next call on. If it cannot be compiled or loaded, Python continues to serve."""
         with self.lock:
             unit, self.unit = self.unit, None
         if unit is None:
@@ -107,7 +107,7 @@ class _Swapped:
             log.warning("Program %s stays with Python's wrapper: %s", self.name, error)
 
     def use_graphs(self, call: Call, device: int) -> None:
-        """Has calls of the program in C use CUDA graphs, where there can be some."""
+        """Makes calls of the program in C use CUDA graphs, if they are available."""
         try:
             self.call.cuda_graphs = ProgramGraphs(call, device)
         except DeviceError as error:
@@ -116,8 +116,8 @@ class _Swapped:
 
 
 def in_c(name: str, unit: cpp.Unit, library: compiling.Library, plain: Call) -> Call:
-    """The program of a compiled unit; `plain` makes the calls that it declines, of arguments that are no plain tensors. Raises
-    LoadFailed."""
+    """The program of a compiled unit. Calls with arguments that are not plain tensors are declined and go to `plain`.
+    Raises LoadFailed."""
     program_in_c: Call = program.module().Program(
         name, library.address(cpp.FUNCTION), unit.kernels, unit.parts, unit.constants, unit.errors, unit.arguments,
         unit.tensors, unit.memories, tensors.as_declared, plain,

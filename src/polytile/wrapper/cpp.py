@@ -1,9 +1,11 @@
-"""The C++ backend of the wrapper: lines to a C function that touches tensors, kernels and Python through runtime/program.h alone.
+"""The C++ backend of the wrapper: lines become a C function that accesses tensors, kernels and Python only through
+runtime/program.h.
 
-Sizes are variables of the function, exact in 64 bits. A line for which C has no form, a library call above all, is a call of a
-small Python function. The text has no name of a program, no comment and no address in it, so equal programs share one object.
+Sizes are variables of the function, exact in 64 bits. A line without a C form, such as a library call, calls a small
+Python function. The text contains no program name, comment or address, so equal programs share one object.
 
-What its numbers stand for is the tuple IN_C of a Python text, so that whoever loads a program's Python text has the C text too.
+The tuple IN_C in the program's Python text lists the objects behind the text's numbers, so whoever loads the Python
+text has the C text too.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ NAME = "IN_C"
 
 
 class NoProgramInC(Exception):
-    """Why lines have no form in C: Python's wrapper runs them."""
+    """The lines have no C form, for the given reason; Python's wrapper runs them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A program in C: its text without what all such texts begin with, and what its numbers stand for."""
+    """A program in C: its text without the common header, and the objects behind its numbers."""
 
     text: str
     kernels: tuple[Callable[..., None], ...]
     parts: tuple[Callable[..., Any], ...]
-    """What Python does."""
+    """Python functions that do the parts without a C form."""
     constants: tuple[torch.Tensor, ...]
     errors: tuple[tuple[type[Exception], str], ...]
     arguments: int
     tensors: int
     memories: int
     device: int
-    """Number of the GPU that it runs on; -1: it runs on none."""
+    """Index of the GPU that it runs on; -1 for none."""
 
     @property
     def source(self) -> str:
@@ -53,8 +55,7 @@ class Unit:
 
 
 def write(all_lines: Sequence[Line], beside: python.Text) -> str:
-    """Python's text of the Unit of these lines, to stand in a module beside the text that is Python's form of them. Raises
-    NoProgramInC."""
+    """The Unit of these lines as Python text, to be placed in a module beside their Python form. Raises NoProgramInC."""
     writer = UnitWriter(all_lines, python.Text(beside.name, beside))
     try:
         for line in all_lines:
@@ -65,7 +66,7 @@ def write(all_lines: Sequence[Line], beside: python.Text) -> str:
 
 
 class UnitWriter(lines.LineWriter):
-    """Collects the body of the function and what its numbers stand for."""
+    """Collects the function's body and the objects behind its numbers."""
 
     def __init__(self, all_lines: Sequence[Line], text: python.Text) -> None:
         self.text = text
@@ -77,7 +78,7 @@ class UnitWriter(lines.LineWriter):
         self.read = {name for line in all_lines for name in tensors_of(line)}
         self.arena = arena(all_lines, _known_with_arguments(all_lines))
         self.tensors: dict[str, str] = {}
-        """What C calls the number of each tensor, in order of the numbers."""
+        """The C constant of each tensor's number, in the order of the numbers."""
         self.kernels: dict[str, int] = {}
         self.constants: list[str] = []
         self.errors: list[tuple[type[Exception], str]] = []
@@ -87,7 +88,7 @@ class UnitWriter(lines.LineWriter):
         self.device = -1
         self.accepted = False
         self.computed = False
-        """Whether a number has been computed since `bad` was last looked at."""
+        """Whether a number has been computed since `bad` was last checked."""
 
     def write(self, line: Line) -> None:
         if not self.accepted and not isinstance(line, _BEFORE_ACCEPTANCE):
@@ -102,7 +103,7 @@ class UnitWriter(lines.LineWriter):
             self.make_arena(self.arena)
 
     def source(self) -> str:
-        """The text of the Unit, in Python."""
+        """The Unit as Python text."""
         body = self.function()
         errors = [f"({error.__name__}, {message!r})" for error, message in self.errors]
         held = [list(self.kernels), self.parts, self.constants, errors]
@@ -111,14 +112,14 @@ class UnitWriter(lines.LineWriter):
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
     def function(self) -> str:
-        """The function in C."""
+        """The C function."""
         head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
         head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
         return "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])
 
     @property
     def memories(self) -> int:
-        """How many memories the arena tells apart."""
+        """Number of memories in the arena."""
         return 0 if self.arena is None else len(self.arena.memories)
 
     # text ------------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class UnitWriter(lines.LineWriter):
         self.body.append("    " + text)
 
     def do(self, call: str) -> None:
-        """A call that may fail, after a look at the numbers computed before it."""
+        """Emits a call that may fail, after checking the numbers computed before it."""
         self.check()
         self.add(f"DO({call});")
 
@@ -143,7 +144,7 @@ class UnitWriter(lines.LineWriter):
         return f"n_{_identifier(symbol.name)}"
 
     def number(self, value: Any) -> str:
-        """The text of a symbolic integer; what takes operations is computed once, into a variable."""
+        """The text of a symbolic integer. An expression with operations is computed once, into a variable."""
         value = sympy.sympify(value)
         if value.is_Atom:
             return c_numbers.integer(value, self.symbol)
@@ -160,7 +161,7 @@ class UnitWriter(lines.LineWriter):
         return self.numbers[value]
 
     def array(self, values: Iterable[Any]) -> str:
-        """A variable that holds numbers, the same one for the same numbers."""
+        """A variable that holds an array of numbers; equal arrays share one."""
         key = tuple(sympy.sympify(value) for value in values)
         if not key:
             return "0"
@@ -179,7 +180,7 @@ class UnitWriter(lines.LineWriter):
     # what Python does ------------------------------------------------------------------------------------------------
 
     def expression(self, text: str, names: Sequence[str]) -> int:
-        """The number of a Python function that gives the value of `text`. It takes the objects of the names, then the numbers."""
+        """The number of a new Python function that evaluates `text`. It takes the objects among the names, then the numbers."""
         parameters = [*filter(self.is_object, names), *(name for name in names if not self.is_object(name))]
         name = f"_part{len(self.parts)}"
         self.functions += [f"def {name}({', '.join(parameters)}):", f"    return {text}", ""]
@@ -200,19 +201,19 @@ class UnitWriter(lines.LineWriter):
         return f"{_ints('int', objects)}, {len(objects)}, {_ints('int64_t', integers)}, {len(integers)}"
 
     def python(self, text: str, names: Sequence[str], result: str | None) -> None:
-        """`result` is the value of the Python expression `text`, which uses the names."""
+        """Sets `result` to the value of the Python expression `text` over these names."""
         where = "-1" if result is None else self.tensor(result)
         self.do(f"api->python(f, {self.expression(text, names)}, {where}, {self.given(names)})")
 
     def python_number(self, text: str, names: Sequence[str], variable: str) -> None:
-        """The C variable `variable` is the value of the Python expression `text`, an integer."""
+        """Declares the C variable `variable` as the integer value of the Python expression `text`."""
         self.add(f"int64_t {variable};")
         self.do(f"api->number(f, {self.expression(text, names)}, &{variable}, {self.given(names)})")
 
     # lines: the arguments --------------------------------------------------------------------------------------------
 
     def comment(self, line: lines.Comment) -> None:
-        """Python's text, which stands beside this one, has it; programs that differ in nothing else share one object."""
+        """Omitted, so that programs that differ only in comments share one object. The Python text has it."""
 
     def define_kernel(self, line: lines.DefineKernel) -> None:
         self.kernels[line.name] = len(self.kernels)
@@ -266,7 +267,7 @@ class UnitWriter(lines.LineWriter):
     # lines: memory ---------------------------------------------------------------------------------------------------
 
     def make_arena(self, arena: Arena) -> None:
-        """One allocation, of all that kernels alone see."""
+        """Allocates one block for all memories that only kernels access."""
         layouts, lives = [], []
         for memory in arena.memories:
             buffer, inside = memory.buffer, int(memory.inside)
@@ -348,12 +349,12 @@ class UnitWriter(lines.LineWriter):
 _BEFORE_ACCEPTANCE = (
     lines.Comment, lines.DefineKernel, lines.Constant, lines.OnDevice, lines.TakeArguments, lines.BindSize, lines.ReadSize,
 )  # fmt: skip
-"""Lines that do nothing which a second call by Python's wrapper would do again."""
+"""Lines that Python's wrapper may safely repeat if the program in C declines the call."""
 
 
 
 def _identifier(name: str) -> str:
-    """`name` in letters that an identifier of C may have; different ones of different names."""
+    """`name` in the letters of a C identifier; distinct names stay distinct."""
     return re.sub(r"\W|_(?=[0-9a-f]+_)", lambda match: f"_{ord(match[0]):x}_", name, flags=re.ASCII)
 
 
@@ -394,7 +395,7 @@ def _argument_names(value: Any) -> Iterable[str]:
 
 
 def _symbols(value: Any) -> Iterable[sympy.Symbol]:
-    """All symbols that a line names."""
+    """All symbols that a line mentions."""
     if isinstance(value, sympy.Basic):
         yield from value.free_symbols
     elif isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""The FX backend of the wrapper: lines to a torch.fx.GraphModule, which FX's passes, printers and interpreters take.
+"""The FX backend of the wrapper: lines become a torch.fx.GraphModule, for FX's passes, printers and interpreters.
 
-The graph has one placeholder, the caller's list of arguments, which it empties. Kernels, look-ups of packed weights and checks
-are submodules with effects, so that dead-code elimination keeps them; library calls, memory, views and sizes are nodes as anybody
-writes them. What is freed is left to FX, which drops each value after its last use.
+The graph has one placeholder, the caller's list of arguments, which it empties. Kernels, lookups of packed weights and
+checks are submodules with side effects, so that dead-code elimination keeps them. Library calls, memory, views and
+sizes are ordinary nodes. Frees are left to FX, which drops each value after its last use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polytile.wrapper.lines import Argument, Line
 
 
 class Call(torch.nn.Module):
-    """Calls something for what it does: a kernel, with its tensors and integers."""
+    """Calls a function for its side effects, such as a kernel with its tensors and integers."""
 
     _is_impure = True
 
@@ -52,7 +52,7 @@ class Check(torch.nn.Module):
 
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
-    """The graph module of `all_lines`; it hangs on the callable as `graph_module`."""
+    """The graph module of `all_lines`, available as the callable's attribute `graph_module`."""
     writer = _Writer()
     for line in all_lines:
         writer.write(line)
@@ -70,27 +70,27 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
 
 
 def shape(tensor: torch.Tensor | None, dim: int, what: str) -> int:
-    """A size or stride of a tensor along `dim`, in elements."""
+    """Size or stride of a tensor along `dim`, in elements."""
     return int(getattr(tensor, what)(dim))
 
 
 def offset(tensor: torch.Tensor) -> int:
-    """Where in its memory a tensor begins, in elements."""
+    """Offset of a tensor in its storage, in elements."""
     return int(tensor.storage_offset())
 
 
 def is_there(value: object) -> int:
-    """1, or 0 for None."""
+    """1 for a value, 0 for None."""
     return 0 if value is None else 1
 
 
 def bits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bits of a tensor read as another type of the same width."""
+    """Reinterprets a tensor's bits as another dtype of the same width."""
     return tensor.view(dtype)
 
 
 def alias(tensor: torch.Tensor, sizes: Any, strides: Any, start: int) -> torch.Tensor:
-    """A view that autograd knows for one, from element `start` of the tensor."""
+    """A view that autograd knows as such, starting at element `start` of the tensor."""
     return tensor.as_strided(sizes, strides, tensor.storage_offset() + start)
 
 
@@ -105,11 +105,11 @@ _CHAINS: dict[type, Callable[..., Any]] = {
     Min: min,
     PowByNatural: operator.pow,
 }
-"""Operations on integers, and the function of two that does them."""
+"""Operations on integers, and the binary functions that compute them."""
 
 
 class _Writer(lines.LineWriter):
-    """The graph as far as it has come. `values` are the nodes, or plain numbers, of names."""
+    """Builds the graph. `values` maps names to nodes or plain numbers."""
 
     def __init__(self) -> None:
         self.root = torch.nn.Module()
@@ -134,7 +134,7 @@ class _Writer(lines.LineWriter):
         return node
 
     def number(self, value: Any) -> Any:
-        """A symbolic number or condition: a node, or a plain number."""
+        """A symbolic number or condition, as a node or a plain number."""
         if isinstance(value, sympy.Symbol):
             return self.values[value.name]
         if isinstance(value, sympy.Integer):
@@ -146,7 +146,7 @@ class _Writer(lines.LineWriter):
         return self._computed(value)
 
     def _computed(self, value: sympy.Basic) -> torch.fx.Node:
-        """What is no operation of FX's own is a function."""
+        """Computes an expression that FX has no operation for, by a Python function."""
         names = sorted(symbol.name for symbol in value.free_symbols)
         compute = eval(f"lambda {', '.join(names)}: {python.number(value)}", {"math": math, "torch": torch})
         return self.effect(Call(compute), *(self.values[name] for name in names), name="number")
@@ -206,7 +206,7 @@ class _Writer(lines.LineWriter):
         self.values[buffer.name] = self.call(torch.empty_strided, *layout, dtype=buffer.dtype, device=buffer.device)
 
     def free(self, line: lines.Free) -> None:
-        """FX drops it by itself."""
+        """FX drops the value itself."""
 
     def reuse(self, line: lines.Reuse) -> None:
         new, old = line.buffer, self.values[line.old.name]

@@ -1,7 +1,7 @@
-"""The structured lines of a wrapper: everything a program does, with no text that a backend would have to parse.
+"""The structured lines of a wrapper: everything a program does, without text that a backend would have to parse.
 
-Names are identifiers, sizes are sympy expressions, tensors and kernels are the objects themselves. Prose stands in
-`Comment` alone; the message of `CheckSizes` and strings among a library call's arguments are values.
+Names are identifiers, sizes are sympy expressions, and tensors and kernels are the objects themselves. Only `Comment`
+contains prose; the message of `CheckSizes`, and strings among a library call's arguments, are values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from polytile.runtime.weights import Site
 
 @dataclass(frozen=True)
 class KernelCall:
-    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers, views or packed weights to pass, and
-    the integers. `site` looks up the packed weight, if there is one among the tensors."""
+    """One call of a loop or template: `run(*tensors, *sizes)` with buffers, views or packed weights, and integers.
+    `site` looks up the packed weight, if the tensors include one."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
@@ -31,7 +31,7 @@ class KernelCall:
 
     @property
     def packed_weight(self) -> PackedWeight | None:
-        """The argument that is looked up anew in each call, if there is one."""
+        """The argument that each call looks up anew, if there is one."""
         return next((tensor for tensor in self.tensors if isinstance(tensor, PackedWeight)), None)
 
 
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Comment(Line):
-    """Says what the following lines do: source operators, the reason of a library call."""
+    """Describes the following lines: their source operators, the reason for a library call."""
 
     text: str
 
@@ -52,7 +52,7 @@ class Comment(Line):
 
 @dataclass(frozen=True)
 class DefineKernel(Line):
-    """`name` stands for the kernel `run` in the CallKernels that follow."""
+    """Defines `name` as the kernel `run` for the CallKernels that follow."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
@@ -68,8 +68,8 @@ class Constant(Line):
 
 @dataclass(frozen=True)
 class TakeArguments(Line):
-    """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early. `kept` are those
-    that live on after the call, as weights do."""
+    """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early. Arguments
+    in `kept`, such as weights, outlive the call."""
 
     names: tuple[str, ...]
     kept: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class TakeArguments(Line):
 
 @dataclass(frozen=True)
 class BindSize(Line):
-    """`symbol` is the value of an expression over symbols and integer arguments bound before."""
+    """Binds `symbol` to an expression over symbols and integer arguments bound before."""
 
     symbol: sympy.Symbol
     value: sympy.Expr
@@ -85,7 +85,7 @@ class BindSize(Line):
 
 @dataclass(frozen=True)
 class ReadSize(Line):
-    """`symbol` is size `dim` of `tensor`, in elements; or, if `stride`, its stride."""
+    """Binds `symbol` to the size of `tensor` along `dim` or, if `stride`, to its stride, in elements."""
 
     symbol: sympy.Symbol
     tensor: str
@@ -95,7 +95,7 @@ class ReadSize(Line):
 
 @dataclass(frozen=True)
 class CheckSizes(Line):
-    """error(message) unless the condition on sizes holds."""
+    """Raises error(message) unless the condition on sizes holds."""
 
     condition: Any
     message: str
@@ -107,22 +107,21 @@ class CheckSizes(Line):
 
 @dataclass(frozen=True)
 class Allocate(Line):
-    """New memory for a buffer, under its name."""
+    """Allocates memory for a buffer, under its name."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True)
 class Free(Line):
-    """The name is not used any more."""
+    """Ends the use of the name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Reuse(Line):
-    """`buffer` lives in the memory of `old`, which is freed right here or after the next kernel (that computes in
-    place)."""
+    """Places `buffer` in the memory of `old`, which is freed here, or after the next kernel if that computes in place."""
 
     buffer: Buffer
     old: Buffer
@@ -130,8 +129,8 @@ class Reuse(Line):
 
 @dataclass(frozen=True)
 class MakeView(Line):
-    """`name` is a strided view of a buffer; `dtype`, if given, is another type of the same width to read its bits as;
-    `alias`: the user gets it and must see it as a view."""
+    """Makes `name` a strided view of a buffer. `dtype`, if given, reinterprets its bits as another dtype of the same
+    width. With `alias` the view is a result, and must look like a view to the user."""
 
     name: str
     view: View
@@ -144,7 +143,7 @@ class MakeView(Line):
 
 @dataclass(frozen=True)
 class FindPackedWeight(Line):
-    """`name` is the packed copy that `find` gives for the tensor `weight`, or None; `symbol` is 1, or 0 for None."""
+    """Sets `name` to the packed copy that `find` returns for the tensor `weight`, or None, and `symbol` to 1, or 0 for None."""
 
     name: str
     symbol: sympy.Symbol
@@ -154,7 +153,7 @@ class FindPackedWeight(Line):
 
 @dataclass(frozen=True)
 class CallKernel(Line):
-    """Calls a kernel that a DefineKernel has named, with the tensors of these names and the integers."""
+    """Calls a kernel named by a DefineKernel, with these tensors and integers."""
 
     kernel: str
     tensors: tuple[str, ...]
@@ -163,14 +162,14 @@ class CallKernel(Line):
 
 @dataclass(frozen=True)
 class Argument:
-    """A library call's argument that is not a plain value: the name of a tensor, or a symbolic number."""
+    """An argument of a library call that is not a plain value: the name of a tensor, or a symbolic number."""
 
     value: str | sympy.Basic
 
 
 @dataclass(frozen=True)
 class CallLibrary(Line):
-    """`result = target(*args, **kwargs)`; None: it is called for what it does to its arguments."""
+    """`result = target(*args, **kwargs)`. With `result` None, the call is made for its effect on its arguments."""
 
     result: str | None
     target: Any
@@ -180,8 +179,8 @@ class CallLibrary(Line):
 
 @dataclass(frozen=True)
 class PickOutput(Line):
-    """`buffer` is output number `k` of a library call (None: its only result), in the layout the program was compiled
-    for."""
+    """Sets `buffer` to output `k` of a library call (None: its only result), in the layout that the program was
+    compiled for."""
 
     buffer: Buffer
     source: str
@@ -190,8 +189,8 @@ class PickOutput(Line):
 
 @dataclass(frozen=True)
 class PickSize(Line):
-    """`symbol` is what a library call returned: output `k` (None: its only result) itself, an "item", or the "size" or "stride"
-    of that along `dim`, or its "offset" in memory, in elements."""
+    """Binds `symbol` to a library call's output `k` (None: its only result): to the "item" itself, its "size" or
+    "stride" along `dim`, or its "offset" in storage, in elements."""
 
     symbol: sympy.Symbol
     source: str
@@ -202,20 +201,20 @@ class PickSize(Line):
 
 @dataclass(frozen=True)
 class OnDevice(Line):
-    """Ahead of the arguments: the whole program runs with this device current."""
+    """Before the arguments: the whole program runs with this device current."""
 
     device: torch.device
 
 
 @dataclass(frozen=True)
 class Return(Line):
-    """The results: names of tensors, symbolic or plain numbers, or None."""
+    """Returns the results: names of tensors, symbolic or plain numbers, or None."""
 
     values: tuple[str | sympy.Basic | None, ...]
 
 
 class LineWriter(ABC):
-    """Writes lines for one target: a method for each kind of line."""
+    """Writes lines for one target: one method per kind of line."""
 
     def write(self, line: Line) -> None:
         """Writes any line."""

@@ -1,7 +1,7 @@
-"""Memory planning on lines: an allocation takes over a freed buffer of the same size, type and device.
+"""Memory planning on lines: an allocation reuses a freed buffer of the same size, dtype and device.
 
-A buffer that waits to be taken over is held, where freeing it would have let something else use the memory. So it is
-kept only where that does not raise the program's peak, at the sizes that the tracer saw.
+A buffer that awaits reuse stays allocated, while freeing it would have made its memory available to others. So a buffer
+is reused only where that does not raise the program's peak, at the sizes that the tracer saw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polytile.ir.program import Buffer, Program
 from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
 
 UNKNOWN_SIZE = 256
-"""Stands for a size that only the run itself tells; the plan is right whatever it is, only its peak may be higher."""
+"""Stands for a size known only at run time. The plan is correct for any value; only its peak may be higher."""
 
 PoolKey = tuple[sympy.Expr, frozenset[sympy.Expr], torch.dtype, torch.device]
 
@@ -24,9 +24,9 @@ PoolKey = tuple[sympy.Expr, frozenset[sympy.Expr], torch.dtype, torch.device]
 def plan(
     lines: Sequence[Line], program: Program, traced: Mapping[sympy.Symbol, int], taken: Set[str] = frozenset()
 ) -> tuple[Line, ...]:
-    """The lines with an Allocate of memory that was freed before made a Reuse. Only temporaries of this program are
-    reused, and neither those in `taken`, whose memory has gone over to another buffer already, nor one that a library
-    call may have returned an alias of."""
+    """Replaces Allocates by Reuses of memory freed before. Only temporaries of this program are reused. Excluded are
+    those in `taken`, whose memory has already passed to another buffer, and those that a library call may have returned
+    an alias of."""
     shared = maybe_aliased(program) | taken
     held = _Held(lines, program, traced)
     pools: dict[PoolKey, list[int]] = {}
@@ -58,7 +58,7 @@ class _Held:
             if isinstance(line, Allocate | PickOutput):
                 alive[line.buffer.name] = self.bytes(line.buffer)
                 total += alive[line.buffer.name]
-            elif isinstance(line, Reuse):  # computed over: one memory under two names
+            elif isinstance(line, Reuse):  # in place: one memory under two names
                 alive[line.buffer.name] = alive.pop(line.old.name, 0)
             elif isinstance(line, Free):
                 total -= alive.pop(line.name, 0)
@@ -71,8 +71,8 @@ class _Held:
         return max(0, int(size.xreplace(values))) * buffer.dtype.itemsize
 
     def keep(self, buffer: Buffer, start: int, end: int) -> bool:
-        """Whether memory freed at line `start` can be held until line `end`, where `buffer` takes it over, without a
-        higher peak; if so it is counted as held from now on."""
+        """Whether memory freed at line `start` can be held until `buffer` reuses it at line `end` without a higher
+        peak. If so, it counts as held from now on."""
         size = self.bytes(buffer)
         if any(self.after[k] + size > self.peak for k in range(start, end)):
             return False

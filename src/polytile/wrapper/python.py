@@ -1,4 +1,4 @@
-"""The Python backend of the wrapper: lines to one readable function."""
+"""The Python backend of the wrapper: lines become one readable function."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from polytile.wrapper.lines import Argument, Line
 
 _printer = PythonPrinter()
 INDENT = "    "
-OPERATIONS = 3  # of a symbolic number from which on it is computed once
+OPERATIONS = 3  # a symbolic number with at least this many is computed once
 
-# What the text of every wrapper may name.
+# Objects that the text of every wrapper may name.
 _SCOPE = {
     "math": math,
     "torch": torch,
@@ -36,13 +36,13 @@ _SCOPE = {
 
 
 def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
-    """The function of `all_lines`; its source shows in tracebacks."""
+    """The function of `all_lines`. Its source shows in tracebacks."""
     text = write(name, all_lines)
     return load(name, text.source(), text.scope)
 
 
 def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
-    """The function of `all_lines` as text, and the objects that it refers to."""
+    """The function of `all_lines` as text, with the objects that it refers to."""
     writer = _Writer(name)
     for line in all_lines:
         writer.write(line)
@@ -50,7 +50,7 @@ def write(name: str, all_lines: tuple[Line, ...]) -> _Writer:
 
 
 def load(name: str, source: str, scope: Mapping[str, Any]) -> Wrapped:
-    """The function `call` whose text `source` has, in which the names of `scope` stand for objects."""
+    """Compiles a source and returns its function `call`. `scope` maps names in the source to objects."""
     file, given = programs.new_file(name), {name: value for name, value in scope.items() if name not in _SCOPE}
     scope = {**_SCOPE, **given}
     exec(compile(source, file, "exec"), scope)
@@ -65,13 +65,13 @@ class Text:
     """Python expressions, and the objects that they refer to."""
 
     def __init__(self, name: str, beside: Text | None = None) -> None:
-        """`beside`: text of the same module, which refers to the same objects."""
+        """`beside` is text of the same module, whose objects are shared."""
         self.name = name
         self.scope: dict[str, Any] = dict(_SCOPE) if beside is None else beside.scope
         self.callees: dict[Any, str] = {} if beside is None else beside.callees
 
     def bound(self, name: str, value: Any) -> str:
-        """A global of the function's module that holds `value`: `name`, or one like it."""
+        """A global of the function's module that holds `value`, called `name` or similar."""
         name = name if name.isidentifier() and not keyword.iskeyword(name) else "_object"
         own = next(
             n for n in itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1))) if n not in self.scope
@@ -101,7 +101,7 @@ class Text:
         return self.bound("_" + name.replace(".", "_"), value)
 
     def callee(self, line: lines.CallLibrary) -> str:
-        """A global that holds what calls the operator: aten_sort_default, say."""
+        """A global that holds the function that calls the operator, such as aten_sort_default."""
         target, called = line.target, tensors.caller(line)
         if called not in self.callees:
             name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "operator")
@@ -121,7 +121,7 @@ class Text:
         return f"{self.callee(line)}({', '.join(args)})"
 
     def view(self, line: lines.MakeView) -> tuple[str, list[str]]:
-        """A view, and the names in its text."""
+        """The text of a view, and the names in it."""
         view, offset = line.view, self.number(line.view.offset)
         base = view.buffer if line.dtype is None else f"{view.buffer}.view({line.dtype})"
         symbols = {s.name for value in (*view.sizes, *view.strides, view.offset) for s in value.free_symbols}
@@ -133,7 +133,7 @@ class Text:
         return text, [view.buffer, *sorted(symbols)]
 
     def reinterpreted(self, base: str, layout: Any, offset: str) -> str:
-        """`base` under the sizes and strides of a buffer or view."""
+        """`base` with the sizes and strides of a buffer or view."""
         return f"_reinterpret({base}, {self.numbers_of(layout.sizes)}, {self.numbers_of(layout.strides)}, {offset})"
 
     def picked_size(self, line: lines.PickSize) -> str:
@@ -159,8 +159,8 @@ class _Writer(Text, lines.LineWriter):
     # numbers ---------------------------------------------------------------------------------------------------------
 
     def number(self, value: Any) -> str:
-        """The text of a symbolic number. What takes several operations is computed once, into a variable: the strides of an
-        image behind convolutions take longer to compute than an operator to call."""
+        """The text of a symbolic number. An expression with several operations is computed once, into a variable:
+        computing the strides of an image after convolutions takes longer than an operator call."""
         if not isinstance(value, sympy.Expr) or _operations(value) < OPERATIONS:
             return number(value)
         return self._computed(value)

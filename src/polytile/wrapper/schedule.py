@@ -40,9 +40,29 @@ def schedule(
     inplace: Mapping[str, str] | None = None,
     traced: Mapping[sympy.Symbol, int] | None = None,
 ) -> tuple[Line, ...]:
-    """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one
-    that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed. Raises IRError
-    where a line needs a size that is not known by then."""
+    """The lines of a program.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    call_of : callable
+        Returns the KernelCall of a loop, template or attention.
+    inplace : mapping, optional
+        Maps a new buffer to one that dies where the new one is written, and whose memory it may take.
+    traced : mapping, optional
+        The sizes at which memory is planned.
+
+    Returns
+    -------
+    tuple of Line
+        The lines.
+
+    Raises
+    ------
+    IRError
+        If a line needs a size that is not known by then.
+    """
     scheduling = _Schedule(program, call_of, inplace or {})
     head, body = argument_lines(program, scheduling.fresh), scheduling.body()
     planned = plan(body, program, traced or {}, scheduling.taken)
@@ -53,7 +73,7 @@ def schedule(
 
 
 class _Schedule:
-    """One program on its way to lines."""
+    """The state of turning one program into lines."""
 
     def __init__(self, program: Program, call_of: CallOf, inplace: Mapping[str, str]) -> None:
         self.program, self.call_of, self.inplace = program, call_of, inplace
@@ -70,7 +90,7 @@ class _Schedule:
             self._dying.setdefault(position, []).append(name)
 
     def body(self) -> list[Line]:
-        """The lines after the arguments have their names."""
+        """The lines that follow the binding of the arguments."""
         live = self.program.input_buffers()
         self._free(-1, live)
         for position, operation in enumerate(self.program.operations):
@@ -81,7 +101,7 @@ class _Schedule:
         return self.out
 
     def fresh(self, name: str) -> str:
-        """`name`, with a number that makes it unlike all names given out before."""
+        """`name` with a number that makes it unique."""
         number = 0
         while f"{name}{number}" in self._names:
             number += 1
@@ -91,8 +111,7 @@ class _Schedule:
     # lifetimes -------------------------------------------------------------------------------------------------------
 
     def _last_uses(self) -> dict[str, int]:
-        """Position of the operation after which each buffer is dead, -1 for an input that nothing uses; results and
-        constants never die."""
+        """Index of the operation after which each buffer is dead; -1 for an unused input. Results and constants never die."""
         last = dict.fromkeys(sorted(self.program.input_buffers()), -1)
         for position, operation in enumerate(self.program.operations):
             for name in operation.reads() | operation.writes():
@@ -102,7 +121,7 @@ class _Schedule:
         return last
 
     def _allocate(self, operation: Operation, live: set[str], position: int) -> None:
-        """Memory for what the operation writes; library calls bring their own, but for one that does nothing else."""
+        """Allocates memory for what the operation writes. Library calls bring their own, except one that only allocates."""
         if isinstance(operation, Extern) and operation.target is not EMPTY:
             live.update(operation.writes())
             return
@@ -146,13 +165,13 @@ class _Schedule:
             self._names.add(name)
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
-        packed = self._find_packed_weight(call)  # before the weight has views in this program
+        packed = self._find_packed_weight(call)  # before this program makes views of the weight
         tensors = tuple(self._passed(tensor, packed) for tensor in call.tensors)
         extents = tuple(packed.symbol if packed and extent == IS_PACKED else extent for extent in call.sizes)
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
 
     def _find_packed_weight(self, call: KernelCall) -> lines.FindPackedWeight | None:
-        """Looks up the packed copy of a weight, if the call passes one; its name is freed after the operation."""
+        """Looks up the packed copy of a weight, if the call passes one. Its name is freed after the operation."""
         weight = call.packed_weight
         if weight is None:
             return None
@@ -163,14 +182,14 @@ class _Schedule:
         return line
 
     def _passed(self, tensor: str | View | PackedWeight, packed: lines.FindPackedWeight | None) -> str:
-        """The name under which a kernel's argument is passed; `packed` has looked up the packed weight among them."""
+        """The name under which a kernel's argument is passed. `packed` has looked up the packed weight among them."""
         if isinstance(tensor, PackedWeight):
             assert packed is not None
             return packed.name
         return self._name(tensor)
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
-        """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""
+        """The name under which a buffer or view is passed. A view that is not a result is freed after the operation."""
         if isinstance(tensor, str):
             return tensor
         buffer = self.program.buffers[tensor.buffer]
@@ -216,15 +235,14 @@ class _Schedule:
 
 
 def _on_its_device(program: Program) -> tuple[Line, ...]:
-    """Makes the program's accelerator current, where it uses one alone: once and not for each kernel, since kernels find their
-    own device. Memory comes from it by the shortest way then."""
+    """Makes the program's accelerator current if it uses exactly one. This is done once rather than per kernel, since
+    kernels find their own device; it makes allocation take its fastest path."""
     used = {buffer.device for buffer in program.buffers.values()} - {torch.device("cpu")}
     return (lines.OnDevice(used.pop()),) if len(used) == 1 else ()
 
 
 def _symbol_names(program: Program) -> set[str]:
-    """Names of all symbols that sizes are made of; those that library calls define show in the sizes of what comes
-    after."""
+    """Names of all symbols in sizes. Symbols that library calls define occur in the sizes of what follows."""
     extents = [e for buffer in program.buffers.values() for e in (*buffer.sizes, *buffer.strides)]
     extents += [item.size for item in program.inputs if item.size is not None]
     own = {s.name for e in extents for s in e.free_symbols}

@@ -1,4 +1,4 @@
-"""What generated Python wrappers call on tensors besides kernels and operators."""
+"""What generated Python wrappers call on tensors, besides kernels and operators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from polytile.wrapper.lines import Argument, CallLibrary
 
 
 def as_declared(result: torch.Tensor | None, strides: tuple[int, ...]) -> torch.Tensor | None:
-    """`result` in the strides that the program was compiled for; a copy where the operator chose others this time, or
-    left the sign of its elements to be changed by whoever reads them. None where the operator left the result undefined
-    (the inverse of `_unique2` on a GPU, when nobody asked for it): its fake form declares a tensor nevertheless."""
+    """`result` with the strides that the program was compiled for.
+
+    Copies the tensor if the operator chose other strides this time, or left its negation pending. Returns None if the
+    operator left the result undefined although its fake form declares a tensor (the inverse of `_unique2` on a GPU,
+    unless requested).
+    """
     if result is None:
         return None
     if result.is_neg():
@@ -29,7 +32,7 @@ def as_declared(result: torch.Tensor | None, strides: tuple[int, ...]) -> torch.
 
 
 def reinterpret_plainly(tensor: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
-    """`reinterpret`, without torch's own form."""
+    """`reinterpret` without torch's own function."""
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
@@ -39,23 +42,24 @@ def _own_form() -> Callable[..., torch.Tensor]:
 
 
 reinterpret = _own_form()
-"""(tensor, sizes, strides, offset) → the same memory under other sizes and strides (elements), offset from the
-tensor's first element. torch's own form, where this version has it, takes half the time of as_strided."""
+"""(tensor, sizes, strides, offset) → the same memory with other sizes and strides (elements), offset from the tensor's
+first element. torch's own function, where this version has it, takes half the time of as_strided."""
 
 
 def current_device(kind: str) -> Callable[[], int]:
-    """What says which device of a kind ("cuda") is current: torch's own form, where it has one, takes a third of the time."""
+    """A function that returns the current device of a kind ("cuda"). torch's own function, where it has one, takes a
+    third of the time."""
     own = getattr(torch._C, f"_{kind}_getDevice", None)
     return own or getattr(torch, kind).current_device
 
 
 SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {torch.ops.aten.bernoulli_.float: mersenne.bernoulli_}
-"""What is called in place of an operator, for the same results."""
+"""Faster replacements of operators, with the same results."""
 
 
 def caller(line: CallLibrary) -> Callable[..., Any]:
-    """What makes a library call in the least time. Tensors have stand-ins, as which function calls an overload depends on the
-    kinds of its arguments alone."""
+    """The fastest function for a library call. Determined with stand-in tensors, since the overload that a function
+    calls depends only on the kinds of its arguments."""
     if type(line.target) is not torch._ops.OpOverload:
         target: Callable[..., Any] = line.target
         return target
@@ -73,7 +77,7 @@ def _stand_in(tensor: torch.Tensor, value: Any) -> Any:
 
 
 def callers(target: Any) -> tuple[Callable[..., Any], ...]:
-    """All that may call an operator, one of which `caller` names. Their order is the same in each process."""
+    """Every function that may call an operator, one of which `caller` returns. Their order is the same in every process."""
     if type(target) is not torch._ops.OpOverload:
         return (target,)
     return (SAME_BUT_FASTER[target],) if target in SAME_BUT_FASTER else forms(target)

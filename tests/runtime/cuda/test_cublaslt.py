@@ -70,7 +70,7 @@ def sizes(kernel: GemmKernel, ints: tuple[int, ...]) -> dict[str, int]:
 def run(candidate: NativeProduct, *args: Any) -> None:
     """A call as the dispatch table makes it."""
     count = len(args) - len(candidate.kernel.tensors)
-    launcher.Dispatcher("product", (0,) * count, lambda key, given: candidate.entry())(*args)
+    launcher.new_dispatcher("product", (0,) * count, lambda key, given: candidate.entry())(*args)
 
 
 def call(kernel: GemmKernel, rank: int, *args: Any) -> None:

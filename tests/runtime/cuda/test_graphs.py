@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polytile.errors import LaunchFailed
 from polytile.ir.program import Buffer
-from polytile.runtime import Dispatcher, background, program, symbols
+from polytile.runtime import Dispatcher, background, new_dispatcher, program, symbols
 from polytile.runtime import compile as compiling
 from polytile.runtime.cuda import driver, graphs, launch
 from polytile.runtime.formula import encode
@@ -68,7 +68,7 @@ def kernel(scratch: tuple[launch.Scratch, ...] = (), overlaps: bool = False) -> 
     def on_error(code: int) -> None:
         launch.failed("kernel", code)
 
-    return Dispatcher("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error)
+    return new_dispatcher("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error)
 
 
 def chain(run: Dispatcher, between: Callable[..., Any] | None = None) -> tuple[lines.Line, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from polytile.candidates import products as templates
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.library.native import AtenProduct
 from polytile.errors import DeviceError
+from polytile.runtime import Dispatcher, PythonDispatcher, launcher
 from polytile.runtime import compile as compiler
-from polytile.runtime import launcher
 from polytile.runtime.cuda import products
 from polytile.schedule.canonical import TensorArg
 from tests.codegen.test_triton_gemm_prologue import lowered
@@ -86,7 +87,7 @@ class Doubled:
             }"""
         library = compiler.compile_c("test_doubled", source).result()
         entry = NativeEntry(library.address("doubled"), keep=library)
-        self.dispatch = launcher.Dispatcher("doubled", (0,), lambda key, args: entry)
+        self.dispatch = launcher.new_dispatcher("doubled", (0,), lambda key, args: entry)
 
     def __call__(self, *args: Any) -> None:
         self.dispatch(*args)
@@ -106,7 +107,7 @@ def test_a_product_and_the_kernel_of_its_epilogue_are_one_call(monkeypatch: pyte
 
     monkeypatch.setattr(AtenProduct, "_apart", counted)
     entry = AtenProduct(fused, Doubled(), CPU).entry()  # type: ignore[arg-type]
-    call = launcher.Dispatcher("both", (0,) * 11, lambda key, args: entry)
+    call = launcher.new_dispatcher("both", (0,) * 11, lambda key, args: entry)
     for m in (5, 5, 3, 0, 64):
         x, y, _ = operands(kernel, 1, m, 7, 9)
         out = torch.full((m, 7), float("nan"))
@@ -128,8 +129,8 @@ def test_what_c_cannot_call_is_called_through_python(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(c, x @ y)
 
 
-@pytest.mark.parametrize("kind", [launcher.Dispatcher, launcher.PythonDispatcher])
-def test_what_a_native_kernel_declines_its_callable_takes(kind: type[launcher.Dispatcher]) -> None:
+@pytest.mark.parametrize("kind", [launcher.new_dispatcher, PythonDispatcher])
+def test_what_a_native_kernel_declines_its_callable_takes(kind: Callable[..., Dispatcher]) -> None:
     kernel = product(torch.int8, out=torch.int32)
     x, y, c = operands(kernel, 2, 3, 4, 5)
     plan = products.AtenPlan(AtenProduct(kernel, None, CPU).product, -1)

@@ -1,4 +1,4 @@
-"""Values of a loop as lines of C++: one local variable a node, named as in the loop's own text, emitted once a scope."""
+"""Values of a loop as lines of C++: one local variable per node, named as in the loop's own text, emitted once per scope."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from polytile.schedule.nest import Nest
 
 @dataclass
 class Scope:
-    """Lines of one C++ scope and the names of the values known in it, its own and those of the scopes around it. `leave` is
-    the statement that gives up on the scope's point when a run-time check fails."""
+    """Lines of one C++ scope, and the names of the values known in it: its own and those of enclosing scopes. `leave`
+    is the statement that abandons the scope's point when a run-time check fails."""
 
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -33,16 +33,17 @@ class Scope:
 
 
 def always(text: str) -> Callable[[Scope], str]:
-    """How to make a value that is `text` in every scope."""
+    """An emitter override whose value is `text` in every scope."""
     return lambda scope: text
 
 
 class Body(Emitter[Scope]):
-    """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
+    """Emits nodes as C++.
 
-    `destinations` says where stores put whole vectors of values for the schedule to write; `streamed` has the non-temporal
-    stores, by id. `adder` is the name of the function for accumulating stores. In every scope that vectors are emitted to, `tail`
-    and `n` are the tail tag and the number of live lanes.
+    `lanes` is the C++ text of the vector's lane count; uniform values are one-lane vectors. `destinations` maps stores
+    to the buffers that receive their whole vectors, for the schedule to write out. `streamed` holds the ids of
+    non-temporal stores. `adder` names the function of accumulating stores. In every scope that receives vectors, `tail`
+    is the tail tag and `n` the number of live lanes.
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
@@ -62,7 +63,7 @@ class Body(Emitter[Scope]):
         return self.nest.operands(node)
 
     def _one(self, node: Node, scope: Scope) -> str:
-        """Declares the node's variable, unless its text is as good."""
+        """Declares the node's variable, except for constants, which are inlined."""
         kind = text.value_type(node.dtype)
         if isinstance(node, Const):
             return f"splat<{kind}, {self.lanes_of(node)}>({text.number(node.value, node.dtype)})"
@@ -78,7 +79,7 @@ class Body(Emitter[Scope]):
         return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
 
     def operand(self, node: Node, lanes: str, scope: Scope) -> str:
-        """`node`'s value as a vector of `lanes` lanes."""
+        """The value of `node` as a vector of `lanes` lanes."""
         name = self.emit(node, scope)
         if lanes == self.lanes_of(node):
             return name
@@ -86,12 +87,12 @@ class Body(Emitter[Scope]):
         return f"splat<{kind}, {lanes}>({self.scalar(node, scope)})"
 
     def scalar(self, node: Node, scope: Scope) -> str:
-        """The value of a uniform node as a plain number."""
+        """The value of a uniform node as a scalar."""
         name = self.emit(node, scope)
         return text.number(node.value, node.dtype) if isinstance(node, Const) else f"{name}[0]"
 
     def mask(self, node: Node | None, scope: Scope) -> str | None:
-        """A uniform condition as a C++ one; None where there is none."""
+        """A uniform condition as C++; None if there is none."""
         return None if node is None else f"{self.scalar(node, scope)} != 0"
 
     def _index_value(self, node: Index) -> str:
@@ -102,22 +103,22 @@ class Body(Emitter[Scope]):
         return vector if kind == "i64" else f"cast<{kind}>({vector})"
 
     def _checked(self, node: Op, scope: Scope) -> str:
-        """A negative index counts from the end; where one is out of range the check's number is noted and the point is
-        left before the index is used."""
+        """Emits an index check. Negative indices count from the end. If an index is out of range, the check's number is
+        recorded and the point abandoned before the index is used."""
         lanes = self.lanes_of(node)
         index, size = (self.operand(a, lanes, scope) for a in node.args)
         self._check(f"out_of_range<{lanes}>({index}, {size}", node, scope)
         return f"from_end<{lanes}>({index}, {size})"
 
     def _divisor(self, node: Op, scope: Scope) -> str:
-        """The point is left before 0 divides anything."""
+        """Emits a divisor check, which abandons the point before a division by 0."""
         lanes = self.lanes_of(node)
         divisor = self.operand(node.args[0], lanes, scope)
         self._check(f"any_zero<{lanes}>({divisor}", node, scope)
         return divisor
 
     def _check(self, test: str, node: Op, scope: Scope) -> None:
-        """`test` is a call up to its last argument of this check's own."""
+        """`test` is a call without its closing arguments and parenthesis."""
         count = "n" if self.lanes_of(node) != "1" else "1"
         number = self._checks[id(checks.against(node))]
         scope.lines.append(f"if ({test}, {count}, {number}, error)) {scope.leave}")
@@ -130,7 +131,7 @@ class Body(Emitter[Scope]):
     def indirect(
         self, nodes: tuple[Node, ...], index: sympy.Expr, scope: Scope
     ) -> tuple[sympy.Expr, dict[sympy.Symbol, str]]:
-        """`index` with its uniform stand-in symbols bound to C++ variables, and the texts of the vector ones."""
+        """Replaces the uniform indirect symbols of `index` by C++ variables; returns it with the texts of the vector ones."""
         bound: dict[sympy.Symbol, sympy.Expr] = {}
         vectors: dict[sympy.Symbol, str] = {}
         for k, node in enumerate(nodes):
@@ -143,7 +144,7 @@ class Body(Emitter[Scope]):
         return sizes.substitute(index, bound), vectors
 
     def bound(self, value: str, scope: Scope) -> str:
-        """The name of a variable of `scope` that holds the integer of this text."""
+        """Declares an integer variable in `scope` with this value and returns its name."""
         name = f"at{self._bound}"  # a name like i64 would hide the type
         self._bound += 1
         scope.lines.append(f"const long {name} = {value};")

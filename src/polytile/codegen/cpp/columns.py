@@ -1,11 +1,11 @@
-"""Reductions and scans down columns: every lane has a column of its own, the reduced axes run serially.
+"""Reductions and scans down columns: each lane owns a column, and the reduced axes run serially.
 
-Work is cut into tiles of four vectors of columns; the last tile of a row goes vector by vector. What happens to one vector
-stands in lambdas: pass{k} at a point of the reduced axes, state{k} once k passes are over.
+Work is split into tiles of four vectors of columns; the end of a row is done vector by vector. Lambdas hold the code
+for one vector: pass{k} for a point of the reduced axes, state{k} for the code after k passes.
 
-looped   every thread has tiles of its own
-split    all threads together go through each tile, dividing its rows, with a barrier between passes
-short    a column is a row of the loop (`short`): tiles are one vector wide, and what lies along rows is transposed
+looped   each thread owns tiles
+split    all threads share each tile and divide its rows, with a barrier between passes
+short    columns are the loop's rows (`short`): tiles are one vector wide, and accesses along rows are transposed
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polytile.schedule.nest import is_result
 
 
 def whole_columns(unit: Unit, out: Writer) -> None:
-    """Tiles divided over threads."""
+    """Divides the tiles over threads."""
     if unit.loop.threads is Threads.NOTHING:
         out.line("threads = 1;")
     tile = _Tile(unit)
@@ -39,7 +39,7 @@ def whole_columns(unit: Unit, out: Writer) -> None:
 
 
 def split_columns(unit: Unit, out: Writer) -> None:
-    """The rows of each tile divided over threads. What they share is the calling thread's."""
+    """Divides the rows of each tile over threads. Shared data belongs to the calling thread."""
     tile = _Tile(unit)
     tile.declare(out)
     for one in unit.loop.passes:
@@ -51,7 +51,7 @@ def split_columns(unit: Unit, out: Writer) -> None:
 
 
 def short_rows(unit: Unit, out: Writer) -> None:
-    """Groups of L rows divided over threads."""
+    """Divides groups of L rows over threads."""
     tile = _Tile(unit)
     tile.declare(out)
     with unit.parallel(out):
@@ -61,7 +61,7 @@ def short_rows(unit: Unit, out: Writer) -> None:
 
 
 def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
-    """All tiles from `begin` to `end`, numbered through the outer axes."""
+    """Iterates over the tiles from `begin` to `end`, numbered through the outer axes."""
     outer = unit.nest.outer
     if outer:
         out.line(f"long number = {begin} % tiles;")
@@ -76,7 +76,7 @@ def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
 
 
 class _Tile:
-    """The code of one tile."""
+    """Generates the code of one tile."""
 
     def __init__(self, unit: Unit) -> None:
         self.nest, self.body, self.passes = unit.nest, unit.body, unit.loop.passes
@@ -86,25 +86,25 @@ class _Tile:
 
     @cached_property
     def state(self) -> list[Node]:
-        """Vector values outside the passes that a later lambda needs: fields of State."""
+        """Vector values outside the passes that a later lambda needs: the fields of State."""
         needed: set[int] = set()
         for user, children in self._uses():
             needed |= {id(c) for c in children if user is None or user != self._home(c)}
         return [n for n in self.nest.nodes if id(n) in needed and self._home(n) is not None]
 
     def _home(self, node: Node) -> int | None:
-        """k of the lambda state{k} that makes the value; None if none does."""
+        """Index k of the lambda state{k} that computes the value; None if none does."""
         outside = not isinstance(node, Const) and not self.nest.in_pass(node) and self.nest.is_vector(node)
         return self.nest.passes_before(node) if outside else None
 
     def _uses(self) -> list[tuple[int | None, tuple[Node, ...]]]:
-        """(k, values) that state{k} needs, with None for a pass."""
+        """(k, values needed by state{k}), with k None for a pass."""
         needs = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
         needs += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
         return needs + [(None, s.roots) for one in self.passes for s in one.stores]
 
     def declare(self, out: Writer) -> None:
-        """Sizes, accumulators, State."""
+        """Emits sizes, accumulators and State."""
         width = f"{self.width} * L"
         out.line(f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {width} - 1) / ({width});")
         out.line(
@@ -145,7 +145,7 @@ class _Tile:
         out.close()
 
     def _known(self, uniform: Scope, values: int, results: int, leave: str = "return;") -> Scope:
-        """What is known of a column: values made in state lambdas before number `values`, results of `results` passes."""
+        """The scope of a column: values of the state lambdas before number `values`, and the results of `results` passes."""
         scope = Scope([], dict(uniform.names), leave)
         for node in self.state:
             passes = self.nest.passes_before(node)
@@ -158,7 +158,7 @@ class _Tile:
         return f"auto tail, const long {self.nest.vec.symbol}, const long n, State& s"
 
     def _pass(self, out: Writer, uniform: Scope, one: Pass) -> None:
-        """The lambda pass{k}: what a pass does at one point of the reduced axes."""
+        """Emits the lambda pass{k}: the code of a pass at one point of the reduced axes."""
         k = one.number
         scope = self._known(uniform, k + 1, k)
         self._prepare_tiles(k)
@@ -176,8 +176,8 @@ class _Tile:
     # transposed rows --------------------------------------------------------------------------------------------------
 
     def scratch(self, out: Writer) -> None:
-        """A tile for every value that is transposed or cached, with room for whole squares. They stand one behind the other: at
-        distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
+        """Allocates a tile for each value that is transposed or cached, rounded up to whole squares. Tiles are
+        adjacent: at distances close to a multiple of 4 KiB, a load would stall on an earlier store to another tile."""
         length = text.index(self.nest.loop.reduced[0].size)
         values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
         if not values:
@@ -206,7 +206,7 @@ class _Tile:
         return f"{self._tile_of(what)} + {self.nest.loop.reduced[0].symbol} * L"
 
     def _prepare_tiles(self, k: int) -> None:
-        """Tells the body what is in tiles when pass k runs."""
+        """Registers the values that are in tiles when pass k runs."""
         if self.transposed is None:
             return
         for node in (*self.transposed.loads, *(n for n, first in self.transposed.cached.items() if first < k)):
@@ -220,8 +220,8 @@ class _Tile:
                 kind = text.value_type(node.dtype)
                 scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
 
-    def _turn(self, out: Writer, function: str, access: Load | Store) -> None:
-        """One call that transposes what `access` goes through between memory and its tile."""
+    def _transpose(self, out: Writer, function: str, access: Load | Store) -> None:
+        """Emits a call that transposes the elements of `access` between memory and their tile."""
         vec, row = self.nest.vec.symbol, self.nest.loop.reduced[0]
         index = sympy.expand(access.index.xreplace({vec: sympy.Symbol("column", integer=True), row.symbol: sizes.ZERO}))
         value = access if isinstance(access, Load) else access.value
@@ -239,7 +239,7 @@ class _Tile:
         return [n for n in self.state if self._home(n) == k]
 
     def _state(self, out: Writer, uniform: Scope, k: int) -> None:
-        """The lambda state{k}; left out where it would do nothing."""
+        """Emits the lambda state{k}, unless it would be empty."""
         stores = self.nest.row_stores(k)
         if not self._fields(k) and not stores:
             return
@@ -269,14 +269,14 @@ class _Tile:
                     scope.lines.append(f"{scope.names[id(node)]} = {value};")
 
     def _checks(self, k: int) -> bool:
-        """Whether state{k} checks an index or a divisor, and so may give up on its columns."""
+        """Whether state{k} checks an index or a divisor, and so may abandon its columns."""
         return any(expr.is_check(n) and self._home(n) == k for n in self.nest.nodes)
 
     # the lambdas in turn -----------------------------------------------------------------------------------------------
 
     def _run(self, out: Writer) -> None:
         for load in self.transposed.loads if self.transposed else ():
-            self._turn(out, "load_tiles", load)
+            self._transpose(out, "load_tiles", load)
         out.line("Slots<State, width.value> states;")
         self._call_state(out, 0)
         for one in self.passes:
@@ -289,7 +289,7 @@ class _Tile:
                     out.line(f"put_together(totals, (Slots<Acc{k}, {COLUMNS}>*)all{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
         for store in self.transposed.stores if self.transposed else ():
-            self._turn(out, "store_tiles", store)
+            self._transpose(out, "store_tiles", store)
 
     def _call_state(self, out: Writer, k: int) -> None:
         if not self._fields(k) and not self.nest.row_stores(k):
@@ -302,8 +302,9 @@ class _Tile:
             out.line(f"each({both}, {head} {{ {call}; }});")
 
     def _loops(self, out: Writer, one: Pass) -> None:
-        """The loops over the reduced axes around a pass. A scan runs in one go, its carries in the totals; else running
-        values are folded into the totals block by block, along the axis that the pass cuts (Pass.cut)."""
+        """Emits the loops over the reduced axes around a pass. A scan runs in one go, with its carries in the totals.
+        Otherwise running values are folded into the totals block by block, along the axis that the pass cuts
+        (Pass.cut)."""
         reduced, k = self.nest.loop.reduced, one.number
         cut = next(i for i, axis in enumerate(reduced) if axis is one.cut)
         size, name = domain.count([reduced[cut]]), reduced[cut].symbol

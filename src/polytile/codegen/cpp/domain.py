@@ -1,4 +1,4 @@
-"""Axes in C++: how many points, the point at a flat position, the next point."""
+"""Iteration spaces in C++: the number of points, the point at a flat position, and the next point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from polytile.ir.program import Axis
 
 
 def count(axes: Iterable[Axis]) -> str:
-    """The number of points, as one factor."""
+    """Number of points, as a single factor."""
     product = text.index(sizes.product([a.size for a in axes]))
     return product if product.isalnum() else f"({product})"
 
 
 def place(out: Writer, axes: Sequence[Axis], flat: str) -> None:
-    """Variables of the axes at the flat position `flat`."""
+    """Declares the axes' variables at the flat position `flat`."""
     if not axes:
         return
     if len(axes) == 1:
@@ -31,7 +31,7 @@ def place(out: Writer, axes: Sequence[Axis], flat: str) -> None:
 
 
 def advance(out: Writer, axes: Sequence[Axis]) -> None:
-    """To the next point, without division."""
+    """Advances to the next point, without division."""
     if not axes:
         return
     for axis in reversed(axes[1:]):
@@ -43,6 +43,6 @@ def advance(out: Writer, axes: Sequence[Axis]) -> None:
 
 
 def share(out: Writer, total: str) -> None:
-    """begin and end of this thread's part of `total` items; a thread without any leaves."""
+    """Declares begin and end of this thread's share of `total` items; a thread with an empty share returns."""
     out.line(f"const long begin = {total} * thread / workers, end = {total} * (thread + 1) / workers;")
     out.line("if (begin == end) return;")

@@ -1,4 +1,4 @@
-"""Index expressions as vectors of i64, one index for each lane."""
+"""Index expressions as vectors of i64, one index per lane."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polytile.ir import sizes
 
 
 def index_vector(e: sympy.Expr, vec: sympy.Symbol, lanes: str, indirect: Mapping[sympy.Symbol, str]) -> str:
-    """C++ for the indices of all lanes: the axis `vec` counts up along them, and each symbol of `indirect` is a vector with
-    that text. It divides as Python does (see codegen/index_text.py). Raises LoweringError for an expression without a C++
-    form."""
+    """C++ for the indices of all lanes: the axis `vec` increases along the lanes, and each symbol of `indirect` is a
+    vector with that text. Divides as Python does (see codegen/index_text.py). Raises LoweringError for an expression
+    that has no C++ form."""
     step = None if e.free_symbols & indirect.keys() else sizes.coefficient(e, vec)
     if step == 0:
         return f"splat<i64, {lanes}>({text.index(e)})"
@@ -27,7 +27,7 @@ def index_vector(e: sympy.Expr, vec: sympy.Symbol, lanes: str, indirect: Mapping
 
 
 class _Vector:
-    """An index expression that is not linear in the vector axis, as arithmetic on vectors."""
+    """An index expression that is not linear in the vector axis, as vector arithmetic."""
 
     def __init__(self, vec: sympy.Symbol, lanes: str, indirect: Mapping[sympy.Symbol, str]) -> None:
         self.vec, self.lanes, self.indirect = vec, lanes, indirect

@@ -1,4 +1,4 @@
-"""Whole C++ kernels for loops: a ScheduledLoop (schedule/cpu/scheduled.py) as text."""
+"""Complete C++ kernels for loops: prints a ScheduledLoop (schedule/cpu/scheduled.py)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,38 @@ EMITTERS: dict[tuple[Form, Share, Lanes], Emitter] = {
     (Form.COLUMN, Share.PROGRAM, Lanes.ACROSS): short_rows,
     (Form.COLUMN, Share.CLUSTER, Lanes.ALONG): split_columns,
 }
-"""What writes the loops of a layout, by who shares a row and which points are lanes; rows side by side in lanes are columns."""
+"""Emits the loop nest of a form, by who shares a row or column and along which points the lanes run. Rows side by side
+in lanes are columns."""
 
 
 def generate(kernel: LoopKernel, schedule: CpuSchedule, name: str, vector_bytes: int) -> str:
-    """The translation unit of a kernel after `apply_rewrites`, under `schedule`, with the entry point `name`, for vectors of
-    `vector_bytes` bytes. Raises LoweringError where some operation has no C++ form.
+    """Generates the translation unit of a kernel.
 
-    apply_schedule   what the schedule makes of the loop: its vectors, caches, threads and passes, as data
-    Unit             writes the loop's values
-    EMITTERS         write the loops around them
-    Unit.source      puts the function with its arguments around that, and ahead of it what of the prelude it uses
+        apply_schedule   applies the schedule: vectors, caches, threads and passes of the loop, as data
+        Unit             emits the loop's values
+        EMITTERS         emit the loops around them
+        Unit.source      adds the function with its arguments, and the parts of the prelude that it uses
+
+    Parameters
+    ----------
+    kernel : LoopKernel
+        A kernel after `apply_rewrites`.
+    schedule : CpuSchedule
+        The schedule to apply.
+    name : str
+        Name of the entry point.
+    vector_bytes : int
+        Bytes per vector register.
+
+    Returns
+    -------
+    str
+        The source text.
+
+    Raises
+    ------
+    LoweringError
+        If an operation has no C++ form.
     """
     loop = apply_schedule(kernel, schedule)
     debug.show(4, lambda: f"{printer.loop_text(kernel.loop)}\n{loop.text}")

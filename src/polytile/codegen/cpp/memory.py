@@ -1,4 +1,4 @@
-"""Loads and stores as C++: uniform, contiguous, strided, gathered or scattered, under a mask or not."""
+"""Loads and stores in C++: uniform, contiguous, strided, gathered or scattered, masked or not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from polytile.codegen.cpp.body import Body, Scope
 
 SHUFFLED = (-1, 2, 3, 4, 5, 6, 7, 8)
-"""Distances of lanes that contiguous vectors and shuffles serve (support/every.h)."""
+"""Strides served by contiguous vectors and shuffles (support/every.h)."""
 
 PLAIN, ATOMIC = "add_plain", "atomic_add"  # functions that add to one element
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
-    """The value of a load; a bool comes as a mask."""
+    """The value of a load; a bool becomes a mask."""
     kind = text.value_type(node.dtype)
     if node.mask is not None and body.nest.is_vector(node.mask):
         value = _under_vector_mask(body, node, scope)
@@ -74,8 +74,8 @@ def from_tile(node: Load, tile: str) -> str:
 
 
 def pointer(body: Body, node: Load) -> str:
-    """The buffer, as a pointer to what the node's type lies in memory as: a load of another type of the same width reads
-    the stored bits as that type."""
+    """The buffer as a pointer to the node's storage type. A load of another type of the same width reinterprets the
+    stored bits."""
     stored = body.kernel.storage(node.buffer)
     if node.dtype == compute_dtype(stored) or node.dtype.itemsize != stored.itemsize:
         return node.buffer
@@ -83,7 +83,7 @@ def pointer(body: Body, node: Load) -> str:
 
 
 def store(body: Body, store: Store, scope: Scope) -> None:
-    """Adds the line of one store, whose values the scope knows."""
+    """Emits one store, whose values are known in the scope."""
     if id(store) in body.destinations:
         kind, value = text.value_type(store.value.dtype), _value(body, store, body.lanes, scope)
         scope.lines.append(f"store<{kind}, {kind}, {body.lanes}>({body.destinations[id(store)]}, {value});")
@@ -102,14 +102,14 @@ def store(body: Body, store: Store, scope: Scope) -> None:
 
 
 def _whole_vector(body: Body, store: Store, step: sympy.Expr, masked: bool) -> bool:
-    """Whether lanes, whose elements lie `step` apart, are stored together."""
+    """Whether lanes whose elements are `step` apart are stored together."""
     if store.mode != "set":
         return step == 1 and not masked and body.adder != ATOMIC
     return not masked or step == 1
 
 
 def _once_for_all_lanes(body: Body, store: Store) -> bool:
-    """Whether a store of one value to one element need not be repeated for each lane's point."""
+    """Whether a store of one value to one element may happen once rather than per lane."""
     return store.mode == "set" or (body.nest.form is Form.ROW and not element_level(body.nest.loop, store))
 
 
@@ -145,7 +145,7 @@ def _vector_store(body: Body, store: Store, index: sympy.Expr, step: sympy.Expr,
 def _lane_store(
     body: Body, store: Store, index: sympy.Expr, vectors: dict[sympy.Symbol, str], masked: bool, scope: Scope
 ) -> str:
-    """Lane after lane, in order: lanes may share an element."""
+    """Stores lane after lane, in order, since lanes may share an element."""
     lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder
     live = body.emit(store.mask, scope) if masked and store.mask is not None else f"splat<i32, {lanes}>(-1)"
     at, value = body.index_vector(index, vectors), _value(body, store, lanes, scope)

@@ -1,5 +1,8 @@
-"""C++ text of every IR operation: {0}, {1}, ... are vector operands, {T} the result's element type, {L} the lane count. Masks
-(bool) are vectors of i32 with lanes 0 or -1; comparisons give them through `mask_to<i32>`."""
+"""C++ text of every IR operation: {0}, {1}, ... are vector operands, {T} is the result's element type, {L} the lane
+count.
+
+Masks (bool) are vectors of i32 with lanes 0 or -1; comparisons produce them through `mask_to<i32>`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ ON_MASKS: dict[str, str] = {
     "eq": "~({0} ^ {1})", "ne": "{0} ^ {1}", "lt": "~{0} & {1}", "le": "~{0} | {1}", "gt": "{0} & ~{1}", "ge": "{0} | ~{1}",
     "abs": "{0}", "sign": "{0}", "signbit": "{0} ^ {0}",
 }  # fmt: skip
-"""What arithmetic and comparisons mean for operands that are masks."""
+"""Arithmetic and comparisons on operands that are masks."""
 
 
 def text(node: Op, args: list[str], lanes: str) -> str:
@@ -50,7 +53,7 @@ def text(node: Op, args: list[str], lanes: str) -> str:
 
 
 def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
-    """The value `arg` of type `source` as one of type `target`."""
+    """Converts the value `arg` from type `source` to type `target`."""
     if source == target:
         return arg
     if target == torch.bool:

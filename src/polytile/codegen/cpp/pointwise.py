@@ -1,8 +1,8 @@
 """Pointwise loops.
 
-plain      the points of all axes, in order, are divided over threads; every stretch of the vector axis is one sweep
+plain      the points of all axes, in order, are divided over threads; each stretch of the vector axis is one sweep
 streamed   the same, with non-temporal stores
-scattered  stores may meet: each thread owns a range of one axis and goes through the others in order
+scattered  stores may collide: each thread owns a range of one axis and iterates over the others in order
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polytile.schedule.cpu.scheduled import Threads
 
 
 def pointwise(unit: Unit, out: Writer) -> None:
-    """The kernel's work, as threads divide it."""
+    """Emits the kernel's work, divided over threads."""
     if unit.loop.threads is Threads.POINTS:
         _plain(unit, out)
     elif unit.loop.owner is unit.nest.vec:
@@ -48,7 +48,7 @@ def _plain(unit: Unit, out: Writer) -> None:
 
 
 def _end(unit: Unit, out: Writer) -> None:
-    """After a thread's last store."""
+    """Emits the fence after a thread's last store."""
     if unit.body.streamed:
         out.line("stream_fence();")
 
@@ -64,7 +64,7 @@ def _owned_columns(unit: Unit, out: Writer) -> None:
 
 
 def _owned_points(unit: Unit, out: Writer, owner: Axis | None) -> None:
-    """Each thread owns a range of an outer axis; without an owner one thread does everything."""
+    """Each thread owns a range of an outer axis; without an owner, one thread does everything."""
     rest = tuple(a for a in unit.nest.outer if a is not owner)
     out.line(f"const long first = 0, last = {text.index(unit.nest.vec.size)}, total = {domain.count(rest)};")
     if owner is None:
@@ -80,7 +80,7 @@ def _owned_points(unit: Unit, out: Writer, owner: Axis | None) -> None:
 
 
 def _points(unit: Unit, out: Writer, axes: tuple[Axis, ...], total: str) -> None:
-    """All points of `axes` in order, each with a sweep of [first, last)."""
+    """Iterates over all points of `axes` in order, with a sweep of [first, last) at each."""
     domain.place(out, axes, "0")
     with out.block(f"for (long item = 0; item < {total}; ++item) {{"):
         _sweep(unit, out)
@@ -88,7 +88,7 @@ def _points(unit: Unit, out: Writer, axes: tuple[Axis, ...], total: str) -> None
 
 
 def _sweep(unit: Unit, out: Writer) -> None:
-    """Values that are the same for all lanes, then the sweep of [first, last) of the vector axis."""
+    """Emits the uniform values, then the sweep of [first, last) of the vector axis."""
     state = Scope()
     for node in unit.nest.row_values:
         unit.body.emit(node, state)

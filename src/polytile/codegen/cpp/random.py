@@ -1,7 +1,8 @@
-"""Uniform random numbers in runs: four neighbours are the words of one counter (see ir/philox.py), which is computed once.
+"""Uniform random numbers in runs: four consecutive numbers are the words of one counter (see ir/philox.py), computed
+once.
 
-A vector's numbers are a run where its lanes count the offset up in steps of 1. So that a register of counters makes whole
-vectors, such a loop's vectors are four registers wide.
+A vector's numbers form a run if its lanes advance the offset in steps of 1. So that a register of counters yields whole
+vectors, such a loop uses vectors of four registers.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from polytile.schedule.nest import Form, Nest
 if TYPE_CHECKING:
     from polytile.codegen.cpp.body import Body, Scope
 
-WORDS = 4  # numbers of one counter
-MOST_LANES = 64  # of a vector in C++
+WORDS = 4  # numbers per counter
+MOST_LANES = 64  # of a C++ vector
 
 
 def run_lanes(nest: Nest, lanes: int) -> int:
-    """How many lanes a loop that goes along its vector axis has, where a register has `lanes`."""
+    """Lanes of a loop that runs along its vector axis, for registers of `lanes` lanes."""
     along = nest.form in (Form.POINTWISE, Form.ROW) and not nest.scans
     return min(WORDS * lanes, MOST_LANES) if along and any(_is_run(nest, n) for n in nest.needed) else lanes
 

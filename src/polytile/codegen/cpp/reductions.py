@@ -1,4 +1,4 @@
-"""C++ of reductions: the running values of a pass, how a vector enters them, and what comes out."""
+"""Reductions in C++: the running values of a pass, their update by a vector, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOWHERE = "9223372036854775807L"  # the index of an extreme that no element has 
 
 @dataclass(frozen=True)
 class Single:
-    """A reduction of one result: how two values combine ({0}, {1}), and the lanes of a vector."""
+    """A reduction with one result: how to combine two values ({0}, {1}), and how to combine the lanes of a vector."""
 
     combine: str
     across: str
@@ -37,7 +37,7 @@ ARG = {"argmax": "true", "argmin": "false"}  # whether the greater value wins
 
 @dataclass(frozen=True)
 class Running:
-    """A reduction in the accumulator of its pass: field `name` there, with `name`_at for the index of an extreme."""
+    """A reduction's slot in the accumulator of its pass: field `name`, and `name`_at for the index of an extreme."""
 
     reduce: Reduce
     name: str
@@ -56,7 +56,7 @@ class Running:
 
 
 def identity(kind: str, dtype: torch.dtype) -> str:
-    """The value that changes nothing, as a literal."""
+    """The neutral element, as a literal."""
     if kind in ("max", "argmax"):
         return text.number(-float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
     if kind in ("min", "argmin"):
@@ -72,8 +72,8 @@ def running(reduces: Sequence[Reduce]) -> list[Running]:
 
 
 def accumulator(name: str, reduces: Sequence[Reduce], carries: Sequence[str] = ()) -> Iterator[str]:
-    """The struct of a pass's running values, starting at the identity; `merge` folds in another one of the same pass.
-    `carries` are further members."""
+    """Declares the struct of a pass's running values, initialised to the neutral elements; `merge` folds in another
+    instance. `carries` are further members."""
     yield f"struct {name} {{"
     for r in running(reduces):
         yield f"  V<{r.kind}, L> {r.name} = splat<{r.kind}, L>({r.start});"
@@ -92,7 +92,7 @@ def _merge(r: Running) -> str:
 
 
 def update(r: Running, body: Body, scope: Scope, masked: bool) -> None:
-    """Lines that let the current vector into the accumulator `acc`; `masked`: lanes past the end must not count."""
+    """Emits the update of the accumulator `acc` by the current vector. `masked` excludes lanes past the end."""
     value = body.operand(r.reduce.args[0], body.lanes, scope)
     if masked:
         value = f"keep<{r.kind}, L>(tail, {value}, {r.start}, n)"
@@ -106,7 +106,7 @@ def update(r: Running, body: Body, scope: Scope, masked: bool) -> None:
 
 
 def results(r: Running, nest: Nest, acc: str, across: bool) -> Iterator[tuple[Node, str]]:
-    """(node, text) of what the reduction gives from accumulator `acc`: across lanes, or lane by lane."""
+    """(node, text) for each result of the reduction in accumulator `acc`: combined across lanes, or per lane."""
     member = f"{acc}.{r.name}"
     if r.reduce.kind not in ARG:
         yield r.reduce, SINGLE[r.reduce.kind].across.format(member) if across else member

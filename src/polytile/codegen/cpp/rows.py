@@ -1,7 +1,7 @@
-"""Reductions and scans along rows: vectors run along a reduced axis, and lanes are put together at the end of each pass.
+"""Reductions and scans along rows: vectors run along a reduced axis, and lanes are combined at the end of each pass.
 
-looped, persistent   every thread has rows of its own
-split                all threads together go through each row, with a barrier between passes
+looped, persistent   each thread owns rows
+split                all threads share each row, with a barrier between passes
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polytile.schedule.cpu.scheduled import Pass, Threads
 
 
 def whole_rows(unit: Unit, out: Writer) -> None:
-    """Rows divided over threads."""
+    """Divides the rows over threads."""
     if unit.loop.threads is Threads.NOTHING:
         out.line("threads = 1;")
     with unit.parallel(out):
@@ -31,7 +31,7 @@ def whole_rows(unit: Unit, out: Writer) -> None:
 
 
 def split_rows(unit: Unit, out: Writer) -> None:
-    """Each row divided over threads. What they share is the calling thread's."""
+    """Divides each row over threads. Shared data belongs to the calling thread."""
     nest = unit.nest
     out.line(f"const long rows = {domain.count(nest.outer)};")
     _cache_rows(unit, out, LEAVE_KERNEL)
@@ -53,7 +53,7 @@ def split_rows(unit: Unit, out: Writer) -> None:
 
 
 def _cache_rows(unit: Unit, out: Writer, leave: str) -> None:
-    """Room for the cached values of one row."""
+    """Allocates the buffers for one row's cached values."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
     for node in unit.loop.cached:
         if node not in unit.loop.homes:
@@ -69,7 +69,7 @@ def _accumulator(out: Writer, one: Pass) -> None:
 
 
 def _row(unit: Unit, out: Writer) -> None:
-    """One row: its own values, then pass after pass."""
+    """Emits one row: its own values, then the passes."""
     scope = Scope()
     for one in unit.loop.passes:
         _row_values(unit, out, scope, one.number)
@@ -79,7 +79,7 @@ def _row(unit: Unit, out: Writer) -> None:
 
 
 def _row_values(unit: Unit, out: Writer, scope: Scope, k: int) -> None:
-    """What is known once k passes are over, and its stores."""
+    """Emits the row values known after k passes, and their stores."""
     for node in unit.nest.row_values:
         if unit.nest.passes_before(node) == k:
             unit.body.emit(node, scope)
@@ -123,8 +123,8 @@ def _pass(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
 
 
 def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
-    """Runs a pass over the row: loops over the inner axes around the sweep of the vector axis. Threads that share a row
-    have ranges of the axis that the pass cuts (Pass.cut)."""
+    """Emits a pass over the row: loops over the inner axes around the sweep of the vector axis. Threads that share a
+    row own ranges of the axis that the pass cuts (Pass.cut)."""
     inner, vec, split = unit.nest.inner, unit.nest.vec, unit.loop.schedule.shared
     for axis in inner:
         name, size = axis.symbol, domain.count([axis])
@@ -150,7 +150,7 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
 
 
 def _pass_lines(unit: Unit, scope: Scope, one: Pass) -> list[str]:
-    """What a pass does with one vector."""
+    """Emits a pass's code for one vector."""
     body, inner = unit.body, scope.inner()
     body.overrides = {id(n): always(_from_row(unit, n)) for n in one.takes}
     scans.prepare(unit.nest, body, column=False)
@@ -169,13 +169,13 @@ def _from_row(unit: Unit, node: Node) -> str:
 
 
 def _place(unit: Unit, node: Node) -> str:
-    """Where the cached value of the current element is."""
+    """Address of the current element's cached value."""
     home = unit.loop.homes.get(node)
     return f"{_cached(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
 
 
 def _position(unit: Unit) -> str:
-    """Flat position in the row of the current element."""
+    """Flat position of the current element in its row."""
     position: sympy.Expr = unit.nest.vec.symbol
     stride = unit.nest.vec.size
     for axis in reversed(unit.nest.inner):
@@ -185,7 +185,8 @@ def _position(unit: Unit) -> str:
 
 
 def _carry_of_share(unit: Unit, out: Writer, scope: Scope) -> None:
-    """Before the scan of a split row: every thread totals its share, then starts from the total of the shares before it."""
+    """Emits the code before the scan of a split row: each thread totals its share, then starts from the total of the
+    preceding shares."""
     (only,), (scan,) = unit.loop.passes, unit.nest.scans
     kind, carry = text.value_type(scan.args[0].dtype), scans.carry_name(unit.nest, scan)
     vec = unit.nest.vec.symbol

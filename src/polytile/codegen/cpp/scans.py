@@ -1,4 +1,4 @@
-"""C++ of scans: the inclusive prefix of a row, vector after vector with a carry, or of every column at once."""
+"""Scans in C++: the inclusive prefix of a row, vector by vector with a carry, or of every column at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def carry_name(nest: Nest, scan: Scan) -> str:
 
 
 def carries(nest: Nest, scan: Scan, lanes: str) -> list[str]:
-    """Declarations of a scan's running values, of `lanes` lanes, at their start."""
+    """Declares a scan's running values of `lanes` lanes, initialised."""
     kind, name = _kind(scan), carry_name(nest, scan)
     lines = [f"V<{kind}, {lanes}> {name} = splat<{kind}, {lanes}>({start(scan)});"]
     if scan.kind in EXTREME:
@@ -37,12 +37,12 @@ def _kind(scan: Scan) -> str:
 
 
 def combiner(scan: Scan) -> str:
-    """A lambda of two vectors of running values, of equally many lanes."""
+    """A lambda that combines two vectors of running values."""
     return f"[](auto a, auto b) PT_INLINE {{ return decltype(a)({COMBINE[scan.kind]}); }}"
 
 
 def prepare(nest: Nest, body: Body, column: bool) -> None:
-    """Tells `body` how scans and their parts are made in a pass."""
+    """Registers with `body` how a pass computes scans and their parts."""
     for node in nest.nodes:
         if isinstance(node, Scan) and node.kind not in EXTREME:
             body.overrides[id(node)] = lambda scope, scan=node: prefix(scan, body, scope, column)  # type: ignore[misc]
@@ -51,7 +51,7 @@ def prepare(nest: Nest, body: Body, column: bool) -> None:
 
 
 def prefix(scan: Scan, body: Body, scope: Scope, column: bool) -> str:
-    """The prefix of the current vector: across lanes from a carry, or lane by lane from the rows before."""
+    """The prefix of the current vector: across lanes from a carry, or per lane from the preceding rows."""
     value, carry = body.operand(scan.args[0], body.lanes, scope), carry_name(body.nest, scan)
     if not column:
         return f"scan_lanes<{_kind(scan)}, L>({value}, {carry}, n, {combiner(scan)})"
@@ -60,7 +60,7 @@ def prefix(scan: Scan, body: Body, scope: Scope, column: bool) -> str:
 
 
 def _extreme(part: Node, body: Body, scope: Scope, column: bool) -> str:
-    """cummax and cummin: both results come from one update, kept under names that the two parts share."""
+    """cummax and cummin: one update computes both results, under names that the two parts share."""
     assert isinstance(part, Part) and isinstance(part.node, Scan)
     scan = part.node
     name = body.name(scan)

@@ -1,4 +1,4 @@
-"""One sweep of the vector axis: in pieces between cuts, and from where memory is aligned."""
+"""One sweep of the vector axis: split into pieces at cuts, and started so that stores are aligned."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Sweep = Callable[[Scope, str, str], None]
 
 
 def in_pieces(body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep) -> None:
-    """`sweep(scope, first, last)` for every piece of [first, last) on which none of the cut comparisons among `nodes`
-    changes; the scope it is given knows their values there."""
+    """Calls `sweep(scope, first, last)` for every piece of [first, last) on which the cut comparisons among `nodes` are
+    constant. The scope knows their values there."""
     nest, wanted = body.nest, set(nodes)
     uniform = [n for n in nest.needed if n in wanted and nest.is_piecewise(n)]
     if not uniform:
@@ -43,7 +43,7 @@ def in_pieces(body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], firs
 
 
 def _place(body: Body, node: Node, scope: Scope) -> str:
-    """Where on the vector axis the comparison changes."""
+    """The point of the vector axis at which the comparison changes."""
     cut = body.nest.cuts[id(node)]
     if cut.operand is None:
         return text.factor(cut.place())
@@ -54,9 +54,9 @@ def _place(body: Body, node: Node, scope: Scope) -> str:
 
 
 def lead(body: Body, stores: Iterable[Store], first: str, last: str) -> str:
-    """How many elements come first so that the rest of a sweep is aligned at the first contiguous one of `stores`: a vector
-    that lies across two cache lines is stored at half the speed. Nothing is summed by such a sweep, so that no result
-    depends on where a tensor lies."""
+    """Number of leading elements after which the first contiguous store of `stores` is aligned, since a vector store
+    across two cache lines runs at half the speed. Such a sweep sums nothing, so no result depends on a tensor's
+    address."""
     vec = body.nest.vec.symbol
     for s in stores:
         if s.indirect or s.mask is not None or sizes.coefficient(s.index, vec) != 1:

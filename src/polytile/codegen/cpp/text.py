@@ -56,4 +56,4 @@ def _float(value: float, dtype: torch.dtype) -> str:
 index = functools.partial(index_text.index, dialect=index_text.CPP)
 """An index expression over `long` variables named like its symbols."""
 factor = functools.partial(index_text.factor, dialect=index_text.CPP)
-"""An index expression that can stand anywhere in another one."""
+"""An index expression that may appear as an operand of any other."""

@@ -1,10 +1,11 @@
-"""Pointwise loops by square tiles (schedule/cpu/transposing.py): what lies along another axis than the vector's is transposed in
-registers.
+"""Pointwise loops by square tiles (schedule/cpu/transposing.py): operands that are contiguous along another axis than
+the vector's are transposed in registers.
 
-Such an operand would be loaded lane by lane, each lane from a cache line of its own. Here the loop goes over blocks of the two
-axes: the operand's squares of L × L points are loaded along the axis that lies in memory and transposed, and read back by rows.
-Results that lie so are transposed on their way out. What lies along the vector axis is gone through by bands of a few rows: rows
-that are a power of two apart share places in the first-level cache, which has as few as eight for them.
+Such an operand would be loaded lane by lane, each lane from its own cache line. Here the loop iterates over blocks of
+the two axes. The operand's squares of L × L points are loaded along the axis that is contiguous in memory, transposed,
+and read back by rows. Results with such a layout are transposed when they are stored. Accesses along the vector axis
+proceed in bands of a few rows, since rows a power of two apart compete for the same set of the first-level cache, which
+has as few as eight ways.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from polytile.schedule.cpu.transposing import BAND, BLOCK_ROWS, PIECE, Transpose
 
 
 def tiled(unit: Unit, out: Writer) -> None:
-    """Strips of L points of the other axis by PIECE points of the vector axis, the former innermost, are divided over threads;
-    each takes as many strips at a time as make a block."""
+    """Divides strips of L points of the other axis by PIECE points of the vector axis, the former innermost, over
+    threads. Each thread takes as many strips at a time as make a block."""
     tile = unit.loop.transposed
     assert tile is not None
     axis, vec = tile.axis, unit.nest.vec
@@ -53,15 +54,14 @@ def tiled(unit: Unit, out: Writer) -> None:
 
 
 def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
-    """The squares of what is transposed on its way in, the loop's values band by band, the squares of what is transposed on
-    its way out."""
+    """Emits the squares of transposed loads, the loop's values band by band, and the squares of transposed stores."""
     body, vec = unit.body, unit.nest.vec.symbol
     column = f" + ({vec} - left) * {BLOCK_ROWS}"
     for load in tile.loads:
         body.overrides[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
     for store in tile.stores:
         body.destinations[id(store)] = f"{_tile(unit, store)}{column} + u * L"
-    _turn(unit, out, tile.loads, "load_tiles", column)
+    _transpose(unit, out, tile.loads, "load_tiles", column)
     scope = Scope()
     body.stores(unit.kernel.loop.stores, scope)
     with out.block(f"for (long band = 0; band < height; band += {BAND}) {{"):
@@ -70,11 +70,11 @@ def _block(unit: Unit, out: Writer, tile: Transposed) -> None:
         with out.block(head, "});"), out.block("for (long u = band; u < below; ++u) {"):
             out.line(f"const long {tile.axis.symbol} = top + u;")
             out.extend(scope.lines)
-    _turn(unit, out, tile.stores, "store_tiles", column)
+    _transpose(unit, out, tile.stores, "store_tiles", column)
 
 
-def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
-    """The calls that transpose the squares of `accesses` between memory and their tiles."""
+def _transpose(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
+    """Emits the calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return
     assert unit.loop.transposed is not None

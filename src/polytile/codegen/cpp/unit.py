@@ -1,4 +1,4 @@
-"""A translation unit in the making: what every schedule of a loop needs to know, and what stands around its body."""
+"""A translation unit under construction: what every loop schedule needs to know, and the code around its body."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Unit:
 
     @contextmanager
     def parallel(self, out: Writer) -> Iterator[None]:
-        """What every thread does, with the kernel's arguments as variables of its own: those that the closure refers to
-        would be read from memory after every store, and what is computed from them be computed again."""
+        """The body of a parallel region, with the kernel's arguments as variables local to each thread. The compiler
+        would reload arguments captured by the closure after every store, and recompute what depends on them."""
         with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
             out.extend(arguments(self.kernel))
             yield
 
     def source(self, name: str, work: Writer) -> str:
-        """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""
+        """The complete text: the loop as a comment, then the function `name` around the lines of `work`."""
         out = Writer()
         out.extend(_comment(self.kernel))
         out.line(f"static constexpr int L = {self.lanes};")
@@ -70,7 +70,7 @@ class Unit:
 
 
 def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -> list[str]:
-    """Variables for the kernel's tensors and sizes, which stand at these places among the pointers and integers."""
+    """Declares variables for the kernel's tensors and sizes, starting at these positions among the pointers and integers."""
     lines = []
     for k, tensor in enumerate(kernel.tensors, first_pointer):
         kind = ("const " if tensor.role == "in" else "") + text.storage_type(tensor.dtype)
@@ -81,17 +81,17 @@ def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -
 
 
 def scratch(out: Writer, kind: str, name: str, count: str, leave: str) -> None:
-    """Room for `count` values while the kernel runs. Where there is no memory for it, `error` says so and `leave` follows."""
+    """Allocates `count` values for the duration of the kernel. If memory is short, `error` is set and `leave` executed."""
     out.line(f"Scratch<{kind}> {name}({count});")
     out.line(f"if ({name}.is_missing(error)) {leave}")
 
 
 LEAVE_THREAD, LEAVE_KERNEL = "return;", "return error;"
-"""What follows a failure within a parallel region, and outside of it."""
+"""Statement after a failure inside, and outside, a parallel region."""
 
 
 def preamble(body: str) -> str:
-    """What must stand before `body`: the parts of the prelude and of the generated loops' own helpers that it uses."""
+    """The text that must precede `body`: the parts of the prelude, and of the generated loops' own helpers, that it uses."""
     helpers = support.text(body)
     return prelude(parts_of(helpers + body)) + helpers
 

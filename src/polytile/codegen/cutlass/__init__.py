@@ -1,5 +1,5 @@
-"""Machine code of kernels that are made of CUTLASS's templates.
+"""Machine code of kernels built from CUTLASS templates.
 
-Enters: CUDA C++ text and where compiler and headers are (runtime/cuda/cutlass.py). Leaves: a cubin. Processes that compile import
-this room without PyTorch.
+In: CUDA C++ text, and the locations of the compiler and headers (runtime/cuda/cutlass.py). Out: a cubin. Compiler
+processes import this room without PyTorch.
 """

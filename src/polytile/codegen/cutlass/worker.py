@@ -1,4 +1,4 @@
-"""What worker processes run (runtime/cuda/worker.py): CUDA C++ in as plain data, its cubin out."""
+"""Worker process code (runtime/cuda/worker.py): compiles CUDA C++, given as plain data, to a cubin."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from polytile.codegen.triton.elf import resources
 
 DEFINES = ("-DNDEBUG", "-DCUTLASS_ENABLE_TENSOR_CORE_MMA=1")
 FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", *DEFINES)
-"""Of nvcc."""
+"""Flags of nvcc."""
 RTC_FLAGS = ("-std=c++17", "-default-device", *DEFINES)
 
 MOST_LINES = 12
-"""Of a compiler's messages: what comes after the first errors follows from them."""
+"""Maximum number of lines of a compiler's messages. What follows the first errors is caused by them."""
 
 
 class Rejected(Exception):
-    """The compiler did not accept the text: it will not the next time either."""
+    """The compiler rejected the text, and would reject it again."""
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Compiles `source` for `arch` ("sm_90a") by `compiler`, a path to libnvrtc or nvcc, with headers from `includes`. The other
-    entries come back as they are: the launch needs them."""
+    """Compiles `source` for `arch` ("sm_90a") with `compiler`, a path to libnvrtc or nvcc, and headers from `includes`.
+    The job's other entries are returned unchanged, since the launch needs them."""
     compiler = Path(job["compiler"])
     build = _by_nvrtc if compiler.name.startswith("libnvrtc") else _by_nvcc
     try:
@@ -83,7 +83,7 @@ def _by_nvrtc(compiler: Path, source: str, arch: str, includes: list[str]) -> by
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
     for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
-        ctypes.CDLL(str(builtins))  # NVRTC asks for it by name, and the loader does not look beside it
+        ctypes.CDLL(str(builtins))  # NVRTC loads it by name, and the loader does not search NVRTC's own folder
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library

@@ -1,7 +1,7 @@
-"""Values of a loop as lines of Triton: one variable a node, named as in the loop's own text, emitted once a scope.
+"""Values of a loop as lines of Triton: one variable per node, named as in the loop's own text, emitted once per scope.
 
-A value is a block that is full along the dimensions with which it varies and 1 along the others, or a scalar where it varies
-with none.
+A value is a block that is full along the dimensions with which it varies and 1 along the others, or a scalar if it
+varies with none.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from polytile.schedule.facts import Facts, index_limit
 from polytile.schedule.nest import Form, is_result
 
 FETCHED, FETCHED_SHARED = 48, 24
-"""Registers of a thread that loads ahead of their use may fill; those in programs of LARGE threads, of which a multiprocessor
-holds two if each thread has 64 registers, after which nothing is loaded ahead that rows share: the L2 cache has it."""
+"""Registers of a thread that early loads may fill; and the limit in programs of LARGE threads, beyond which rows'
+shared values, which the L2 cache holds, are no longer loaded early. A multiprocessor holds two such programs if each
+thread has 64 registers."""
 LARGE = 512
 KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge")
-"""Operations in which a plain literal beside a typed operand takes its type."""
+"""Operations in which a plain literal takes the type of the typed operand beside it."""
 
 
 ZERO = "tl.program_id(2)"
-"""0 wherever grids have one program along their third axis, which no compiler knows."""
+"""0 in grids with one program along the third axis, but unknown to the compiler."""
 
 
 @dataclass
 class Scope:
-    """Lines of one block of Triton text and the names of the values known in it, its own and those of the scopes around it;
-    `fetched` names what loads that stand ahead of their use have brought."""
+    """Lines of one block of Triton text, and the names of the values known in it: its own and those of enclosing
+    scopes. `fetched` names the results of early loads."""
 
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -50,12 +51,26 @@ class Scope:
 
 
 class Body(Emitter[Scope]):
-    """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
+    """Emits nodes as Triton. Results of reductions must be in the scope.
 
-    `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
-    this pass reads what one before has read, `recomputed` are the lines by which a schedule that forgets (see `forget`) computes
-    positions once more; `error` whether a run-time check was emitted, `quotients` the integers of which a quotient is used,
-    `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
+    Attributes
+    ----------
+    overrides : dict
+        How to get the values that a schedule makes, such as scans, by node id.
+    threads : int
+        Threads that share a block; 0 if irrelevant.
+    again : set of int
+        Ids of loads that a later pass repeats.
+    last : bool
+        Whether this pass reads what an earlier pass has read.
+    recomputed : list of str
+        Lines by which a schedule that forgets values (see `forget`) recomputes positions.
+    error : bool
+        Whether a run-time check was emitted.
+    quotients : set
+        The integers whose quotient is used.
+    carried : dict
+        The division variables that the current loop carries.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
@@ -99,7 +114,8 @@ class Body(Emitter[Scope]):
 
     @contextmanager
     def reading(self, again: set[int], last: bool) -> Iterator[None]:
-        """A pass whose loads `again` a later pass makes too; `last`: an earlier one has made them, and no later one will."""
+        """Marks a pass whose loads `again` are repeated by a later pass. `last`: an earlier pass has made them, and no
+        later one will."""
         self.again, self.last = again, last
         yield
         self.again, self.last = set(), False
@@ -110,7 +126,7 @@ class Body(Emitter[Scope]):
         return node.children
 
     def _one(self, node: Node, scope: Scope) -> str:
-        """Adds the line of the node's variable; a constant is its own name."""
+        """Adds the line of the node's variable; constants are inlined."""
         if isinstance(node, Const):
             return text.number(node.value, node.dtype)
         value = self._value(node, scope)
@@ -126,13 +142,13 @@ class Body(Emitter[Scope]):
     def _operation(self, node: Op, scope: Scope) -> str:
         if node.name == "philox_uniform" and (numbers := random.uniforms(self, node, scope)) is not None:
             return numbers
-        if node.name == "div" and ops.is_total(node.args[1]) and not self.recomputed:  # at least 1: its reciprocal is a number
+        if node.name == "div" and ops.is_total(node.args[1]) and not self.recomputed:  # at least 1, so its reciprocal is finite
             value, total = self._operands(node, scope)
             return f"{value} * (1.0 / {total})"
         return ops.text(node, self._operands(node, scope), self.fast or id(node) in self.summed)
 
     def _operands(self, node: Op, scope: Scope) -> list[str]:
-        """Names of the arguments; constants as plain literals where another argument gives them their type."""
+        """The arguments' names; constants as plain literals where another argument determines their type."""
         typed = any(not isinstance(a, Const) for a in node.args)
         return [
             text.literal(a.value, a.dtype)
@@ -144,8 +160,8 @@ class Body(Emitter[Scope]):
     # loads -----------------------------------------------------------------------------------------------------------
 
     def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
-        """Starts what loads `roots` need, as far as registers allow, before any arithmetic waits for one of them: the compiler
-        keeps loads in the order of the text."""
+        """Issues the loads that `roots` need, as far as registers allow, before any arithmetic waits for one of them.
+        The compiler keeps loads in the order of the text."""
         registers = 0.0
         for root in roots:
             for node in emission_order(root, scope.names, self.overrides, self._needed):
@@ -164,8 +180,8 @@ class Body(Emitter[Scope]):
                 (scope.names if plain else scope.fetched)[id(node)] = name
 
     def forget(self, scope: Scope) -> None:
-        """Where there are lines for it: lets positions be computed anew, and later values at the block's points from elements
-        that are held as memory holds them, and not as what was made of them."""
+        """For schedules with `recomputed` lines: makes later code recompute positions, and values at the block's
+        points, from elements kept in their storage format rather than converted."""
         held = self.packed(scope)
         for load in held:
             raw = scope.fetched[id(load)]
@@ -177,13 +193,14 @@ class Body(Emitter[Scope]):
         scope.lines += self.recomputed
 
     def packed(self, scope: Scope) -> list[Load]:
-        """Where values are forgotten: the loads made ahead whose elements of 16 bits are held two to a register."""
+        """The early loads whose 16-bit elements are kept packed, two to a register, in schedules that forget values."""
         loaded = [n for n in self.nest.nodes if isinstance(n, Load) and id(n) in scope.fetched and self.recomputed]
         return [node for node in loaded if self.kernel.storage(node.buffer).itemsize == 2]
 
     def line_of(self, node: Load) -> Dim | None:
-        """The dimension along rows in a block of several, if a load in a pass varies along it alone and has an element for each
-        thread: the compiler would lay such a load out for itself, and bring whole blocks there and back by shared memory."""
+        """The dimension along the rows in a block of several, if a load in a pass varies only along it and has an
+        element for each thread; else None. The compiler would choose a separate layout for such a load and convert
+        whole blocks between the layouts through shared memory."""
         last = self.tile.dims[-1] if self.tile.rank > 1 and self.nest.form is Form.ROW else None
         if last is None or len(last.axes) > 1 or not 0 < self.threads <= last.block or not self.nest.in_pass(node):
             return None
@@ -191,7 +208,8 @@ class Body(Emitter[Scope]):
         return last if alone and self.place_dims(node.index, ()) == {last} else None
 
     def vector(self, node: Node) -> int:
-        """Neighbours along the row that each load below `node` is known to bring at once, 1 where some load has no vectors."""
+        """Number of adjacent elements of a row that every load below `node` is known to fetch at once; 1 if some load
+        is not vectorised."""
         if self.nest.form is not Form.ROW:
             return 1
         loads = [n for n in expr.walk(node) if isinstance(n, Load) and self.nest.in_pass(n)]
@@ -216,8 +234,8 @@ class Body(Emitter[Scope]):
     # checks ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, node: Op, scope: Scope) -> str:
-        """A negative index counts from the end. Where one is out of range the check's number goes to `error`, and what is
-        read or written with it is masked out."""
+        """Emits an index check. Negative indices count from the end. For an index out of range, the check's number goes
+        to `error`, and accesses with it are masked out."""
         index, size = (self.emit(a, scope) for a in node.args)
         guard = f"ok_{self.name(node)}"
         self._check(guard, f"({index} >= -({size})) & ({index} < {size})", node, scope)
@@ -225,13 +243,13 @@ class Body(Emitter[Scope]):
         return f"tl.where({guard}, tl.where({index} < 0, {index} + {size}, {index}), 0)"
 
     def _divisor(self, node: Op, scope: Scope) -> str:
-        """Where it is 0 the check's number goes to `error`, and 1 divides."""
+        """Emits a divisor check: for a divisor of 0, the check's number goes to `error`, and 1 replaces the divisor."""
         divisor, guard = self.emit(node.args[0], scope), f"ok_{self.name(node)}"
         self._check(guard, f"({divisor}) != 0", node, scope)
         return f"tl.where({guard}, {divisor}, 1)"
 
     def _check(self, guard: str, condition: str, node: Op, scope: Scope) -> None:
-        """Names the `condition` under which `node` holds; the check's number goes to `error` where it does not."""
+        """Names the `condition` under which `node` is valid; otherwise the check's number goes to `error`."""
         scope.lines.append(f"{guard} = {condition}")
         dims = self.dims(node)
         failed = " & ".join([f"({guard} == 0)", *self.tile.masks(dims)])
@@ -252,7 +270,7 @@ class Body(Emitter[Scope]):
         return text.index(self.simplified(e).xreplace(self.carried))
 
     def simplified(self, e: sympy.Expr) -> sympy.Expr:
-        """An index expression with exact integers in place, and without the divisions that the facts can do."""
+        """An index expression with exact integers substituted, and with divisions resolved where the facts allow."""
         if sizes.has_division(e) and (self.facts.divisible or self.facts.powers):
             known = with_facts(e, self.facts)
             if not sizes.has_division(known) or known.count_ops() < e.count_ops():
@@ -264,11 +282,11 @@ class Body(Emitter[Scope]):
 
     @property
     def known_symbols(self) -> tuple[sympy.Symbol, ...]:
-        """The integers that are the same all over the kernel."""
+        """The integers that are constant throughout the kernel."""
         return (*self.kernel.symbols, *[quotient(s, self.facts) for s in self.kernel.symbols])
 
     def place(self, index: sympy.Expr, indirect: tuple[Node, ...], scope: Scope) -> str:
-        """The text of a load's or store's index, its stand-in symbols bound to variables."""
+        """The text of a load's or store's index, with its indirect symbols bound to variables."""
         bound: dict[sympy.Symbol, sympy.Expr] = {}
         for k, node in enumerate(indirect):
             symbol = expr.indirect_symbol(k)
@@ -290,7 +308,7 @@ class Body(Emitter[Scope]):
 
 
 def _early(node: Load) -> bool:
-    """Whether the place of a load is known without arithmetic on values."""
+    """Whether the address of a load is known without arithmetic on values."""
     return not any(isinstance(below, Reduce | Scan | Accumulator | Part) for below in expr.walk(node)) and all(
         not below.dtype.is_floating_point for below in expr.walk(*node.children)
     )

@@ -1,10 +1,10 @@
-"""The schedule of rows that a cluster of programs holds: each has its share of the row in registers, as `persistent` has all of
-it, so that everything is read once. Where a reduction is due, all of them leave what their shares come to in scratch memory,
-wait at a cluster barrier, and each combines it for itself. Columns are held likewise, a block of them at a time
+"""The cluster schedule of rows: each program of a cluster holds its share of the row in registers, as `persistent`
+holds all of it, so that everything is read once. For a reduction, the programs leave their partial results in scratch
+memory, wait at a cluster barrier, and each combines them. Columns are held likewise, a block of them at a time
 (cluster_columns.py).
 
-Programs of a cluster run at the same time, on multiprocessors near each other (compute capability 9.0 and later): none waits for
-one that cannot start. Program 0 of a row stores the row's values.
+The programs of a cluster run concurrently on neighbouring multiprocessors (compute capability 9.0 and higher), so none
+waits for a program that cannot start. Program 0 of a row stores the row's values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polytile.codegen.triton import scans
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import of_rows, stored
+from polytile.codegen.triton.schedules import overwritten_row_loads, stored
 from polytile.codegen.triton.split import Split
 from polytile.codegen.triton.tile import Dim
 from polytile.codegen.triton.unit import Unit
@@ -27,16 +27,16 @@ from polytile.schedule.nest import Form
 
 BARRIER, ARRIVE, WAIT, POINTS = "pt_cluster_barrier()", "pt_cluster_arrive()", "pt_cluster_wait()", "points"
 END = "tl.minimum(first + chunk, {})"
-"""Of a program's part, by the length of the row."""
+"""End of a program's part, given the length of the row."""
 
 
 def cluster(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launch of `loop` whose programs, `splits` of them, hold a row together."""
+    """The launch of `loop` in which `splits` programs hold a row together."""
     return Cluster(loop, facts, overlaps).build()
 
 
 class Cluster(Split):
-    """A kernel in the making."""
+    """Builds the kernel."""
 
     def build(self) -> TritonKernel:
         return TritonKernel((self._only(),), tuple(self.memory))
@@ -57,10 +57,10 @@ class Cluster(Split):
         return unit.launch(grid=(clusters * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
 
     def passes(self, unit: Unit, scope: Scope) -> None:
-        """All passes over the program's share of the block that has its place, but for sums across rows."""
+        """Emits all passes over the program's share of the block, except column sums."""
         nest = self.nest
         unit.out.line(f"row = {unit.row()}")
-        unit.fetch(of_rows(nest), scope)
+        unit.fetch(overwritten_row_loads(nest), scope)
         unit.fetch(nest.roots_in(0), scope)
         for k in range(nest.passes + 1):
             self._row_values(unit, k, scope)
@@ -73,7 +73,8 @@ class Cluster(Split):
         unit.flush(scope)
 
     def share(self, unit: Unit, dim: Dim) -> None:
-        """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
+        """Emits the positions of the program's own part of the row. All programs have equally many; in a contiguous
+        row, these are whole vectors."""
         wide = ".to(tl.int64)" if self.facts.wide else ""
         unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
         size = unit.body.index(dim.size)
@@ -84,7 +85,7 @@ class Cluster(Split):
         unit.along(dim, "first", END)
 
     def _row_values(self, unit: Unit, k: int, scope: Scope) -> None:
-        """Stores what is known of the row after k passes."""
+        """Stores the row values known after k passes."""
         stores = self.nest.row_stores(k)
         if not stores:
             return
@@ -95,7 +96,7 @@ class Cluster(Split):
             unit.flush(inner)
 
     def _exchange(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
-        """Combines what all shares come to."""
+        """Combines the partial results of all shares."""
         if not reductions:
             return
         for reduction in reductions:
@@ -104,17 +105,17 @@ class Cluster(Split):
         self._combine(unit, reductions, scope)
 
     def _store_share(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
-        """Leaves what the program's share comes to in scratch memory."""
+        """Stores the program's partial result in scratch memory."""
         value = reduction.over_block(scope, POINTS)
         unit.flush(scope)
-        self._leave(unit, reduction, value)
+        self._store_partial(unit, reduction, value)
 
     def _combine(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         for reduction in reductions:
-            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+            reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
 
     def _carried(self, unit: Unit, scan: Scan, scope: Scope) -> None:
-        """The prefix of a scan in the program's own share is computed between arriving at the barrier and waiting there."""
+        """Between arriving and waiting at the barrier, the program computes the scan's prefix within its own share."""
         self._store_share(unit, Reduction(unit.body, scan), scope)
         unit.out.line(ARRIVE)
         (own,) = scans.prefix(unit.body, scan, scope)

@@ -1,13 +1,13 @@
-"""The schedule of a row loop with column reduction whose rows a cluster of programs holds: each program has its share of the
-columns, of every row that the cluster goes over, and keeps their sums. Everything is read once.
+"""The cluster schedule of a row loop with column reduction: each program of a cluster holds its share of the columns of
+every row that the cluster processes, and accumulates their sums. Everything is read once.
 
-    launch 0   cluster c goes over rows c, c + clusters, ... and leaves its sums in scratch memory, a row of it for each sum
+    launch 0   cluster c processes rows c, c + clusters, ... and leaves its sums in scratch memory, one row per sum
     launch 1   the finalise launch adds up these rows (column_reduction.py)
 
-Where a reduction is due, every program writes what its share comes to into the shared memory of all (a DSMEM exchange), and waits
-on an mbarrier for as many values from them. Loads of the next rows and stores of the last ones go on meanwhile; a cluster barrier
-would wait for the stores. There are two buffers, for even and odd turns: a program that sends for a later turn has received what
-all sent for the turn before it, so all have read the buffer that it writes to.
+For a reduction, every program writes its partial result into the shared memory of all (a DSMEM exchange), and waits on
+an mbarrier for the values of the others. Loads of the next rows and stores of the last ones continue meanwhile; a
+cluster barrier would wait for the stores. There are two buffers, for even and odd turns: a program that sends for a
+later turn has received everybody's values for the preceding one, so all have read the buffer that it overwrites.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from polytile.schedule.gpu.scheduled import ScheduledLoop
 
 
 def cluster_column_reduction(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `loop` whose programs, `splits` of them, hold a row together."""
+    """The launches of `loop` in which `splits` programs hold a row together."""
     return ClusterColumnReduction(loop, facts, overlaps).build()
 
 
 class ClusterColumnReduction(ColumnReduction):
-    """A kernel in the making."""
+    """Builds the kernel."""
 
     number, count = "(tl.program_id(0) // SPLITS)", "(tl.num_programs(0) // SPLITS)"
 
@@ -54,7 +54,7 @@ class ClusterColumnReduction(ColumnReduction):
 
 
 class DsmemCluster(Cluster):
-    """Rows that the programs of a cluster hold, one at a time, whose reductions go through DSMEM."""
+    """Rows held by the programs of a cluster, one at a time, whose reductions go through DSMEM."""
 
     def _exchange(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         if not reductions:
@@ -69,7 +69,7 @@ class DsmemCluster(Cluster):
         scope.lines.append("turn += 1")
 
     def _parts(self, reductions: list[Reduction], scope: Scope) -> list[str]:
-        """Names of what the program's share comes to; of two sums at once, so that its warps wait for each other as for one."""
+        """Names of the program's partial results. Two sums are reduced together, so that its warps synchronise only once."""
         parts = [name for reduction in reductions for name in reduction.running("part")]
         if [reduction.kind for reduction in reductions] == ["sum", "sum"]:
             values = ", ".join(value for reduction in reductions for value in reduction.values(scope))

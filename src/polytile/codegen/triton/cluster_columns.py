@@ -1,9 +1,9 @@
-"""The schedule of columns that a cluster of programs holds, a block of them at a time: each program has its share of the rows in
-registers, and everything is read once.
+"""The cluster schedule of columns, a block of them at a time: each program holds its share of the rows in registers,
+and everything is read once.
 
-What the programs leave is combined by fewer threads than hold the block, and brought back to all of them by way of scratch
-memory: the compiler would lay out the whole block anew instead, there and back through shared memory. Elements of 16 bits are
-kept packed, two to a register.
+The partial results are combined by fewer threads than hold the block, and return to all of them through scratch memory.
+The compiler would instead convert the layout of the whole block, there and back through shared memory. 16-bit elements
+are kept packed, two to a register.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from polytile.schedule.gpu.scheduled import ScheduledLoop
 
 
 def cluster_columns(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launch of `loop` whose programs, `splits` of them, hold a block of columns together."""
+    """The launch of `loop` in which `splits` programs hold a block of columns together."""
     return ClusterColumns(loop, facts, overlaps).build()
 
 
 class ClusterColumns(Cluster):
-    """A kernel in the making."""
+    """Builds the kernel."""
 
     def _begin_unit(self) -> Unit:
         unit = super()._begin_unit()
@@ -36,14 +36,14 @@ class ClusterColumns(Cluster):
         return unit
 
     def _combine(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
-        """Every program leaves the results once more, for itself alone."""
+        """Each program stores the results once more, for itself alone."""
         unit.fetch([root for k in range(self.nest.passes) for root in self.nest.roots_in(k)], scope)
         unit.flush(scope)
         inner, masks = scope.inner(), unit.tile.masks(unit.tile.parallel_dims)
         own = self._place(unit, "split")
         kept: list[tuple[str, str]] = []
         for reduction in reductions:
-            reduction.finish(self._left(unit, reduction, inner, before=False), inner)
+            reduction.finish(self._partial_results(unit, reduction, inner, before=False), inner)
             for name, dtype in reduction.results(scope):
                 kept.append((name, self._own(unit, dtype)))
                 inner.lines.append(f"tl.store({kept[-1][1]} + ({own}), {name}{masked(masks)})")
@@ -53,6 +53,6 @@ class ClusterColumns(Cluster):
         unit.flush(scope)
 
     def _own(self, unit: Unit, dtype: torch.dtype) -> str:
-        """Scratch memory with an element for each column and program."""
+        """Scratch memory with one element per column and program."""
         self.memory.append(Scratch(dtype, sympy.expand(unit.rows * self.splits)))
         return unit.scratch(len(self.memory) - 1, dtype)

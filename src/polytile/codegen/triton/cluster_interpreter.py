@@ -1,4 +1,4 @@
-"""Programs of a cluster under Triton's interpreter, which runs one program after another: each is a thread that has its turn
+"""Clusters under Triton's interpreter, which runs one program after another: each program is a thread that runs in turn
 until it ends or waits at a barrier."""
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ Place = tuple[int, int, int]
 
 
 def cluster_executor(function: Any, count: int, grid: tuple[int, ...]) -> Any:
-    """What runs the interpreted `function` over a grid whose programs are clusters of `count` along the first axis."""
+    """An executor that runs the interpreted `function` over a grid whose programs form clusters of `count` along the
+    first axis."""
     from triton.runtime.interpreter import GridExecutor
 
     return GridExecutor(_Clusters(function.rewrite(), count), function.arg_names, grid)
 
 
 class _Clusters:
-    """Stands for an interpreted function: runs a cluster when the last of its programs is due."""
+    """Replaces an interpreted function: runs a cluster when its last program is due."""
 
     def __init__(self, program: Program, count: int) -> None:
         self.program, self.count = program, count
@@ -39,7 +40,7 @@ class _Clusters:
 
 
 def run(program: Program, places: Sequence[Place], args: Mapping[str, Any]) -> None:
-    """One program at each of `places`, in turns. Raises what one of them raises; the others are then left where they are."""
+    """Runs one program at each of `places`, in turns. Raises the first error of a program and abandons the others."""
     from triton.runtime.interpreter import interpreter_builder
 
     running = [_ProgramThread(program, place, args) for place in places]
@@ -87,26 +88,26 @@ class _ProgramThread(threading.Thread):
 
 
 def interpreted_cluster_barrier() -> None:
-    """`pt_cluster_barrier`, of a program of a cluster."""
+    """`pt_cluster_barrier` of a program of a cluster."""
     _turn().wait()
 
 
 def interpreted_dsmem_init() -> None:
-    """`pt_dsmem_init`, of a program of a cluster."""
+    """`pt_dsmem_init` of a program of a cluster."""
 
 
 def interpreted_dsmem_send(value: Any, number: Any, turn: Any, split: Any, splits: Any) -> None:
-    """`pt_dsmem_send`, of a program of a cluster."""
+    """`pt_dsmem_send` of a program of a cluster."""
     _turn().received[_int(number), _int(turn) % 2] = value
 
 
 def interpreted_dsmem_wait(numbers: Any, turn: Any, splits: Any) -> None:
-    """`pt_dsmem_wait`, of a program of a cluster."""
+    """`pt_dsmem_wait` of a program of a cluster."""
     _turn().wait()
 
 
 def interpreted_dsmem_read(which: Any, number: Any, turn: Any) -> Any:
-    """`pt_dsmem_read`, of a program of a cluster."""
+    """`pt_dsmem_read` of a program of a cluster."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -126,9 +127,9 @@ def _turn() -> _ProgramThread:
 
 
 def interpreted_cluster_arrive() -> None:
-    """`pt_cluster_arrive`, which waits for nothing; `pt_cluster_wait` does."""
+    """`pt_cluster_arrive`: does nothing, since `pt_cluster_wait` does the waiting."""
 
 
 def interpreted_opaque(x: Any, zero: Any) -> Any:
-    """`pt_opaque`, which gives what it gets."""
+    """`pt_opaque`: the identity."""
     return x

@@ -1,9 +1,9 @@
-"""The column-parallel schedule of a row loop with column reduction, for few and long rows: a program has a block of columns, all
-rows of it, and so the whole of its columns' sums.
+"""The column-parallel schedule of a row loop with column reduction, for few and long rows: each program has a block of
+columns with all rows, and so the complete sums of its columns.
 
-    launch 0   down the rows, the last first: sums of the columns; of each row's reductions what the block has of them
-    launch 1   the finalise launch: combines what the blocks have of each row, a loop like any other
-    launch 2   every point, with the rows' reductions known: a loop like any other, that begins with the rows read last
+    launch 0   from the last row to the first: column sums, and the block's partial results of each row's reductions
+    launch 1   the finalise launch: combines each row's partial results; an ordinary loop
+    launch 2   every point, given the rows' reductions: an ordinary loop, which starts with the rows read last
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def column_parallel(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> Triton
 
 
 class ColumnParallel:
-    """A kernel in the making. Scratch memory 2·k has the partial results of reduction k, row by row, and 2·k + 1 its results."""
+    """Builds the kernel. Scratch memory 2·k holds the partial results of reduction k, row by row, and 2·k + 1 its results."""
 
     def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
         kernel, nest, schedule = loop.kernel, loop.nest, loop.schedule
@@ -80,7 +80,7 @@ class ColumnParallel:
         return unit.launch(grid=(self.count, sizes.ONE, sizes.ONE))
 
     def _store_partial(self, k: int, reduction: Reduction, scope: Scope) -> None:
-        """Stores what the block of columns has of a reduction of the current rows."""
+        """Stores the block's partial result of a reduction of the current rows."""
         unit = self.unit
         (part,) = reduction.running("part")
         scope.lines.append(f"{part} = {reduction.across(reduction.values(scope))}")

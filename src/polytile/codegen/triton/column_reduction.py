@@ -1,13 +1,14 @@
-"""The schedule of a row loop with column reduction (stores of mode SEGMENT_SUM): each of `programs` programs holds whole rows in
-registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
+"""The schedule of a row loop with column reduction (stores of mode SEGMENT_SUM): each of `programs` programs holds
+whole rows in registers, as `persistent` does, block after block, and accumulates the sums of all its rows.
 
-    launch 0   program p goes over blocks p, p + programs, ... and leaves its sums in scratch memory, a row of it for each sum
-    launch 1   the finalise launch, a loop like any other, adds up these rows
+    launch 0   program p processes blocks p, p + programs, ... and leaves its sums in scratch memory, one row per sum
+    launch 1   the finalise launch, an ordinary loop, adds up these rows
 
-One program stores its sums itself. What does not change from row to row, such as a weight, is loaded once a program.
+A single program stores its sums itself. Values that are the same for all rows, such as a weight, are loaded once per
+program.
 
-Rows too long for registers that have sums beside them are gone through in `parts` blocks of columns, once for each pass: what a
-pass reads again the cache has. The sums of each part have names of their own.
+Rows too long for registers beside their sums are processed in `parts` blocks of columns, once per pass; the cache holds
+what a pass reads again. The sums of each part have separate names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.ops import convert
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import entering, reads_again, stored, whole_rows
+from polytile.codegen.triton.schedules import reads_again, row_inputs, stored, whole_rows
 from polytile.codegen.triton.scratch import on_scratch
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
@@ -36,13 +37,14 @@ from polytile.schedule.gpu.scheduled import ScheduledLoop, goes_back
 
 PARTIAL = "scratch{}"
 FINALISE_PROGRAMS, FINALISE_POINTS, NARROWEST, WIDEST = 128, 8192, 8, 32
-"""Programs and points of a block of the finalise launch, and how many columns a block has: with all rows of scratch memory in one
-block, of which 528 programs leave so many, it waits once."""
+"""Programs and points of a block of the finalise launch, and the limits of a block's columns. If one block covers all
+rows of scratch memory (528 programs leave that many), it waits once."""
 
 
 @dataclass(frozen=True)
 class ColumnSum:
-    """One store of sums: its running value, of one part of the columns where there are several, and the scratch memory for it."""
+    """One store of sums: its running value, of one part of the columns if there are several, and the number of its
+    scratch memory."""
 
     store: Store
     number: int
@@ -54,14 +56,13 @@ class ColumnSum:
 
 
 def column_reduction(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `loop` whose programs, `programs` of them at most, share all rows."""
+    """The launches of `loop` in which at most `programs` programs share all rows."""
     kind = BlockedColumnReduction if loop.schedule.hold is Hold.MEMORY else ColumnReduction
     return kind(loop, facts, overlaps).build()
 
 
 class ColumnReduction:
-    """A kernel in the making. `number` is that of a program among the `count` that share the rows, which are `programs` at
-    most."""
+    """Builds the kernel. `number` is the index of a program among the `count` that share the rows, at most `programs`."""
 
     number, count = "tl.program_id(0)", "tl.num_programs(0)"
 
@@ -102,18 +103,18 @@ class ColumnReduction:
         return self.unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
 
     def _begin(self) -> None:
-        """What is done before any block of rows."""
+        """Emits the code before any block of rows."""
         self.unit.resident(self.columns)
         begin(self.unit, self.sums)
 
     def _block(self, scope: Scope) -> None:
-        """What is done with a block of rows."""
+        """Emits the code for a block of rows."""
         whole_rows(self.unit, scope)
         add(self.unit, self.sums, scope)
         self.unit.flush(scope)
 
     def _end(self, sums: Sequence[ColumnSum]) -> None:
-        """What is done with sums of the current columns."""
+        """Emits the code for sums of the current columns."""
         if self.alone:
             finish(self.unit, sums)
         else:
@@ -136,7 +137,7 @@ class ColumnReduction:
     # launch 1 --------------------------------------------------------------------------------------------------------
 
     def finalise(self) -> Launch:
-        """Adds up what the programs have left."""
+        """Adds up the programs' sums."""
         kernel = self._finalise_loop()
         x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // FINALISE_PROGRAMS))
         r = min(1 << (self.most - 1).bit_length(), FINALISE_POINTS // x)
@@ -161,7 +162,7 @@ class ColumnReduction:
 
 
 class BlockedColumnReduction(ColumnReduction):
-    """The same of rows in parts."""
+    """The same for rows in parts."""
 
     @property
     def parts(self) -> int:
@@ -186,10 +187,10 @@ class BlockedColumnReduction(ColumnReduction):
         unit.flush(scope)
 
     def _pass(self, k: int, scope: Scope) -> None:
-        """Pass k over the parts, every other time from the last one."""
+        """Emits pass k over the parts; every other pass starts from the last one."""
         unit, nest, body = self.unit, self.unit.nest, self.unit.body
         reductions = [Reduction(body, node) for node in nest.reduces_in(k)]
-        for node in entering(nest, k):
+        for node in row_inputs(nest, k):
             body.emit(node, scope)
         for reduction in reductions:
             reduction.start(scope)
@@ -219,7 +220,7 @@ class BlockedColumnReduction(ColumnReduction):
 
 
 def begin(unit: Unit, sums: Sequence[ColumnSum]) -> None:
-    """Loads what all rows share, and sets the sums to zero."""
+    """Loads the values that all rows share, and sets the sums to zero."""
     nest = unit.nest
     rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
     for node in nest.nodes:
@@ -238,7 +239,7 @@ def zero(unit: Unit, sums: Sequence[ColumnSum]) -> None:
 
 
 def add(unit: Unit, sums: Sequence[ColumnSum], scope: Scope) -> None:
-    """Lets the current block into the sums."""
+    """Adds the current block to the sums."""
     inside = " & ".join(unit.tile.masks(unit.tile.parallel_dims))
     for one in sums:
         value = unit.body.full(one.store.value, unit.tile.all_dims, scope)
@@ -252,7 +253,7 @@ def down(unit: Unit, one: ColumnSum) -> None:
 
 
 def finish(unit: Unit, sums: Sequence[ColumnSum]) -> None:
-    """Stores sums of all rows where they belong."""
+    """Stores the sums of all rows in their final places."""
     mask = _mask(unit)
     for one in sums:
         down(unit, one)

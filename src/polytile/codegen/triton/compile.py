@@ -1,6 +1,7 @@
-"""A launch as machine code for one GPU architecture. A plain function of its arguments, for worker processes; needs no GPU.
+"""Compiles a launch to machine code for one GPU architecture. A pure function, for worker processes; needs no GPU.
 
-The same sources serve NVIDIA's architectures, named by their capability (90), and AMD's, named as Triton does ("gfx942").
+The same sources serve NVIDIA architectures, named by capability (90), and AMD architectures, named as in Triton
+("gfx942").
 """
 
 from __future__ import annotations
@@ -18,10 +19,26 @@ from polytile.errors import CompileFailed
 
 @dataclass(frozen=True)
 class Cubin:
-    """`binary` holds the function `name`. `shared`: bytes of shared memory a block needs; `registers` a thread uses; `spills`:
-    bytes of local memory a thread needs, which should be 0; `global_scratch` and `profile_scratch`: bytes of device memory a
-    program needs for what Triton keeps there itself; `descriptors`: of each descriptor argument (swizzling, bytes of an
-    element, its type, rows and columns that are copied at once), as the driver numbers them."""
+    """A compiled launch.
+
+    Attributes
+    ----------
+    binary : bytes
+        The machine code, with the function `name`.
+    shared : int
+        Bytes of shared memory per block.
+    registers : int
+        Registers per thread.
+    spills : int
+        Bytes of local memory per thread, which should be 0.
+    num_warps : int
+        Warps per block.
+    global_scratch, profile_scratch : int
+        Bytes of device memory per program for Triton's own data.
+    descriptors : tuple of tuple of int
+        For each descriptor argument: swizzle mode, bytes per element, element type, and rows and columns copied at
+        once, as the driver numbers them.
+    """
 
     binary: bytes
     name: str
@@ -35,9 +52,9 @@ class Cubin:
 
 
 WIDE = "gfx9"
-"""How AMD's architectures begin whose warps have 64 threads."""
+"""Prefix of the AMD architectures with 64-thread warps."""
 ELEMENTS = {8: 10, 9: 8, 10: 9}
-"""Types of elements that hardware and the driver number differently: float32 below, float64 and bfloat16."""
+"""Element types that hardware and driver number differently: float32 below, float64 and bfloat16."""
 _COUNTS = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)")
 
 
@@ -61,7 +78,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
     try:
         compiled: Any = triton.compile(source, target=target, options=options)
-    except Exception as error:  # Triton raises what its passes and ptxas raise
+    except Exception as error:  # Triton raises whatever its passes and ptxas raise
         where = arch if amd else f"sm_{arch}"
         raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
     binary, name = compiled.asm["hsaco" if amd else "cubin"], compiled.metadata.name
@@ -73,12 +90,12 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
 
 
 def _description(descriptor: Mapping[str, Any]) -> tuple[int, ...]:
-    """What Triton says of a descriptor argument, as a Cubin has it."""
+    """Converts Triton's description of a descriptor argument to the form of a Cubin."""
     kind = descriptor["elem_type"]
     return descriptor["swizzle"], descriptor["elem_size"], ELEMENTS.get(kind, kind), *descriptor["block_size"]
 
 
 def _amd_resources(assembly: str) -> tuple[int, int]:
-    """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
+    """(registers, bytes of stack) of a thread, as stated in AMD's assembly."""
     counts = {name: int(value) for name, value in _COUNTS.findall(assembly)}
     return counts["vgpr_count"], counts["private_segment_fixed_size"]

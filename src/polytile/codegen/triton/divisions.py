@@ -1,11 +1,11 @@
-"""Divisions of a loop's position, carried from block to block: no // and no % inside the loop.
+"""Strength reduction of divisions of a loop's position: no // and no % inside the loop.
 
-For an index with x // d and x % d, x growing by s from one block to the next (s = q·d + r, 0 ≤ r < d, found before the loop):
+For an index with x // d and x % d, where x grows by s per block (s = q·d + r, 0 ≤ r < d, computed before the loop):
 
-    x % d   →  m + r, less d where that is d or more
-    x // d  →  n + q, and one more there
+    x % d   →  m + r, minus d if that is d or more
+    x // d  →  n + q, plus one in that case
 
-and with (x // d) % k, where q = q'·k + r': that + r' (and one more there), less k where that is k or more.
+and with (x // d) % k, where q = q'·k + r': that + r' (plus one in the same case), minus k if that is k or more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
 
 @dataclass
 class Pair:
-    """x // d and x % d, held in variables of this name, and by k the (x // d) % k that are asked for."""
+    """x // d and x % d in variables of this name, and by k the requested (x // d) % k."""
 
     name: str
     x: sympy.Expr
@@ -34,7 +34,7 @@ class Pair:
 
 
 class Carried:
-    """The divisions among `indices` of values that are linear in the position along `dim`; `body` knows their variables."""
+    """The divisions among `indices` of values that are linear in the position along `dim`. `body` knows their variables."""
 
     def __init__(self, body: Body, dim: Dim, indices: Iterable[sympy.Expr]) -> None:
         self.body, self.dim = body, dim
@@ -64,7 +64,7 @@ class Carried:
         self.variables[part] = sizes.axis(name)
 
     def begin(self, first: str) -> list[str]:
-        """Lines before the loop, whose first block is at the position `first`."""
+        """Lines before the loop, whose first block starts at `first`."""
         lines = [f"{self.symbol} = {first}"] if self.pairs else []
         step = self.dim.name if self.dim.block > 1 else "1"
         for pair in self.pairs.values():

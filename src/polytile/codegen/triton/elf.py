@@ -1,5 +1,6 @@
-"""What a cubin, an ELF file, says of the resources its one function needs, in two attributes of section `.nv.info`: the number
-of registers (0x2f: symbol, count) and the stack frame, where spilled registers go (0x11: symbol, bytes)."""
+"""Reads the resource usage of a cubin's only function. A cubin is an ELF file; two attributes of section `.nv.info`
+hold the number of registers (0x2f: symbol, count) and the stack frame, where registers are spilled (0x11: symbol,
+bytes)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 FRAME_SIZE, REGISTER_COUNT = 0x11, 0x2F
-LONG_FORMAT = 0x04  # the attribute's payload follows its 16-bit size; in other formats the size is the payload
+LONG_FORMAT = 0x04  # the payload follows its 16-bit size; in other formats the size is the payload
 
 
 def sections(binary: bytes) -> Iterator[tuple[str, bytes]]:
@@ -23,7 +24,7 @@ def sections(binary: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) of a thread. Raises ValueError where the file does not say."""
+    """(registers, bytes of stack) of a thread. Raises ValueError if the file lacks the information."""
     content = next((content for name, content in sections(binary) if name == ".nv.info"), b"")
     attributes = dict(_attributes(content))
     if REGISTER_COUNT not in attributes:

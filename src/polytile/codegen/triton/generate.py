@@ -1,4 +1,4 @@
-"""Whole Triton kernels for loops: a ScheduledLoop (schedule/gpu/scheduled.py) as text, under the facts of a regime."""
+"""Complete Triton kernels for loops: prints a ScheduledLoop (schedule/gpu/scheduled.py) under the facts of a regime."""
 
 from __future__ import annotations
 
@@ -43,18 +43,38 @@ COLUMNS: dict[Share, Emitter] = {**ROWS, Share.CLUSTER: cluster_columns}
 COLUMN_SUMS: dict[Share, Emitter] = {
     Share.PROGRAM: column_reduction, Share.CLUSTER: cluster_column_reduction, Share.GRID: column_parallel,
 }  # fmt: skip
-"""What emits rows, columns, and rows beside which columns are added up, by who shares a row."""
+"""The emitters of rows, of columns, and of rows with column sums, by who shares a row."""
 SEGMENTS: dict[Segments, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
     Segments.ATOMIC: atomic_sums, Segments.FIRST_OCCURRENCE: first_occurrence, Segments.OWNER_COMPUTES: owner_computes,
     Segments.SORTED: sorted_segment_reduction,
 }  # fmt: skip
-"""What emits segment sums."""
+"""The emitters of segment sums."""
 
 
 def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = False) -> TritonKernel:
-    """The launches of `kernel` under `config` (see schedule/), right wherever `facts` hold and the config is valid. `overlaps`:
-    they may start before what runs ahead of them has ended, which the device must know how to do (from 9.0 on). Raises
-    LoweringError where some operation or type has no Triton form."""
+    """Generates the launches of a kernel, correct wherever `facts` hold and the config is valid.
+
+    Parameters
+    ----------
+    kernel : LoopKernel
+        The kernel.
+    config : Config
+        Names a schedule (see schedule/).
+    facts : Facts
+        What holds for the arguments.
+    overlaps : bool
+        Whether launches may start before the preceding kernel has ended; requires compute capability 9.0.
+
+    Returns
+    -------
+    TritonKernel
+        The launches.
+
+    Raises
+    ------
+    LoweringError
+        If an operation or dtype has no Triton form.
+    """
     if (segments := Segments.named(config)) is not None:
         own, nest = apply_rewrites(kernel, one_sweep=False)
         return SEGMENTS[segments](own, nest, config, facts, overlaps)

@@ -1,4 +1,4 @@
-"""Helper functions that generated sources call: text by name, with the names each needs in turn."""
+"""Helper functions of generated sources: their text by name, and the helpers that each one calls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-with unset_fake_temporarily():  # a module may be imported while a graph is traced
+with unset_fake_temporarily():  # this module may be imported while a graph is traced
     BEYOND = int(torch.tensor(1e4, dtype=torch.float32, device="cpu").to(torch.float8_e4m3fn).view(torch.uint8))
-"""What torch makes of numbers too large for a float8_e4m3fn: 126, the largest; 127, NaN, in torch 2.11."""
+"""The bits of torch's conversion of a number too large for float8_e4m3fn: 126, the largest number, or 127, NaN, in
+torch 2.11."""
 
 _COMBINE = {
     "pt_add": "a + b", "pt_mul": "a * b", "pt_or": "a | b", "pt_and": "a & b",
@@ -375,7 +376,7 @@ TEXTS: dict[str, str] = {_NAME.findall(text)[0]: f"@triton.jit\n{text.strip()}\n
 
 
 def needed(body: str) -> str:
-    """The helpers that `body` calls, and those that they call, in the order of the table."""
+    """The helpers that `body` calls, directly or indirectly, in the table's order."""
     called: set[str] = set()
     waiting = set(_NAME.findall(body))
     while waiting:

@@ -1,10 +1,10 @@
-"""Segment sums (segment_sums.py) whose programs search the indices for the points of a row, and add them up in their order.
+"""Segment sums (segment_sums.py) whose programs search the indices for the points of a row and add them up in order.
 
-first occurrence   launch 0 sets the table to zero; in launch 1 a program has a point: the first point of a row adds up all of the
-                   row and stores the sum; one that finds a point of its row before its own ends there
-owner computes     a program has a row, stores its sum, zeros where nothing falls on it: a launch alone
+first occurrence   launch 0 sets the table to zero; in launch 1 each program has a point: the first point of a row adds
+                   up the whole row and stores the sum; a program that finds an earlier point of its row returns
+owner computes     each program has a row and stores its sum, or zeros for a row without points; a single launch
 
-A program looks at `many` indices at once.
+A program examines `many` indices at once.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ POINT = "point"
 
 
 def first_occurrence(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """Zeros, and the sums in their places."""
+    """A launch that stores zeros, and one that stores the sums."""
     return TritonKernel((zeroed_table(kernel, facts, overlaps), FirstOccurrence(kernel, nest, config, facts, overlaps).build()))
 
 
 def owner_computes(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The sums of all rows."""
+    """One launch that stores the sums of all rows."""
     return TritonKernel((OwnerComputes(kernel, nest, config, facts, overlaps).build(),))
 
 
 class _IndexSearch:
-    """A launch in the making: `unit` has blocks of columns and one point at a time, `ahead` many points."""
+    """Builds a launch. `unit` has blocks of columns and one point at a time, `ahead` many points."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         table = table_of(kernel.loop)
@@ -59,7 +59,7 @@ class _IndexSearch:
         self.ahead = Body(kernel, Tile(replace(own, cutting=False), facts, (self.many,), ()), facts, prefix="m")
 
     def _add_points(self, condition: str) -> None:
-        """Adds up what falls on the row, block after block of indices while `condition` holds."""
+        """Adds up the row's points, block after block of indices, while `condition` holds."""
         unit, out = self.unit, self.unit.out
         out.line(f"total = tl.full({unit.tile.shape(unit.tile.all_dims)}, 0.0, {text.value_type(self.table.store.value.dtype)})")
         out.line("first = 0")
@@ -68,8 +68,8 @@ class _IndexSearch:
             out.line("first += MANY")
 
     def _block(self, condition: str) -> None:
-        """Adds those of the next points that fall on the row, each found as the nearest after the one before while that is on
-        its way."""
+        """Adds the row's points in the current block of indices. The search for the next point overlaps with loading
+        the current one."""
         unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
         scope.lines.append(f"many = first + tl.arange(0, MANY){self.wide}")
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
@@ -88,7 +88,7 @@ class _IndexSearch:
             unit.flush(inner)
 
     def _row_of_point(self, body: Body, roots: Sequence[Node], scope: Scope) -> list[str]:
-        """The row on which a point falls, and the conditions under which it does; `roots`: its index and mask."""
+        """The row of a point, and the conditions under which the point counts. `roots` are its index and mask."""
         names = [body.emit(node, scope) for node in roots]
         return [*names, *body.guards(roots[:1])]
 
@@ -96,7 +96,7 @@ class _IndexSearch:
         self.table.store_total(self.unit, self.unit.tile.masks(self.unit.tile.all_dims))
 
     def _launch(self, each: sympy.Expr) -> Launch:
-        """The launch of programs that have one of `each` and a block of columns."""
+        """The launch of programs that each have one of `each` and a block of columns."""
         unit = self.unit
         unit.body.error |= self.ahead.error
         unit.body.quotients |= self.ahead.quotients
@@ -118,7 +118,7 @@ class FirstOccurrence(_IndexSearch):
         return self._launch(points)
 
     def _own_row(self) -> None:
-        """The ROW on which the program's point falls; one that falls on none ends here."""
+        """Emits ROW, the row of the program's point; a program whose point has no row returns."""
         unit, scope = self.unit, Scope()
         scope.lines.append(f"{self.table.points.symbol} = {POINT}")
         row, *conditions = self._row_of_point(unit.body, self.table.own, scope)

@@ -1,7 +1,7 @@
-"""Generated kernels without a GPU: their launches on CPU tensors under Triton's interpreter.
+"""Runs generated kernels without a GPU: their launches on CPU tensors under Triton's interpreter.
 
-Triton decides when it is imported whether functions are interpreted: TRITON_INTERPRET=1 must stand in the environment by
-then. What its interpreter lacks or goes through one element at a time is computed by torch and numpy (standins.py).
+Triton decides when it is imported whether functions are interpreted, so TRITON_INTERPRET=1 must be set by then. torch
+and numpy compute what its interpreter lacks or does one element at a time (standins.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def available() -> bool:
 
 
 def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mapping[str, int]) -> int:
-    """Runs the launches on `tensors` (by name; the first element is the buffer's first) with the integers `values`. Returns the
-    number of a run-time check that failed, or 0. Raises RuntimeError in a process that compiles Triton functions."""
+    """Runs the launches on `tensors` (by name, starting at the buffer's first element) with the integers `values`.
+    Returns the number of a failed run-time check, or 0. Raises RuntimeError in a process that compiles Triton
+    functions."""
     if not available():
         raise RuntimeError(
             "Triton kernels cannot be interpreted in this process: set TRITON_INTERPRET=1 in its environment before it starts."
@@ -52,7 +53,7 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
             run_grid(*args, **dict(launch.constants))
     for memory, kind in zip(scratch, kernel.scratch, strict=True):
         if kind.zeroed and bool(memory.view(torch.uint8).any()):
-            raise AssertionError("a kernel left scratch memory that it must leave zero with something in it")
+            raise AssertionError("a kernel left scratch memory nonzero that it must leave zero")
     return int(error)
 
 
@@ -100,7 +101,7 @@ def _function(launch: Launch) -> Any:
 
 
 def _integer(value: int, kind: str) -> Any:
-    """A scalar argument of Triton's type `kind`, which would else follow from its value."""
+    """A scalar argument of Triton's type `kind`, which Triton would otherwise derive from its value."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 

@@ -1,9 +1,9 @@
-"""What the Triton generator hands out: launches, each one module text with one kernel, and the scratch memory they share.
+"""The Triton generator's results: launches, each one source text with one kernel, and the scratch memory they share.
 
     tensors, integers ──► launch 0 ──► (scratch) ──► launch 1
 
 The launches of a TritonKernel run one after another on one stream. Grid and scratch sizes are sympy expressions in the
-kernel's size symbols, made of +, *, floor-division, Min and Max.
+kernel's size symbols, made of +, *, floor division, Min and Max.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from polytile.problem import digest
 
-if TYPE_CHECKING:  # processes that compile import neither
+if TYPE_CHECKING:  # compiler processes import neither
     import sympy
     import torch
 
@@ -23,8 +23,8 @@ KERNEL = "polytile_kernel"
 
 
 class Kind(enum.Enum):
-    """What an argument of a launch is. ERROR is one int32 in memory that the kernel sets to the number (from 1) of a
-    run-time check that failed, and otherwise leaves alone. A DESCRIPTOR tells hardware where the blocks of a matrix are."""
+    """The kind of a launch argument. ERROR is an int32 in memory, which the kernel sets to the number (from 1) of a
+    failed run-time check. A DESCRIPTOR tells the hardware where the blocks of a matrix are."""
 
     TENSOR = "tensor"
     SYMBOL = "symbol"
@@ -35,9 +35,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Argument:
-    """One run-time argument of the function, in order: `name` is that in the source and, for tensors and symbols, in the
-    LoopKernel; `index` numbers scratch and descriptors; `type` is Triton's ("*bf16", "*i1", "i32", "i64",
-    "tensordesc<bf16[128,64]>")."""
+    """One run-time argument of the function, in order.
+
+    `name` is its name in the source and, for tensors and symbols, in the LoopKernel. `index` numbers scratch memory and
+    descriptors. `type` is Triton's ("*bf16", "*i1", "i32", "i64", "tensordesc<bf16[128,64]>").
+    """
 
     kind: Kind
     name: str
@@ -47,9 +49,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Device memory for the duration of one call: `size` elements of `dtype`, which may be 0. `zeroed`: all bits must be
-    zero before the first launch; the kernel then leaves it zero again, so that memory kept from call to call on one
-    stream needs zeroing once only."""
+    """Device memory for the duration of one call: `size` elements of `dtype`, possibly 0. `zeroed` memory must be all
+    zero before the first launch, and the kernel leaves it so. Memory reused on one stream thus needs zeroing only once."""
 
     dtype: torch.dtype
     size: sympy.Expr
@@ -58,9 +59,9 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The matrix `tensor`, whose elements lie side by side along its rows, as hardware copies blocks of it (TMA): its rows and
-    columns, how many elements its rows are apart, and rows and columns of a block. It is made on the host for each launch and
-    passed by value."""
+    """The matrix `tensor`, contiguous along its rows, whose blocks the hardware copies (TMA): its shape (rows,
+    columns), the elements from one row to the next, and the shape of a block. The host makes the descriptor for each
+    launch and passes it by value."""
 
     tensor: str
     shape: tuple[sympy.Expr, sympy.Expr]
@@ -70,12 +71,32 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `source` imports triton and tl alone; `arguments` are what is passed, in order; `constants` are the
-    constexpr parameters that follow them; `divisible` has the powers of two up to 16 that divide arguments, by name (integers:
-    their value; pointers: their address). A grid with a dimension of 0 launches nothing. `overlaps`: the kernel itself waits
-    for the one before it on the stream ahead of its first access to memory, and may be started before that one has ended.
-    `cluster`: so many programs that follow each other run at the same time and may wait for each other. `own`: what a config says
-    to one maker's compiler alone."""
+    """One kernel launch. A grid with a dimension of 0 launches nothing.
+
+    Attributes
+    ----------
+    source : str
+        Imports only triton and tl.
+    arguments : tuple of Argument
+        The arguments, in order.
+    constants : tuple of (str, int)
+        The constexpr parameters that follow them.
+    divisible : tuple of (str, int)
+        Powers of two up to 16 that divide arguments: the value of an integer, the address of a pointer.
+    num_warps, num_stages : int
+        Triton's options.
+    grid : tuple of sympy.Expr
+        The launch grid.
+    overlaps : bool
+        Whether the kernel waits for the preceding one on the stream before its first memory access, so that it may
+        start before that one has ended.
+    descriptors : tuple of Descriptor
+        The descriptors among the arguments.
+    cluster : int
+        Number of consecutive programs that run concurrently and may synchronise.
+    own : tuple of (str, int)
+        Options for one vendor's compiler.
+    """
 
     source: str
     arguments: tuple[Argument, ...]
@@ -96,22 +117,22 @@ class Launch:
 
     @property
     def identity(self) -> str:
-        """Digest of everything that decides the compiled code (not the grid)."""
+        """Digest of everything that determines the compiled code (without the grid)."""
         parts = (self.source, self.arguments, self.constants, self.divisible, self.num_warps, self.num_stages, self.own)
         return digest(repr(parts))
 
 
 @dataclass(frozen=True)
 class TritonKernel:
-    """A generated kernel: what to launch, in order, and the scratch memory shared by the launches."""
+    """A generated kernel: its launches, in order, and the scratch memory that they share."""
 
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...] = ()
 
     @property
     def text(self) -> str:
-        """All that decides what the kernel does, in one text. Comments are left out: the same kernel from another operator is the
-        same."""
+        """Everything that determines what the kernel does, as one text. Comments are omitted, so that equal kernels of
+        different operators have equal texts."""
         return repr((tuple(replace(launch, source=_code(launch.source)) for launch in self.launches), self.scratch))
 
 

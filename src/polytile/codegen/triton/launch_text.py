@@ -1,4 +1,5 @@
-"""The text of a launch around its lines: imports, helpers, a comment, and the signature, by which it gets what the lines name."""
+"""The text of a launch around its lines: imports, helpers, a comment, and the signature, whose parameters are what the
+lines use."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from polytile.schedule.facts import Facts
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 WAIT = ("gdc_wait()", "gdc_launch_dependents()")
-"""Lines that wait for the kernel before, and let the next one's programs be placed."""
+"""Lines that wait for the preceding kernel, and that allow the next one's programs to be scheduled."""
 
 
 def arguments(
     tensors: Iterable[TensorArg], integers: Iterable[str], scratch: Mapping[int, torch.dtype], facts: Facts, error: bool
 ) -> list[Argument]:
-    """What a launch may be given: tensors, the integers whose value the facts do not know, scratch memory by number and, where it
-    checks anything (`error`), the word for that."""
+    """The possible arguments of a launch: tensors, integers whose value the facts do not determine, scratch memory by
+    number and, with run-time checks (`error`), their word."""
     integer = "i64" if facts.wide else "i32"
     given = [Argument(Kind.TENSOR, tensor.name, text.pointer_type(tensor.dtype)) for tensor in tensors]
     given += [Argument(Kind.SYMBOL, name, integer) for name in integers if name not in facts.values]
@@ -37,7 +38,7 @@ def arguments(
 def with_quotients(
     lines: Iterable[str], symbols: Iterable[sympy.Symbol], quotients: Collection[sympy.Symbol], facts: Facts
 ) -> list[str]:
-    """The lines after those that define the `quotients` among the symbols of a launch's integers."""
+    """The lines, preceded by definitions of the `quotients` among the launch's integers."""
     return [*(f"{quotient(s, facts)} = {s} // {facts.divisor(s.name)}" for s in symbols if s in quotients), *lines]
 
 
@@ -50,7 +51,7 @@ def launch(
     comment: Iterable[str], lines: Sequence[str], given: Iterable[Argument], constants: Mapping[str, int], facts: Facts,
     overlaps: bool, **more: Any,
 ) -> Launch:  # fmt: skip
-    """The launch of a function of these `lines`, which is `given` these arguments; `more` are other fields of Launch."""
+    """The launch of a function with these `lines` and the arguments `given`; `more` are further fields of Launch."""
     given, body = tuple(given), "\n".join("    " + line for line in lines or ["pass"])
     head = [*[argument.name for argument in given], *[f"{name}: tl.constexpr" for name in constants]]
     function = "\n".join([*comment, "@triton.jit", f"def {KERNEL}({', '.join(head)}):", body])
@@ -61,7 +62,7 @@ def launch(
 
 
 def _divisor(argument: Argument, facts: Facts) -> int:
-    """The power of two up to 16 that is known to divide an argument: a pointer's address, an integer's value."""
+    """The power of two up to 16 known to divide an argument: a pointer's address, an integer's value."""
     if argument.kind in (Kind.TENSOR, Kind.SYMBOL):
         return facts.divisor(argument.name)
     return 16 if argument.kind is Kind.SCRATCH else 1

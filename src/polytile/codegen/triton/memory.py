@@ -1,4 +1,4 @@
-"""Loads and stores as Triton: an offset block, the conditions under which it is touched, and a hint for the cache."""
+"""Loads and stores in Triton: an offset block, the conditions of the access, and a cache hint."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from polytile.codegen.triton.tile import Dim
 
 ATOMICS = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
-"""Types that are added to memory in one step."""
+"""Types that can be added to memory atomically."""
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
-    """The value of a load in its compute type; the load itself may stand further up."""
+    """The value of a load in its compute type; the load itself may have been emitted earlier."""
     if id(node) not in scope.fetched:
         return _computed(body, node, fetch(body, node, scope))
     return _computed(body, node, scope.fetched[id(node)])
 
 
 def fetch(body: Body, node: Load, scope: Scope) -> str:
-    """The load itself: elements as memory holds them."""
+    """The load itself, in the storage type."""
     line = body.line_of(node)
     if line is not None and not body.tile.even(line):
         return _along_line(body, node, line, scope)
@@ -42,13 +42,14 @@ def fetch(body: Body, node: Load, scope: Scope) -> str:
         at = _spread(body, at, body.place_dims(node.index, node.indirect), dims)
     masks = " & ".join(conditions + body.tile.masks(dims))
     hint = _eviction(body, node, dims)
-    if line is not None:  # as a whole block: what its rows share is loaded once, by the threads that need it
+    if line is not None:  # as a whole block: each thread loads the values shared by its rows once
         at = _spread(body, at, dims, body.tile.all_dims)
     return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, {_other(body, node)}" if masks else "") + hint + ")"
 
 
 def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
-    """A load that varies along one dimension of several as a vector: what is laid out anew for the block is no more than that."""
+    """Loads a value that varies along one of several dimensions as a vector, so that the layout conversion for the
+    block covers no more than that vector."""
     (axis,) = dim.axes
     line = f"{axis.symbol}_line"
     count = f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if body.facts.wide else "")
@@ -62,17 +63,17 @@ def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
 
 
 def _other(body: Body, node: Load) -> str:
-    """What a load gives where its mask does not hold; of an integer Triton makes no 8-bit float."""
+    """The result of a load where its mask does not hold. Triton cannot convert an integer to an 8-bit float."""
     return "other=0.0" if body.kernel.storage(node.buffer) in FLOAT8 else "other=0"
 
 
 def plain(body: Body, node: Load) -> bool:
-    """Whether elements are computed with as memory holds them."""
+    """Whether elements are computed in their storage type."""
     return node.dtype == body.kernel.storage(node.buffer)
 
 
 def _computed(body: Body, node: Load, loaded: str) -> str:
-    """Loaded elements in the type in which the node is computed."""
+    """Loaded elements in the node's compute type."""
     if plain(body, node):
         return loaded
     stored = body.kernel.storage(node.buffer)
@@ -81,29 +82,29 @@ def _computed(body: Body, node: Load, loaded: str) -> str:
 
 
 def _eviction(body: Body, node: Load, dims: frozenset[Dim]) -> str:
-    """What is read again by a later pass or by other programs stays in the cache; the last read of what a pass before has
-    brought in lets it go."""
+    """The eviction hint: data that a later pass or other programs read again stays in the cache; the last read of data
+    from an earlier pass releases it."""
     if id(node) in body.again or (shared(body, node) and dims and not node.indirect):
         return ', eviction_policy="evict_last"'
     return ', eviction_policy="evict_first"' if body.last and not shared(body, node) else ""
 
 
 def shared(body: Body, node: Load) -> bool:
-    """Whether points of the loop share what a load brings."""
+    """Whether several points of the loop share an element of the load."""
     loop = body.kernel.loop
     return not {a.symbol for a in loop.axes + loop.reduced} <= node.index.free_symbols
 
 
 def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> str:
-    """An offset that varies along `have` as a block that is full along `want`."""
+    """Expands an offset that varies along `have` to a block that is full along `want`."""
     if have == want or not want:
         return at
     return f"({at}) + tl.zeros({body.tile.shape(want)}, tl.int32)"
 
 
 def store(body: Body, store: Store, scope: Scope) -> None:
-    """Adds the line of one store, whose values the scope knows. An accumulating one is made at every point, a plain one once
-    where it does not vary."""
+    """Emits one store, whose values are known in the scope. An accumulating store is made at every point; a plain one
+    is made once along dimensions that it does not vary with."""
     at = body.place(store.index, store.indirect, scope)
     own = body.place_dims(store.index, store.indirect)
     dims = own | body.dims(store.value) | (body.dims(store.mask) if store.mask is not None else frozenset())

@@ -1,6 +1,8 @@
-"""Triton text of every IR operation: {0}, {1}, ... are operands, {T} the result's type. Names that begin with `pt_` are helper
-functions (helpers.py). Where a table is by type, a float32 operation may be approximate within a few units in the last
-place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero."""
+"""Triton text of every IR operation: {0}, {1}, ... are operands, {T} is the result's type.
+
+Names that begin with `pt_` are helper functions (helpers.py). In tables by type, a float32 operation may be approximate
+to within a few units in the last place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ FAST: dict[str, str] = {
     "exp": "pt_exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})", "erf": "pt_erf({0})",
 }  # fmt: skip
-"""Instead of FLOATS where no tensor of the kernel has more than 16 bits an element: errors of 2⁻²⁰ are far below them."""
+"""Replaces FLOATS if no tensor of the kernel has more than 16 bits per element: errors of 2⁻²⁰ are far below their
+precision."""
 
 INTEGERS: dict[str, str] = {
     "floordiv": "pt_int_floordiv({0}, {1})", "truncdiv": "pt_int_truncdiv({0}, {1})",
@@ -67,17 +70,19 @@ BOOLS: dict[str, str] = {
     "ge": "{0} | ({1} == 0)", "signbit": "{0} != {0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",
     **dict.fromkeys(("abs", "sign", "floor", "ceil", "trunc", "round"), "{0}"),
 }  # fmt: skip
-"""What operations mean for operands that are bool."""
+"""Operations on bool operands."""
 
 FLOAT8 = {torch.float8_e5m2: "pt_float8e5", torch.float8_e4m3fn: "pt_float8e4nv"}
 NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
-"""Integer types whose arithmetic Triton may widen: results are cut back."""
+"""Integer types whose arithmetic Triton may widen, so results are cast back."""
 
 
 def summed_exponentials(nodes: Iterable[Node], roots: Iterable[Node]) -> frozenset[int]:
-    """exp(x - max x) of which only the sum is asked for, by the `nodes` and as one of the `roots`. They may be FAST in float32
-    too, as in sums that go on from block to block: off by 2⁻²² + |x - max x|·2⁻²⁴ of themselves, and what is far below the
-    largest term adds little."""
+    """Ids of the exp(x - max x) among `nodes` that are used only in sums and are not among `roots`.
+
+    These may be FAST in float32 too, like the sums that run over blocks: their relative error is 2⁻²² + |x - max
+    x|·2⁻²⁴, and terms far below the largest one contribute little.
+    """
     nodes = tuple(nodes)
     others = {id(child) for node in nodes if not (isinstance(node, Reduce) and node.kind == "sum") for child in node.children}
     others.update(map(id, roots))
@@ -87,8 +92,8 @@ def summed_exponentials(nodes: Iterable[Node], roots: Iterable[Node]) -> frozens
 
 
 def is_total(node: Node) -> bool:
-    """Whether a value in float32 is a sum over a row of exp(x - max x), by which all of the row is divided: once it is 1 over it
-    that all are multiplied with."""
+    """Whether a float32 value is a row's sum of exp(x - max x), the divisor of all of the row. Its reciprocal is then
+    computed once, and multiplied."""
     if node.dtype != torch.float32:
         return False
     if isinstance(node, Part):
@@ -107,7 +112,7 @@ def _below_zero(node: Op) -> bool:
 
 
 def text(node: Op, args: list[str], fast: bool) -> str:
-    """The expression of `node` on operands `args`, each of them a name or in parentheses; `fast`: see FAST."""
+    """The expression of `node` on operands `args`, each a name or parenthesised. `fast`: see FAST."""
     source = node.args[0].dtype
     if node.name == "cast":
         return convert(args[0], source, node.dtype)
@@ -131,7 +136,7 @@ def _table(source: torch.dtype, fast: bool) -> dict[str, str]:
 
 
 def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
-    """The value `arg` of type `source` as one of type `target`, the way torch converts."""
+    """Converts the value `arg` from type `source` to `target`, as torch does."""
     if source == target:
         return arg
     if target == torch.bool:

@@ -1,6 +1,7 @@
-"""Uniform random numbers of whole blocks: four neighbours are the words of one counter, which is computed once.
+"""Uniform random numbers of whole blocks: four consecutive numbers are the words of one counter, computed once.
 
-Where a block's fastest dimension walks the offset in steps of 1, and begins at a multiple of 4 (see ir/philox.py)
+Applies where a block's fastest dimension advances the offset in steps of 1 and starts at a multiple of 4 (see
+ir/philox.py):
 
     counters   first // 4 + [0, X / 4)        a quarter of the block
     numbers    [X / 4] counters → [X / 4, 2, 2] words → [X] numbers
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from polytile.codegen.triton.body import Body, Scope
 
 WORDS = 4
-"""Numbers of one counter."""
+"""Numbers per counter."""
 
 
 def uniforms(body: Body, node: Op, scope: Scope) -> str | None:
-    """The value of a `philox_uniform` by counters of a quarter of the block; None where its offset does not allow it."""
+    """The value of a `philox_uniform` from counters for a quarter of the block; None if its offset does not allow it."""
     seed, offset = node.args
     if not isinstance(offset, Index) or body.dims(seed) or not body.dims(node):
         return None

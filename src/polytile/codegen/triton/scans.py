@@ -1,7 +1,7 @@
-"""Triton of scans: the inclusive prefix of a block along its reduced dimension, alone or after the blocks before it.
+"""Scans in Triton: the inclusive prefix of a block along its reduced dimension, alone or after the preceding blocks.
 
-A scan's value in the current block is its prefix there, combined with the carry: what all blocks before come to. cummax and
-cummin carry the index of the extreme as well.
+A scan's value in the current block is its prefix there combined with the carry, the total of all preceding blocks.
+cummax and cummin also carry the index of the extreme.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def carries(body: Body, scan: Scan) -> list[str]:
 
 
 def start(body: Body, scan: Scan, scope: Scope) -> None:
-    """Carries before the first block."""
+    """Initialises the carries before the first block."""
     shape = body.tile.shape(body.tile.parallel_dims)
     for name, (dtype, value) in zip(carries(body, scan), starts(scan), strict=True):
         literal, kind = text.literal(value, dtype), text.value_type(dtype)
@@ -40,13 +40,13 @@ def start(body: Body, scan: Scan, scope: Scope) -> None:
 
 
 def prepare_whole(body: Body) -> None:
-    """Tells `body` how scans are made of rows that a block holds whole."""
+    """Registers with `body` how to compute scans of rows that a block holds completely."""
     for scan in body.nest.scans:
         _prepare(body, scan, carried=False)
 
 
 def prepare_carried(body: Body, scans: list[Scan]) -> None:
-    """Tells `body` how scans are made of blocks with a carry."""
+    """Registers with `body` how to compute scans block by block with a carry."""
     for scan in scans:
         _prepare(body, scan, carried=True)
 
@@ -66,7 +66,7 @@ def names(body: Body, scan: Scan) -> list[str]:
 
 
 def _results(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
-    """Both results of one extreme, made once a scope."""
+    """Both results of an extreme, computed once per scope."""
     if id(scan) not in scope.names:
         _prefix(body, scan, scope, carried)
         scope.names[id(scan)] = names(body, scan)[0]
@@ -74,8 +74,7 @@ def _results(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
 
 
 def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
-    """Adds the lines of the prefix of the current block, after all before it where `carried`; returns the variables that hold
-    it."""
+    """Emits the prefix of the current block, combined with the preceding blocks if `carried`; returns its variables."""
     results = prefix(body, scan, scope)
     if carried:
         scope.lines.append(f"{', '.join(results)} = {COMBINE[scan.kind]}({', '.join(carries(body, scan) + results)})")
@@ -83,7 +82,7 @@ def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
 
 
 def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
-    """Adds the lines of the prefix of the current block alone; returns the variables that hold it."""
+    """Emits the prefix of the current block alone; returns its variables."""
     if scan.kind not in COMBINE:
         raise LoweringError(f"the scan {scan.kind!r} has no Triton form; the operator runs as a library call.")
     (axis,) = body.tile.reduced_at or (0,)
@@ -98,14 +97,14 @@ def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
 
 
 def masked(body: Body, node: Node, neutral: bool | int | float, scope: Scope) -> str:
-    """An argument as a full block, neutral outside of the row."""
+    """An argument as a full block, neutral outside the row."""
     value = body.full(node, body.tile.all_dims, scope)
     condition = " & ".join(body.tile.masks(body.tile.all_dims - body.tile.parallel_dims))
     return f"tl.where({condition}, {value}, {text.literal(neutral, node.dtype)})" if condition else value
 
 
 def carry(body: Body, scans: list[Scan], scope: Scope) -> None:
-    """Lines that take the carries past the current block: to its last element, which stands after all others."""
+    """Emits the update of the carries to the last element of the current block, which includes all others."""
     for scan in scans:
         results = names(body, scan)
         if not body.tile.reduced_at:

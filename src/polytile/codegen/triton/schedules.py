@@ -1,10 +1,10 @@
-"""The launches whose programs share no rows: how each goes through the points or rows of its block.
+"""The launches whose programs share no rows, and how each processes the points or rows of its block.
 
 pointwise    every point of the block at once
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
-looped       reduction or scan: block after block along the row, once for each pass
+looped       reduction or scan: block after block along the row, once per pass
 
-What the schedules are, when each is legal and what it costs: schedule/gpu/catalogue.py.
+schedule/gpu/catalogue.py describes the schedules, when each is legal and what it costs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from polytile.schedule.nest import Nest
 
 
 def pointwise(unit: Unit) -> None:
-    """Every point of the block at once; whole blocks without masks where those would part vectors."""
+    """Every point of the block at once. Where masks would split vectors, whole blocks run without masks."""
     unit.place()
-    if not unit.parted:
+    if not unit.masks_split_vectors:
         points(unit, unit.scope)
         return
     with unit.whole():
@@ -41,15 +41,15 @@ def pointwise(unit: Unit) -> None:
 
 
 def points(unit: Unit, scope: Scope) -> None:
-    """What a pointwise loop does at the block's points."""
+    """Emits the stores of a pointwise loop at the block's points."""
     unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], scope)
     unit.body.stores(unit.kernel.loop.stores, scope)
     unit.flush(scope)
 
 
 def persistent(unit: Unit) -> None:
-    """Rows held in registers: what one pass computes, later ones use. Where a multiprocessor is to hold several programs of
-    columns, elements of 16 bits are held as they are."""
+    """Rows held in registers: later passes use the values of earlier ones. If a multiprocessor must hold several
+    programs of columns, 16-bit elements are kept packed."""
     for dim in unit.tile.reduced if unit.schedule.blocks.resident else ():
         unit.body.recomputed += unit.positions(dim, unit.block_at(dim, ZERO))
     unit.place()
@@ -60,11 +60,11 @@ def persistent(unit: Unit) -> None:
 
 
 def whole_rows(unit: Unit, scope: Scope) -> None:
-    """All passes over rows that the block holds, but for sums across rows."""
+    """Emits all passes over rows that the block holds, except column sums."""
     nest = unit.nest
     scans.prepare_whole(unit.body)
     unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
-    unit.fetch(picked(nest), scope)
+    unit.fetch(gathered_row_loads(nest), scope)
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
@@ -76,8 +76,8 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
 
 
 def stored(unit: Unit, k: int, scope: Scope) -> None:
-    """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
-    store may change it."""
+    """Emits the stores of pass k, except column sums, which are added up later. The loads that these need come first,
+    since a store may overwrite them."""
     stores, written = unit.nest.stores_in(k), unit.kernel.loop.writes()
     needed = expr.loads(*[root for store in stores if store.is_segment_sum for root in store.roots])
     summed = {id(load) for load in needed if load.buffer in written}
@@ -90,7 +90,7 @@ def stored(unit: Unit, k: int, scope: Scope) -> None:
 def looped(unit: Unit) -> None:
     """Pass after pass over the row."""
     unit.place()
-    unit.fetch(picked(unit.nest), unit.scope)
+    unit.fetch(gathered_row_loads(unit.nest), unit.scope)
     for k in range(unit.nest.passes + 1):
         unit.body.stores(unit.nest.row_stores(k), unit.scope)
         unit.flush(unit.scope)
@@ -99,8 +99,11 @@ def looped(unit: Unit) -> None:
 
 
 def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
-    """Pass k over the row or a share of it. The scope knows the results of its reductions after it; those of a share, whose
-    running values are returned, are not put together, and its scans go on from carries that are there."""
+    """Emits pass k over the row or a share of it.
+
+    For a whole row, the scope knows the results of the pass's reductions afterwards. For a share, the returned
+    reductions' running values are not combined, and its scans start from existing carries.
+    """
     nest, body, scope = unit.nest, unit.body, unit.scope
     reductions = [Reduction(body, r) for r in nest.reduces_in(k)]
     carried = nest.scans_in(k)
@@ -132,9 +135,9 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
 def sweep(
     unit: Unit, k: int, reductions: list[Reduction], share: Chunk | None, points: Callable[[Scope], None] = lambda _: None
 ) -> None:
-    """Goes through the blocks of pass k: lets each into `reductions`, then does what `points` adds at every point."""
+    """Iterates over the blocks of pass k: adds each to `reductions`, then emits what `points` does at every point."""
     scope = unit.scope
-    for node in entering(unit.nest, k):
+    for node in row_inputs(unit.nest, k):
         unit.body.emit(node, scope)
     for reduction in reductions:
         reduction.start(scope)
@@ -162,16 +165,15 @@ def sweep(
         unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
 
 
-def picked(nest: Nest) -> list[Node]:
-    """What is stored once for each row is made of these elements at indices from memory: two loads, of which one waits for the
-    other."""
+def gathered_row_loads(nest: Nest) -> list[Node]:
+    """The loads at indices from memory that a row's stores need: two dependent loads."""
     roots = [root for k in range(nest.passes + 1) for store in nest.row_stores(k) for root in store.roots]
     return [load for load in expr.loads(*roots) if load.indirect and not nest.in_pass(load)]
 
 
-def of_rows(nest: Nest) -> list[Node]:
-    """What passes need of the row alone and the loop writes: where several programs have it, one of them may store over it
-    before another has loaded it."""
+def overwritten_row_loads(nest: Nest) -> list[Node]:
+    """Values of the row alone that passes need and the loop overwrites. If several programs share the row, one of them
+    could overwrite such a value before another has loaded it."""
     roots = [root for k in range(nest.passes) for root in nest.roots_in(k)]
     return [load for load in expr.loads(*roots) if not nest.in_pass(load) and load.buffer in nest.loop.writes()]
 
@@ -182,8 +184,8 @@ def indices(nest: Nest, k: int) -> list[sympy.Expr]:
     return expressions + [store.index for store in nest.stores_in(k)]
 
 
-def entering(nest: Nest, k: int) -> list[Node]:
-    """What pass k needs of the row's own values, known before it begins."""
+def row_inputs(nest: Nest, k: int) -> list[Node]:
+    """The row's own values that pass k needs, known before it starts."""
     values: dict[int, Node] = {}
     for root in [*nest.roots_in(k), *[c for n in nest.nodes_in(k) for c in n.children]]:
         if not nest.in_pass(root) and not isinstance(root, Const):
@@ -192,7 +194,7 @@ def entering(nest: Nest, k: int) -> list[Node]:
 
 
 def reads_again(unit: Unit, k: int) -> set[int]:
-    """The loads of pass k that a later pass makes again."""
+    """The loads of pass k that a later pass repeats."""
 
     def loads(j: int) -> set[int]:
         stored = stored_before(unit.kernel, unit.nest, j)
@@ -202,7 +204,7 @@ def reads_again(unit: Unit, k: int) -> set[int]:
 
 
 def emit(unit: Unit) -> None:
-    """The text of a launch whose programs share no rows."""
+    """Emits a launch whose programs share no rows."""
     if unit.schedule.combine is Combine.NOTHING:
         pointwise(unit)
     elif unit.schedule.hold is Hold.REGISTERS:

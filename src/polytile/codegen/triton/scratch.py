@@ -1,4 +1,4 @@
-"""Launches that are loops like any other, over what the launches before have left in scratch memory."""
+"""Launches that are ordinary loops over what earlier launches have left in scratch memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polytile.schedule.nest import nest_of
 
 
 def on_scratch(kernel: LoopKernel, schedule: GpuSchedule, facts: Facts, overlaps: bool, numbers: Mapping[str, int]) -> Launch:
-    """The launch of `kernel`, of whose tensors some are scratch memory, by its numbers."""
+    """The launch of `kernel`, some of whose tensors are scratch memory, by their numbers."""
     known = replace(facts, aligned=facts.aligned | set(numbers))
     unit = Unit(kernel, replace(nest_of(kernel.loop), cutting=False), schedule, known, overlaps)
     emit(unit)

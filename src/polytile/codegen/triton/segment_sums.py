@@ -1,12 +1,12 @@
-"""Segment sums: loops that add up rows by an index, by stores of mode SEGMENT_SUM whose places values decide. What nothing falls
-on is zero. Sums are in the type of their terms, and rounded once.
+"""Segment sums: loops that add up rows by an index, by stores of mode SEGMENT_SUM at places that values determine.
+Elements without points are zero. Sums are accumulated in the dtype of their terms, and rounded once.
 
-atomic             launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than
-                   that of the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply
-                   stored
+atomic             launch 0 sets the table to zero, launch 1 adds every point atomically; if the table's dtype is
+                   narrower than that of the sums, both use scratch memory, and launch 2 stores its contents; a single
+                   point is simply stored
 first occurrence   the first point of a row adds up all points of the row (index_search.py)
-owner computes     the program that owns a row looks for its points (index_search.py)
-sorted             a launch sorts the points, the next one adds up those of each row (sorted_segments.py)
+owner computes     the program that owns a row searches for its points (index_search.py)
+sorted             one launch sorts the points, the next one adds up those of each row (sorted_segments.py)
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Nest
 
 WHOLE = pointwise(x=4096, warps=8)
-"""What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
+"""Schedule of launches over the whole table. With programs of 1024 elements, a 2 GB table of 16-bit elements takes as
+long as a 4 GB one of 32-bit elements."""
 TOTAL = "scratch0"
 ROW = "row"
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a store of sums by index writes: `rows` of `columns` elements; `points` is the axis of the indices, `along` that of
-    the columns."""
+    """The output of a store of sums by index: `rows` rows of columns. `points` is the axis of the indices, `along` that
+    of the columns."""
 
     store: Store
     rows: sympy.Expr
@@ -51,11 +52,11 @@ class Table:
 
     @property
     def own(self) -> tuple[Node, ...]:
-        """Of a point: its index and, if there is one, its mask."""
+        """A point's index and, if there is one, its mask."""
         return tuple(root for root in self.store.roots if root is not self.store.value)
 
     def index_loop(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
-        """A loop along `many`, which has the points of the table, that wants nothing but `own` of each."""
+        """A loop along `many`, which ranges over the table's points, that computes only `own` of each."""
         roots = expr.substitute(self.own, {self.points.symbol: many.symbol})
         return Loop(name, (many,), (), tuple(Store("asked", many.symbol, root) for root in roots), origins)
 
@@ -67,12 +68,12 @@ class Table:
 
 
 def has_segment_sums(loop: Loop) -> bool:
-    """Whether the loop stores sums whose places values decide."""
+    """Whether the loop stores sums at places that values determine."""
     return any(store.is_segment_sum and store.indirect for store in loop.stores)
 
 
 def size_of(loop: Loop) -> sympy.Expr:
-    """Elements of what the loop's one store of sums writes, as its checks of indices say."""
+    """Number of elements that the loop's only store of sums writes, according to its index checks."""
     (store,) = loop.stores
     last = {axis.symbol: axis.size - 1 for axis in loop.axes}
     for k, index in enumerate(store.indirect):
@@ -84,7 +85,7 @@ def size_of(loop: Loop) -> sympy.Expr:
 
 
 def table_of(loop: Loop) -> Table | None:
-    """The table of a loop that does nothing but add rows to it, each by one index; None for any other, and for one that never
+    """The table of a loop that only adds rows to it, each by one index; None for any other loop, and for one that never
     adds a row."""
     if len(loop.stores) != 1 or len(loop.axes) != 2 or loop.reduced or len(loop.stores[0].indirect) != 1:
         return None
@@ -100,7 +101,7 @@ def table_of(loop: Loop) -> Table | None:
 
 
 def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """Zeros, atomics, and the table in its own type."""
+    """Launches for zeros, atomics and the table in its own dtype."""
     (store,) = kernel.loop.stores
     dtype, everywhere, out = store.value.dtype, _everywhere(kernel), _table(kernel)
     total = TensorArg(TOTAL, dtype, "inout") if needs_scratch(kernel) else out
@@ -121,26 +122,26 @@ def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
 
 
 def points_of(config: Config) -> GpuSchedule:
-    """The blocks of points, or of columns, that a config of segment sums names."""
+    """The blocks of points, or of columns, in a config of segment sums."""
     return pointwise(**{name: int(value) for name, value in config.values if name in ("x", "y", "z", "warps")})
 
 
 def needs_scratch(kernel: LoopKernel) -> bool:
-    """Whether the table's own type is too narrow for sums under way."""
+    """Whether the table's own dtype is too narrow for running sums."""
     (store,) = kernel.loop.stores
     return not _distinct(kernel.loop) and _table(kernel).dtype != store.value.dtype
 
 
 def _distinct(loop: Loop) -> bool:
-    """Whether no two points fall on one element: indices are the same for all of them."""
+    """Whether no two points share an element: their indices are the same for all."""
     (store,) = loop.stores
     axes = {axis.symbol for axis in loop.axes}
     return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
 
 
 def begin_program(unit: Unit, name: str, count: str, columns: Dim) -> None:
-    """The number of the program's own row or point as `name`, of `count`, by the second and third axis of the grid, and its
-    block of `columns` by the first."""
+    """Emits the number of the program's row or point as `name`, below `count`, from the second and third axis of the
+    grid, and its block of `columns` from the first."""
     out, wide = unit.out, ".to(tl.int64)" if unit.facts.wide else ""
     out.line(f"{name} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
     with out.indented(f"if {name} >= {count}:"):
@@ -151,7 +152,7 @@ def begin_program(unit: Unit, name: str, count: str, columns: Dim) -> None:
 
 
 def zeroed_table(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
-    """Sets the table to zero."""
+    """A launch that sets the table to zero."""
     (store,) = kernel.loop.stores
     zeros = Store(store.buffer, _everywhere(kernel).symbol, expr.const(0.0, store.value.dtype))
     alone = LoopKernel(_over(kernel, zeros), (_table(kernel),), kernel.symbols)
@@ -164,7 +165,7 @@ def _table(kernel: LoopKernel) -> TensorArg:
 
 
 def _everywhere(kernel: LoopKernel) -> Axis:
-    """All elements of the table."""
+    """An axis over all elements of the table."""
     return Axis(sizes.axis("p0"), size_of(kernel.loop))
 
 

@@ -1,15 +1,15 @@
-"""The sorted segment reduction: segment sums (segment_sums.py) of points that a counting sort brings in the order of their rows:
-no atomics, no zeros that are stored before, and sums in an order that is the same every time.
+"""The sorted segment reduction: segment sums (segment_sums.py) of points that a counting sort orders by row. No
+atomics, no zeros stored beforehand, and a fixed order of summation.
 
-    launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the
-               programs of all chunks, a cluster, exchange their counts, and each knows where its own points of a row begin; how
-               many of the same row are before one it finds by comparing those that it has with each other
-    launch 1   a program has a block of columns of one row: it adds up its points, `y` at once, the numbers of the next of them on
-               their way meanwhile, and stores the sum, zeros where there is none
+    launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those in its `rows` rows; the
+               programs of all chunks, a cluster, exchange their counts, so that each knows where its own points of a
+               row start; comparing its points with each other gives each point's rank within its row
+    launch 1   each program has a block of columns of one row: it adds up the row's points, `y` at once, while it loads
+               the numbers of the next ones, and stores the sum, or zeros without points
 
-Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 the points that a program has matched, as their
-number in the chunk times `rows` and their row; 3 the counts that programs exchange: how many points of the chunk are before the
-rows, and up to each.
+Scratch memory: 0 holds the end of each row's points in 1, which lists them; 2 the points that a program has matched, as
+(number in the chunk) times `rows` plus row; 3 the counts that programs exchange: the chunk's number of points before
+the rows, and up to each of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from polytile.schedule.nest import Nest, nest_of
 
 ENDS, ORDER, MATCHED, COUNTS = range(4)
 SORTING, LISTED = 4, 64
-"""Warps of a program that sorts, and how many of the points that it has found it compares with each other at once."""
+"""Warps of a program that sorts; number of its points that it compares with each other at once."""
 UNKNOWN = sizes.axis("unknown")
-"""The size of what blocks may overhang at any size."""
+"""Size of axes whose blocks may overhang at any size."""
 
 
 def sorted_segment_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -52,7 +52,7 @@ def sorted_segment_reduction(kernel: LoopKernel, nest: Nest, config: Config, fac
 
 
 class _Sorted:
-    """A launch in the making."""
+    """Builds a launch."""
 
     def __init__(self, unit: Unit, config: Config, table: Table) -> None:
         self.unit, self.table, self.out = unit, table, unit.out
@@ -74,7 +74,7 @@ class PointSort(_Sorted):
         tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
         alone = LoopKernel(loop, tensors, kernel.symbols)
         unit = Unit(alone, nest_of(loop), pointwise(x=int(config["many"]), warps=SORTING), facts, overlaps)
-        self.many = Dim("MANY", (Axis(many.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may have none
+        self.many = Dim("MANY", (Axis(many.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may be empty
         unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.many,), ())
         unit.constants = {}
         super().__init__(unit, config, table)
@@ -99,7 +99,7 @@ class PointSort(_Sorted):
         return unit.launch(grid=(buckets * chunks, sizes.ONE, sizes.ONE), cluster=chunks)
 
     def _count(self) -> None:
-        """Counts the points that fall on each of the program's rows, and on all rows before."""
+        """Counts the points in each of the program's rows, and in all preceding rows."""
         unit, out, scope = self.unit, self.out, Scope()
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
         fallen, *others = [unit.body.emit(root, scope) for root in self.roots]
@@ -115,8 +115,8 @@ class PointSort(_Sorted):
         ])  # fmt: skip
 
     def _exchange(self) -> None:
-        """Shares with the others how many points of the chunk are before each row, and keeps the chunk's own: numbered from its
-        first point on, after the places for those of all rows before."""
+        """Publishes the chunk's number of points up to each row, and stores the chunk's own points, from the chunk's
+        first place on, after the places for those of preceding rows."""
         out, counts = self.out, self.memory(COUNTS)
         out.extend([
             f"told = {counts} + tl.program_id(0){self.wide} * (ROWS + 1)",
@@ -136,7 +136,8 @@ class PointSort(_Sorted):
             out.line(f"tl.store({self.memory(ENDS)} + row + rows, {ends}, mask=row + rows < {self.rows})")
 
     def _list(self) -> None:
-        """Lists the points: after those of the rows before, of their row in the chunks before, and of their row in the chunk."""
+        """Lists the points: after those of the preceding rows, those of their row in preceding chunks, and those of
+        their row earlier in the chunk."""
         out, matched = self.out, f"{self.memory(MATCHED)} + start"
         out.extend([
             "numbers = tl.arange(0, LISTED)[None, :]",
@@ -159,7 +160,7 @@ class PointSort(_Sorted):
 
 
 class SegmentReduction(_Sorted):
-    """Launch 1: `unit` has a block of columns, and Y of the points that the lists of a row say, at places that they say."""
+    """Launch 1: `unit` has a block of columns, and Y points from a row's list."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table) -> None:
         unit = Unit(kernel, nest, points_of(config), facts, overlaps)
@@ -184,19 +185,19 @@ class SegmentReduction(_Sorted):
         return unit.launch(grid=(count, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
 
     def _lists(self) -> None:
-        """Where the row's points are listed."""
+        """Emits the location of the row's list."""
         ends = self.memory(ENDS)
         self.out.line(f"begin = tl.load({ends} + {ROW} - 1, mask={ROW} > 0, other=0)")
         self.out.line(f"count = tl.load({ends} + {ROW}) - begin")
         self.out.line("numbers = tl.arange(0, Y)[:, None]")
 
     def _next(self, name: str, first: str) -> None:
-        """Y points of the row as `name`, from number `first` on."""
+        """Loads the numbers of Y points of the row as `name`, from position `first` on."""
         place = f"{self.memory(ORDER)} + begin + {first} + numbers"
         self.out.line(f"{name} = tl.load({place}, mask={first} + numbers < count, other=0)")
 
     def _block(self) -> None:
-        """Adds points whose numbers are there; those of the next are on their way meanwhile."""
+        """Adds the points whose numbers are loaded, while loading the next numbers."""
         unit, inner = self.unit, self.unit.scope.inner()
         self._next("following", "at + Y")
         inner.lines.append(f"{self.listed.mask} = at + numbers < count")

@@ -1,15 +1,15 @@
-"""The split schedule: `splits` programs share each block of rows, for few long rows. One launch for each pass:
+"""The split schedule: `splits` programs share each block of rows, for few long rows. One launch per pass:
 
-    launch k    combine what the programs of earlier passes have left in scratch memory; then pass k over the
-                program's own chunk of the row; leave the running values of its reductions in scratch memory
-    the last    where values of the row are stored after the last pass, that program of a row does it which comes last
+    launch k    combines the partial results of earlier passes from scratch memory; then runs pass k over the program's
+                own chunk of the row, and leaves its reductions' running values in scratch memory
+    the last    if values of the row are stored after the last pass, the last program of the row to arrive stores them
 
-Where a block is of many columns, what its programs leave is a lot: there the last program of each pass combines it for all of the
-next one's. Where there are many programs too, its registers would be too many for the others of its launch: a schedule
-that combines by a launch has finalise launches for it, with `finalise` columns a program.
+A block of many columns has many partial results; the last program of each pass then combines them for all programs of
+the next. If there are many programs too, that would need more registers than the rest of the launch: a schedule that
+combines by a launch then has finalise launches, with `finalise` columns per program.
 
-Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
-combines its chunk; the pass then starts from all the chunks before.
+Program 0 of a row stores the row's values between passes. Before a scan's pass, an extra launch computes the total of
+each chunk; the pass then starts from the totals of the preceding chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polytile.codegen.triton import scans
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.schedules import one_pass, picked, sweep
+from polytile.codegen.triton.schedules import gathered_row_loads, one_pass, sweep
 from polytile.codegen.triton.unit import Chunk, Unit, program
 from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
@@ -34,16 +34,16 @@ from polytile.schedule.gpu.scheduled import Last, Over, ScheduledLaunch, Schedul
 from polytile.schedule.nest import Form
 
 FINALISE_WARPS = 4
-"""Warps of a program of a finalise launch."""
+"""Warps per program of a finalise launch."""
 
 
 def split(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `loop` whose programs, `splits` of them, share each row."""
+    """The launches of `loop` in which `splits` programs share each row."""
     return Split(loop, facts, overlaps).build()
 
 
 class Split:
-    """A kernel in the making: its launches share the scratch memory of `memory`."""
+    """Builds the kernel. Its launches share the scratch memory of `memory`."""
 
     def __init__(self, loop: ScheduledLoop, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.schedule, self.launches = loop.kernel, loop.nest, loop.schedule, loop.launches
@@ -51,7 +51,7 @@ class Split:
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._whole: dict[int, list[int]] = {}
-        """Scratch memory of a reduction's results, where the last program of a pass combines them."""
+        """Scratch memory of a reduction's results, if the last program of a pass combines them."""
 
     def build(self) -> TritonKernel:
         return TritonKernel(tuple(map(self._launch, self.launches)), tuple(self.memory))
@@ -65,7 +65,7 @@ class Split:
     # launches --------------------------------------------------------------------------------------------------------
 
     def _unit(self, back: bool = False) -> tuple[Unit, Chunk]:
-        """A launch whose programs know their number among those of a row, and their chunk; `back`: the first program has the
+        """A launch whose programs know their index within a row, and their chunk. `back`: the first program has the
         last chunk of the last rows."""
         unit = Unit(self.kernel, self.nest, self.schedule, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
@@ -94,13 +94,13 @@ class Split:
             self._carry(unit, scan)
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
-            self._leave(unit, reduction, reduction.across(reduction.running()))
+            self._store_partial(unit, reduction, reduction.across(reduction.running()))
         if one.last is not Last.NOTHING:
             self._last_program(unit, reductions if one.last is Last.COMBINES else [])
         return unit.launch(self.splits)
 
     def _finalise(self, k: int) -> Launch:
-        """Combines what the programs of pass k have left; after the last pass stores the row's values."""
+        """Combines the partial results of pass k. After the last pass, stores the row's values."""
         blocks = replace(self.schedule.blocks, x=self.schedule.blocks.finalise, warps=FINALISE_WARPS)
         unit = Unit(self.kernel, self.nest, replace(self.schedule, blocks=blocks), self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
@@ -116,8 +116,8 @@ class Split:
         return unit.launch()
 
     def _last_program(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
-        """What the last program of a row does: it keeps the results of `reductions` for the next launch, or stores the row's
-        values. The barrier and the counter order all stores before its loads."""
+        """Emits the code of a row's last program: it stores the results of `reductions` for the next launch, or the
+        row's values. The barrier and the counter order all stores before its loads."""
         counter = unit.scratch(len(self.memory), torch.int32)
         self.memory.append(Scratch(torch.int32, sizes.product(unit.tile.tiles), zeroed=True))
         unit.out.line("tl.debug_barrier()")
@@ -126,7 +126,7 @@ class Split:
             unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
             inner = Scope()
             if not reductions:
-                unit.fetch(picked(self.nest), inner)
+                unit.fetch(gathered_row_loads(self.nest), inner)
             for reduction in reductions:
                 self._store_result(unit, reduction, inner)
             after = self.nest.row_stores(self.nest.passes) if not reductions else []
@@ -135,18 +135,18 @@ class Split:
             unit.flush(inner)
 
     def _totals(self) -> Launch:
-        """Every program combines what the scans go over in its chunk."""
+        """A launch in which every program computes the totals of its chunk for the scans."""
         unit, share = self._unit()
         totals = [Reduction(unit.body, scan) for scan in self.nest.scans]
         sweep(unit, 0, totals, share)
         for total in totals:
-            self._leave(unit, total, total.across(total.running()))
+            self._store_partial(unit, total, total.across(total.running()))
         return unit.launch(self.splits)
 
     # scratch memory --------------------------------------------------------------------------------------------------
 
     def _memory(self, unit: Unit, reduction: Reduction, part: int) -> str:
-        """The scratch memory of one part of what the programs leave: rows × splits of it."""
+        """The scratch memory of one part of the partial results, rows × splits elements."""
         key, dtype = (id(reduction.node), part), reduction.parts[part].dtype
         if key not in self._numbers:
             self._numbers[key] = len(self.memory)
@@ -154,22 +154,22 @@ class Split:
         return unit.scratch(self._numbers[key], dtype)
 
     def _place(self, unit: Unit, split: str) -> str:
-        """Where the value of the current rows and the program `split` stands: next to that of the next program where a row
-        is a line of memory, of the next row where rows are next to each other."""
+        """Offset of the value of the current rows and program `split`: adjacent to the next program's if a row is
+        contiguous in memory, adjacent to the next row's if rows are."""
         if self.nest.form is Form.ROW:
             return f"row * SPLITS + {split}"
         return f"{split} * ({unit.body.index(unit.rows)}) + row"
 
-    def _leave(self, unit: Unit, reduction: Reduction, value: str) -> None:
-        """Leaves a reduction's running values, the text `value`, in scratch memory."""
+    def _store_partial(self, unit: Unit, reduction: Reduction, value: str) -> None:
+        """Stores a reduction's running values, the text `value`, in scratch memory."""
         names = reduction.running("part")
         unit.out.line(f"{', '.join(names)} = {value}")
         mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         for k, name in enumerate(names):
             unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")
 
-    def _left(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
-        """The values that all programs of the rows have left, or those of the programs before this one, as blocks."""
+    def _partial_results(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
+        """The partial results of all programs of the rows, or of the programs before this one, as blocks."""
         at = unit.tile.reduced_at[-1]
         which = f"tl.arange(0, SPLITS){unit.tile.along(unit.tile.dims[at])}"
         masks = unit.tile.masks(unit.tile.parallel_dims) + ([f"({which} < split)"] if before else [])
@@ -180,13 +180,13 @@ class Split:
         return names
 
     def _load(self, memory: str, place: str, masks: list[str], other: str) -> str:
-        """The text of a load of what programs have left at `place`; `other` is there where the masks do not hold."""
+        """The text of a load of partial results at `place`, with `other` where the masks do not hold."""
         inside = f"{masked(masks)}, other={other}" if masks else ""
         return f'tl.load({memory} + ({place}){inside}, cache_modifier=".cg")'
 
     def _store_result(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
-        """Combines a reduction's results and stores them in scratch memory, one for each row."""
-        reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+        """Combines a reduction's results and stores them in scratch memory, one per row."""
+        reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
         numbers = self._whole[id(reduction.node)] = []
         mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         for name, dtype in reduction.results(Scope()):
@@ -195,22 +195,22 @@ class Split:
             scope.lines.append(f"tl.store({unit.scratch(numbers[-1], dtype)} + (row), {name}{mask})")
 
     def _load_results(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
-        """Adds to `scope` the results of the reductions that `roots` need."""
+        """Adds the results of the reductions that `roots` need to `scope`."""
         for node in _outermost(roots):
             if id(node) in scope.names:
                 continue
             reduction = Reduction(unit.body, node)
             if id(node) not in self._whole:
-                reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+                reduction.finish(self._partial_results(unit, reduction, scope, before=False), scope)
                 continue
             mask = masked(unit.tile.masks(unit.tile.parallel_dims))
             for (name, dtype), number in zip(reduction.results(scope), self._whole[id(node)], strict=True):
                 scope.lines.append(f"{name} = tl.load({unit.scratch(number, dtype)} + (row){mask})")
 
     def _carry(self, unit: Unit, scan: Scan) -> None:
-        """What a scan starts from: all that the programs before have combined."""
+        """Emits a scan's initial carry: the combined totals of the preceding programs."""
         reduction = Reduction(unit.body, scan)
-        left = self._left(unit, reduction, unit.scope, before=True)
+        left = self._partial_results(unit, reduction, unit.scope, before=True)
         (carry,) = scans.carries(unit.body, scan)
         unit.scope.lines.append(f"{carry} = {reduction.across(left)}")
 
@@ -224,7 +224,7 @@ def masked(conditions: Sequence[str]) -> str:
 
 
 def _outermost(roots: Iterable[Node]) -> list[Reduce]:
-    """The reductions that are reached from `roots` without passing another."""
+    """The reductions reached from `roots` without passing through another."""
     reductions: dict[int, Reduce] = {}
     stack, seen = list(roots), set()
     while stack:

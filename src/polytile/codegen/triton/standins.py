@@ -1,6 +1,6 @@
-"""What interpreted sources call in place of functions that Triton's interpreter lacks or goes through one element at a time.
+"""Replacements, in interpreted sources, of functions that Triton's interpreter lacks or computes one element at a time.
 
-Values are the interpreter's: a `tl.tensor` whose handle has a numpy array.
+Values are the interpreter's: a `tl.tensor` whose handle holds a numpy array.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REDUCED: dict[str, Callable[..., Any]] = {
     "pt_max": np.maximum.reduce, "pt_min": np.minimum.reduce, "pt_int_max": np.maximum.reduce,
     "pt_int_min": np.minimum.reduce,
 }  # fmt: skip
-"""Of combining functions (helpers.py) the reductions of numpy that do the same."""
+"""numpy's equivalents of combining functions (helpers.py)."""
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
@@ -35,7 +35,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _block(array: np.ndarray[Any, Any], like: Any) -> Any:
-    """The interpreter's value for `array`, of the element type of `like`."""
+    """Wraps `array` as an interpreter value with the element type of `like`."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -45,12 +45,12 @@ def _block(array: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 def interpreted_range(*bounds: Any, **_hints: Any) -> range:
-    """`range` over scalars, which are arrays of one element; what a loop tells the compiler besides means nothing here."""
+    """`range` over scalars, which are one-element arrays. Ignores hints to the compiler."""
     return range(*[int(_array(b).item()) if hasattr(b, "handle") else int(b) for b in bounds])
 
 
 def interpreted_reduce(value: Any, axis: int, combine: Any, keep_dims: bool = False) -> Any:
-    """`tl.reduce`: neighbours are combined until one is left, unless numpy has the very reduction."""
+    """`tl.reduce`: combines neighbours until one value is left, unless numpy has an equivalent reduction."""
     parts = value if isinstance(value, tuple) else (value,)
     own = _REDUCED.get(combine.fn.__name__)
     if own is not None:
@@ -64,7 +64,7 @@ def interpreted_reduce(value: Any, axis: int, combine: Any, keep_dims: bool = Fa
 
 
 def interpreted_scan(value: Any, axis: int, combine: Any) -> Any:
-    """`tl.associative_scan`: each element is combined with that 1, 2, 4, ... before it."""
+    """`tl.associative_scan`: combines each element with the one 1, 2, 4, ... before it."""
     parts = value if isinstance(value, tuple) else (value,)
     arrays = [np.moveaxis(_array(p), axis, 0).copy() for p in parts]
     step = 1
@@ -85,7 +85,7 @@ def _combined(
 
 
 def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
-    """`tl.sum`, by halves, as threads add up."""
+    """`tl.sum` by halves, as threads do."""
     array = np.moveaxis(_array(value), axis, 0)
     while len(array) > 1:
         array = array[0::2] + array[1::2]
@@ -99,7 +99,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "pt_cluster_wait": interpreted_cluster_barrier, "pt_dsmem_init": interpreted_dsmem_init,
     "pt_dsmem_send": interpreted_dsmem_send, "pt_dsmem_wait": interpreted_dsmem_wait, "pt_dsmem_read": interpreted_dsmem_read,
 }  # fmt: skip
-"""Functions of Triton, and what is called in place of each."""
+"""Triton functions and their replacements."""
 
 
 _FLOATS = {
@@ -110,7 +110,7 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def convert_float(data: np.ndarray[Any, Any], source: Any, target: Any, rounding: Any) -> np.ndarray[Any, Any]:
-    """The bits of floating-point numbers in another type, rounded to nearest as GPUs do; Triton's interpreter cuts them off."""
+    """The bits of floating-point numbers in another type, rounded to nearest as on GPUs. Triton's interpreter truncates."""
     from_, to = _FLOATS[str(source)], _FLOATS[str(target)]
     bits = np.ascontiguousarray(data).view(_BITS[from_.itemsize]).copy()
     converted = torch.from_numpy(bits.view(np.uint8)).view(from_).to(to)
@@ -127,7 +127,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Libdevice:
-    """Stands for `triton.language.extra.libdevice` in interpreted sources."""
+    """Replaces `triton.language.extra.libdevice` in interpreted sources."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _TORCH:
@@ -136,7 +136,7 @@ class Libdevice:
 
 
 def _apply(function: Callable[..., torch.Tensor], *args: Any) -> Any:
-    """`function` on the interpreter's tensors."""
+    """Applies `function` to the interpreter's tensors."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -150,8 +150,8 @@ def _apply(function: Callable[..., torch.Tensor], *args: Any) -> Any:
 
 @functools.cache
 def multiply_bfloat16() -> None:
-    """Puts a matrix product that knows bfloat16 in place of the interpreter's, which keeps such numbers as bits and would
-    multiply those."""
+    """Replaces the interpreter's matrix product by one that supports bfloat16. The interpreter stores bfloat16 as bits,
+    and would multiply those."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
@@ -170,8 +170,8 @@ def multiply_bfloat16() -> None:
 
 @functools.cache
 def spread_as_blocks() -> None:
-    """Gives a number that is spread over a block the block's type. The interpreter gives it the number's own, and takes what a
-    comparison says of two integers for one: Triton 3.9 refuses such masks."""
+    """Gives a scalar that is broadcast to a block the block's type. The interpreter keeps the scalar's type and then
+    treats a comparison of two integers as an integer, which Triton 3.9 rejects as a mask."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype, interpreter_builder
 

@@ -1,5 +1,6 @@
-"""What a later pass over a row reads from where an earlier one has stored it, instead of from all that it was computed from:
-after h = x + y is stored, the next pass loads h. A value of 16-bit storage comes back rounded, as in eager mode."""
+"""Store forwarding between passes over a row: a later pass loads a value that an earlier one has stored, instead of
+everything it was computed from. After h = x + y is stored, the next pass loads h. A value stored in 16 bits comes back
+rounded, as in eager mode."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from polytile.schedule.nest import Nest
 
 
 def stored_before(kernel: LoopKernel, nest: Nest, k: int) -> dict[Node, Store]:
-    """The values of pass k that earlier passes have stored, where reading them moves fewer bytes."""
+    """The values of pass k that earlier passes have stored, where loading them moves fewer bytes."""
     stored: dict[Node, Store] = {}
     for j in range(k):
         for store in nest.stores_in(j):
@@ -34,5 +35,5 @@ def _kept(kernel: LoopKernel, nest: Nest, store: Store) -> bool:
 
 
 def _bytes(kernel: LoopKernel, nodes: Iterable[Node]) -> int:
-    """Bytes that the loads among `nodes` read at a point."""
+    """Bytes that the loads among `nodes` read per point."""
     return sum(kernel.storage(n.buffer).itemsize for n in nodes if isinstance(n, Load))

@@ -23,7 +23,7 @@ POINTER_TYPE = {
     torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
 }  # fmt: skip
 LITERALS = (torch.float32, torch.int32, torch.int64)
-"""Types of which a plain literal beside a value of the type stands for that very value; floating ones are float32."""
+"""Types for which a plain literal beside a value of the type has exactly that value; floating-point literals are float32."""
 
 
 def value_type(dtype: torch.dtype) -> str:
@@ -39,7 +39,7 @@ def pointer_type(dtype: torch.dtype) -> str:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """The number as Python writes it."""
+    """The number as a Python literal."""
     if dtype == torch.bool:
         return str(bool(value))
     if not dtype.is_floating_point:

@@ -1,10 +1,10 @@
-"""Which part of a loop one Triton program works on: a block of up to three dimensions, the vector axis last.
+"""The part of a loop that one Triton program works on: a block of up to three dimensions, the vector axis last.
 
     POINTWISE   [z, y, x]   parallel axes; the rest are scalars of the program
     ROW         [x, r1, r]  rows, flattened; the next reduced axis; the vector axis
     COLUMN      [r1, r, x]  the two innermost reduced axes; the vector axis
 
-A dimension whose block is 1 is a scalar of the program and no dimension of the block.
+A dimension with a block of 1 is a scalar of the program, not a dimension of the block.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from polytile.schedule.nest import Form, Nest
 
 @dataclass(frozen=True)
 class Dim:
-    """Axes (flattened, where there are several) that blocks of `block` points divide. `name` is the constexpr of the block;
-    its lower case names variables. Where blocks are parts of larger ones, `whole` is the points of those, which may overhang
-    where parts divide the axes."""
+    """Axes (flattened if several) divided into blocks of `block` points. `name` is the block's constexpr; variables use
+    its lower case. If blocks are parts of larger ones, `whole` is the size of those. The larger ones may overhang even
+    where the parts divide the axes."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -41,7 +41,7 @@ class Dim:
 
     @property
     def variable(self) -> str:
-        """The position along the dimension: that of its axis, where there is one only."""
+        """The variable of the position along the dimension, named like its axis if there is only one."""
         return self.axes[0].symbol.name if len(self.axes) == 1 else self.name.lower()
 
     @property
@@ -51,8 +51,8 @@ class Dim:
 
 @dataclass(frozen=True)
 class Tile:
-    """The layout of one config: every parallel dimension, outermost first, and every reduced one in the order in which rows
-    are gone through. `whole`: no block overhangs."""
+    """The layout of one config: every parallel dimension, outermost first, and every reduced one in the order of
+    traversal. `whole`: no block overhangs."""
 
     nest: Nest
     facts: Facts
@@ -72,7 +72,7 @@ class Tile:
         return len(self.dims)
 
     def divided(self, schedule: GpuSchedule) -> Dim | None:
-        """The reduced dimension that programs all over the grid divide among themselves; None where they share no rows."""
+        """The reduced dimension that programs all over the grid divide among themselves; None if they share no rows."""
         named = (schedule.blocks.along or "r").upper() if schedule.chunked else None
         return next((dim for dim in self.reduced if dim.name == named), None)
 
@@ -98,17 +98,17 @@ class Tile:
         return tuple(k for k, d in enumerate(self.dims) if d.reduced)
 
     def shape(self, dims: frozenset[Dim]) -> str:
-        """A block's shape that is full along `dims` and 1 elsewhere."""
+        """Shape of a block that is full along `dims` and 1 elsewhere."""
         return "[" + ", ".join(d.name if d in dims else "1" for d in self.dims) + "]"
 
     def along(self, dim: Dim) -> str:
-        """Subscript that turns a vector into a block varying along `dim` alone."""
+        """Subscript that turns a vector into a block that varies only along `dim`."""
         if self.rank == 1:
             return ""
         return "[" + ", ".join(":" if d == dim else "None" for d in self.dims) + "]"
 
     def even(self, dim: Dim) -> bool:
-        """Whether the facts prove that blocks divide the dimension, so that nothing overhangs."""
+        """Whether the facts prove that blocks divide the dimension, so that none overhangs."""
         return self.whole or dim.block == 1 or divides(dim.whole or dim.block, dim.size, self.facts)
 
     def masks(self, dims: frozenset[Dim]) -> list[str]:
@@ -129,8 +129,8 @@ def blocks(size: sympy.Expr, block: int) -> sympy.Expr:
 
 
 def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
-    """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: its polynomial in the
-    quotients of the divisible integers has coefficients that all divide."""
+    """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: `block` divides all
+    coefficients of its polynomial in the quotients of the divisible integers."""
     known = with_facts(size, facts)
     if known.is_Integer:
         return bool(known % block == 0) and known > 0
@@ -140,7 +140,7 @@ def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
 
 
 def quotient(symbol: sympy.Symbol, facts: Facts) -> sympy.Symbol:
-    """What `symbol` is by the power of two that is known to divide it: n0_16 is n0 // 16."""
+    """The quotient of `symbol` by the power of two known to divide it: n0_16 is n0 // 16."""
     return sympy.Symbol(f"{symbol.name}_{facts.divisor(symbol.name)}", integer=True, positive=symbol.is_positive)
 
 
@@ -159,7 +159,7 @@ def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
 
 
 def tile_of(nest: Nest, schedule: GpuSchedule, facts: Facts) -> Tile:
-    """The layout that `schedule` names by its blocks: x, y, z, r and r1, each 1 unless given."""
+    """The layout of `schedule`, by its blocks x, y, z, r and r1, each 1 by default."""
     block, blocks = schedule.blocks.points, schedule.blocks
     if nest.form is Form.POINTWISE:
         dims = [Dim(name.upper(), (axis,), block(name)) for name, axis in zip("xyz", tiled_axes(nest), strict=False)]
@@ -177,14 +177,14 @@ def tile_of(nest: Nest, schedule: GpuSchedule, facts: Facts) -> Tile:
 
 
 def tiled_axes(nest: Nest) -> tuple[Axis, ...]:
-    """The axes of a pointwise loop that blocks may cover: the vector axis, then those along which memory is walked best."""
+    """The axes of a pointwise loop that blocks may cover: the vector axis, then those with the best memory access."""
     rest = [a for a in nest.loop.axes if a is not nest.vec]
     rest.sort(key=lambda a: (-_contiguous(nest, a), -nest.loop.axes.index(a)))
     return (nest.vec, *rest[:2])
 
 
 def _contiguous(nest: Nest, axis: Axis) -> int:
-    """How many accesses walk along `axis` with stride 1."""
+    """Number of accesses with stride 1 along `axis`."""
     indices = [n.index for n in expr.loads(*nest.loop.roots)] + [s.index for s in nest.loop.stores]
     return sum(sizes.coefficient(i, axis.symbol) == 1 for i in indices)
 

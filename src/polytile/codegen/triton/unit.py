@@ -1,4 +1,4 @@
-"""The text of one launch in the making: signature, positions of the program's block, and what stands around the body."""
+"""The text of one launch under construction: signature, positions of the program's block, and the code around the body."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from polytile.schedule.nest import Nest
 
 Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 ROWS = 1 << 15
-"""Programs along the second axis of a grid, which may have 65535."""
+"""Programs along the second axis of a grid, which is limited to 65535."""
 REGISTERS = 1 << 16
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 
 
 def registers(schedule: GpuSchedule) -> int:
-    """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
+    """Maximum registers per thread such that a multiprocessor holds `resident` programs."""
     return REGISTERS // (schedule.threads * schedule.blocks.points("resident")) // 8 * 8
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one program goes over of a row: the points from `first` (a multiple of the block) to `last` along `dim`."""
+    """One program's part of a row: the points from `first` (a multiple of the block) to `last` along `dim`."""
 
     dim: Dim
     first: str
@@ -46,8 +46,8 @@ class Chunk:
 
 
 class Unit:
-    """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
-    taken with `scratch`."""
+    """One launch. `out` collects the lines of its function; `scope` knows the values outside of any loop. `scratch`
+    allocates scratch memory."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, schedule: GpuSchedule, facts: Facts, overlaps: bool = False) -> None:
         self.kernel, self.nest, self.schedule, self.facts, self.overlaps = kernel, nest, schedule, facts, overlaps
@@ -61,10 +61,13 @@ class Unit:
     # positions -------------------------------------------------------------------------------------------------------
 
     def place(self, back: bool = False, number: str = "") -> None:
-        """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
-        dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
-        one's programs be placed. `back`: the first program has the last block; `number`: that of the block where it is not the
-        program's."""
+        """Emits the position of the program's block along every parallel dimension. Blocks are numbered row by row, the
+        last dimension fastest.
+
+        Nothing here accesses memory. Then the program waits for the preceding kernel, and lets the next one's programs
+        be scheduled. `back`: the first program has the last block. `number` is the block's number if it is not the
+        program's.
+        """
         dims, tiles = self.tile.parallel, self.tile.tiles
         if self._planes:
             self._numbered(dims[-1:], tiles[-1:], self._program(0))
@@ -80,14 +83,14 @@ class Unit:
         self.wait()
 
     def wait(self) -> None:
-        """Nothing before this touches memory."""
+        """Emits the wait for the preceding kernel. Nothing before it accesses memory."""
         if self.overlaps:
             self.out.extend(launch_text.WAIT)
 
     @property
     def _planes(self) -> bool:
-        """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
-        less. Where elements are forgotten (Body.forget) the third one is taken."""
+        """Whether the grid has one axis for blocks along the last dimension and two for all others, which saves a
+        division. Not where elements are forgotten (Body.forget), which uses the third axis."""
         return len(self.tile.parallel) > 1 and self.schedule.share is Share.PROGRAM and not self.body.recomputed
 
     def _program(self, axis: int) -> str:
@@ -97,7 +100,7 @@ class Unit:
         return number + (".to(tl.int64)" if self.facts.wide else "")
 
     def _numbered(self, dims: Sequence[Dim], tiles: Sequence[sympy.Expr], number: str) -> None:
-        """The block's position along each of `dims` by its number among all of theirs."""
+        """Emits the block's position along each of `dims` from its number among all of them."""
         if len(dims) > 1:
             self.out.line(f"at = {number}")
             number = "at"
@@ -115,7 +118,7 @@ class Unit:
         return tiles[-1], sympy.Min(rows, sympy.Integer(ROWS)), FloorDiv(rows + ROWS - 1, sympy.Integer(ROWS))
 
     def parallel(self, dim: Dim) -> None:
-        """The positions along a parallel dimension of the block whose number is known."""
+        """Emits the positions along a parallel dimension of the block whose number is known."""
         at = f"{dim.name.lower()}_at"
         if dim.block > 1:
             self.body.firsts[dim] = f"{at} * {dim.name}"
@@ -127,7 +130,7 @@ class Unit:
             self._decompose(dim)
 
     def _decompose(self, dim: Dim) -> None:
-        """The axes of a flattened dimension, by one division an axis, outside of any loop."""
+        """Emits the axes of a flattened dimension, by one division per axis, outside of any loop."""
         rest = dim.variable
         for axis in dim.axes[:0:-1]:
             size = self.body.index(axis.size)
@@ -137,16 +140,17 @@ class Unit:
         self.out.line(f"{dim.axes[0].symbol} = {rest}")
 
     @property
-    def parted(self) -> bool:
-        """Whether masks would part the vectors of a loop along one axis: of its length too small a power of two is known."""
+    def masks_split_vectors(self) -> bool:
+        """Whether masks would split the vectors of a loop along one axis, because the known power of two that divides
+        its length is too small."""
         (dim, *others), known = self.tile.parallel, self.facts
         if others or self.tile.even(dim) or not known.aligned or with_facts(dim.size, known).is_Integer:
             return False
-        return not divides(vectors.most(self.kernel), dim.size, known)
+        return not divides(vectors.widest_load(self.kernel), dim.size, known)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is done where the block of the one dimension does not overhang."""
+        """The code for blocks of the only dimension that do not overhang."""
         (dim,), tile = self.tile.parallel, self.tile
         with self.out.indented(f"if {self.body.firsts[dim]} + {dim.name} <= {self.body.index(dim.size)}:"):
             self.tile = self.body.tile = replace(tile, whole=True)
@@ -154,7 +158,8 @@ class Unit:
             self.tile = self.body.tile = tile
 
     def resident(self, dim: Dim) -> None:
-        """The position along a reduced dimension of which the block holds all. What is known of its length spares masks."""
+        """Emits the positions along a reduced dimension that the block covers completely. Known lengths make masks
+        unnecessary."""
         self.body.firsts[dim] = "0"
         least = dict(self.facts.least).get(str(dim.size), 0)
         if least and not self.tile.even(dim):
@@ -164,7 +169,7 @@ class Unit:
 
     @contextmanager
     def block_loop(self, dim: Dim, share: Chunk | None = None, back: bool = False) -> Iterator[None]:
-        """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
+        """A loop over blocks along a reduced dimension, or over a share of them. `back`: from the last to the first."""
         first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
             with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
@@ -183,20 +188,20 @@ class Unit:
             yield
 
     def block_at(self, dim: Dim, first: str) -> str:
-        """The positions along `dim` of the block that begins at `first`."""
+        """The positions along `dim` of the block that starts at `first`."""
         return first if dim.block == 1 else f"({first} + {self._arange(dim)}){self.tile.along(dim)}"
 
     def _arange(self, dim: Dim) -> str:
         return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
 
     def along(self, dim: Dim, first: str, end: str = "{}") -> None:
-        """The positions along a reduced dimension of the block that begins at `first`; `end`: where it ends, by the dimension's
-        length."""
+        """Emits the positions along a reduced dimension of the block that starts at `first`. `end` gives its end from
+        the dimension's length."""
         self.body.firsts[dim] = first
         self.out.extend(self.positions(dim, self.block_at(dim, first), end))
 
     def positions(self, dim: Dim, at: str, end: str = "{}") -> list[str]:
-        """The lines that name the positions `at` along a reduced dimension, and where they lie inside it."""
+        """Lines that name the positions `at` along a reduced dimension, and the mask of those inside it."""
         lines = [f"{dim.variable} = {at}"]
         if not self.tile.even(dim):
             lines.append(f"{dim.mask} = {dim.variable} < {end.format(self.body.index(dim.size))}")
@@ -208,7 +213,7 @@ class Unit:
         return sizes.product([d.size for d in self.tile.parallel])
 
     def row(self) -> str:
-        """The number of the block's points among those of the parallel axes, row by row."""
+        """Flat index of the block's points among those of the parallel axes, row by row."""
         position = sizes.ZERO
         for dim in self.tile.parallel:
             position = position * dim.size + sizes.axis(dim.variable)
@@ -217,7 +222,7 @@ class Unit:
     # text ------------------------------------------------------------------------------------------------------------
 
     def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
-        """Adds the loads that `roots` need ahead of all that is computed from them."""
+        """Emits the loads that `roots` need, ahead of everything computed from them."""
         self.body.fetch(roots, scope)
 
     def flush(self, scope: Scope) -> None:
@@ -231,7 +236,8 @@ class Unit:
         return f"scratch{number}"
 
     def launch(self, splits: int = 0, grid: Grid | None = None, cluster: int = 1) -> Launch:
-        """The finished launch; `splits` programs share each block's rows. `grid`: where it is not a program for each block."""
+        """The finished launch. `splits` programs share each block's rows. `grid` replaces the default of one program
+        per block."""
         kernel, facts, schedule = self.kernel, self.facts, self.schedule
         lines = launch_text.with_quotients(self.out.lines, kernel.symbols, self.body.quotients, facts)
         integers = [symbol.name for symbol in kernel.symbols]
@@ -244,7 +250,7 @@ class Unit:
 
 
 def program(axis: int, back: bool) -> str:
-    """The program's number along an axis of the grid, or how many come after it."""
+    """The program's index along an axis of the grid or, with `back`, the number of programs after it."""
     return f"tl.program_id({axis})" if not back else f"(tl.num_programs({axis}) - 1 - tl.program_id({axis}))"
 
 

@@ -1,7 +1,7 @@
-"""What worker processes run (runtime/cuda/worker.py): one launch in as plain data, its cubin out.
+"""Worker process code (runtime/cuda/worker.py): compiles one launch, given as plain data, to a cubin.
 
-The server imports this once, and Triton with it, before it forks a worker. PyTorch is not needed: it would take longer to import
-than a kernel takes to compile.
+The server imports this module, and Triton with it, once before it forks workers. PyTorch is not imported: that would
+take longer than compiling a kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polytile.codegen.triton.kernel import Argument, Kind, Launch
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Compiles the launch that `candidates/triton.py` described; the binary comes back in base 64."""
+    """Compiles the launch described by `candidates/triton.py`; the binary is returned in base 64."""
     arguments = tuple(Argument(Kind(kind), name, type_, index) for kind, name, type_, index in job["arguments"])
     launch = Launch(
         job["source"],
@@ -27,7 +27,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         tuple((name, by) for name, by in job["divisible"]),
         job["num_warps"],
         job["num_stages"],
-        (),  # type: ignore[arg-type]  # the grid is no part of what is compiled
+        (),  # type: ignore[arg-type]  # the grid does not affect compilation
         own=tuple((name, value) for name, value in job.get("own", ())),
     )
     cubin = to_cubin(launch, job["arch"])

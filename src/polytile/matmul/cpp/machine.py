@@ -46,7 +46,7 @@ class Machine:
         caches, flags = cpu.cache_sizes(), cpu.cpu().flags
         width = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
         return Machine(
-            gflops=(cpu.told_mhz() or MHZ) / 1000.0 * width,
+            gflops=(cpu.reported_mhz() or MHZ) / 1000.0 * width,
             vector_bytes=width,
             l2=caches.get("L2", Machine.l2),
             l3=caches.get("L3", Machine.l3),

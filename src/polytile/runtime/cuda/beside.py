@@ -1,4 +1,4 @@
-"""A GPU used by the background's thread while the program uses it: a stream of its own, captures of others left alone."""
+"""GPU work by the background thread while the program uses the GPU: on its own stream, without disturbing captures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _EVENT_FUNCTIONS = (
 
 @contextlib.contextmanager
 def beside_calls(index: int) -> Iterator[None]:
-    """Within the block this thread works on a stream of its own of device `index`. What it does is part of no capture, and breaks
-    none that another thread has begun. Waits for that work at the end."""
+    """Makes this thread work on its own stream of device `index` within the block, and waits for that work at the end.
+    The work is not captured, and does not invalidate a capture that another thread has begun."""
     with driver.current(index), torch.cuda.device(index), torch.cuda.stream(_stream(index)):
         try:
             yield
@@ -38,7 +38,7 @@ def _stream(index: int) -> torch.cuda.Stream:
 
 @functools.cache
 def can_time_calls() -> bool:
-    """Whether the dispatch table can take the time that calls need on a GPU; tells it how, the first time."""
+    """Whether the dispatch table can time single calls on a GPU. Configures it the first time."""
     module = native.module()
     found = driver.library()
     try:

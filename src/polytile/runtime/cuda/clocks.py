@@ -1,7 +1,7 @@
-"""What a GPU is doing at this moment: its clocks, temperature and power, from NVIDIA's management library through ctypes.
+"""Current state of a GPU: clocks, temperature and power, from NVIDIA's management library (NVML) through ctypes.
 
-The library comes with the driver. What it does not tell (in some containers and virtual machines, on parts of a GPU) is left
-out: none of it decides anything, it is kept beside measurements for whoever wonders about one.
+The library comes with the driver. Values that it does not report (in some containers and virtual machines, on parts of
+a GPU) are left out. They affect no decision; they are stored beside measurements for later inspection.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ QUESTIONS: tuple[tuple[str, str, tuple[int, ...], float], ...] = (
     ("celsius", "nvmlDeviceGetTemperature", (_GPU_TEMPERATURE,), 1.0),
     ("watts", "nvmlDeviceGetPowerUsage", (), 1e-3),
 )
-"""Name of a fact, the function that tells it as an unsigned number, its arguments, and what one of that number is."""
+"""Name of a fact, the NVML function that reports it as an unsigned number, its arguments, and the unit of that number."""
 
 
 def clocks(index: int) -> dict[str, float]:
-    """The facts of QUESTIONS for GPU number `index` of this process, in MHz, °C and W; those that are not told are left
-    out."""
+    """The facts of QUESTIONS for this process's GPU `index`, in MHz, °C and W. Values that NVML does not report are
+    left out."""
     found = _library()
     device = _device(index) if found is not None else None
     if found is None or device is None:
@@ -44,7 +44,7 @@ def clocks(index: int) -> dict[str, float]:
 
 @functools.cache
 def _library() -> Any:
-    """NVML, initialised; None where it cannot be."""
+    """NVML, initialised; None if that fails."""
     try:
         found = ctypes.CDLL(LIBRARY)
         return found if found.nvmlInit_v2() == 0 else None
@@ -54,7 +54,7 @@ def _library() -> Any:
 
 @functools.cache
 def _device(index: int) -> Any:
-    """NVML's handle of the GPU that torch counts as `index`, by its UUID: the two count differently."""
+    """NVML's handle of torch's GPU `index`, found by its UUID, since the two number GPUs differently."""
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     handle = ctypes.c_void_p()
     code = _library().nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))

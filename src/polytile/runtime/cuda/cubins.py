@@ -1,8 +1,7 @@
-"""Compiled GPU kernels: asked for by content, compiled once by a worker process, kept in the cache with what is known of
-them.
+"""Compiled GPU kernels: requested by content, compiled once by a worker process, and cached with their properties.
 
-A kernel is two sealed files named by the digest of all it depends on: STEM.cubin, the machine code, and STEM.json, what
-loading it takes and what the compiler said of its resources; its source lies beside them for reading.
+A kernel is two sealed files named by the digest of everything it depends on: STEM.cubin holds the machine code,
+STEM.json its loading parameters and resource usage. Its source lies beside them for inspection.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from polytile.runtime.cache import Cache, current
 from polytile.runtime.cuda import workers
 
 FORMAT = 1
-"""Part of every key; raise it when equal jobs should be compiled anew."""
+"""Part of every key. Raise it when unchanged jobs must be compiled again."""
 
 
 REJECTED = ".rejected"
-"""Suffix of the file with a compiler's messages, where it refused the kernel for its text: it is not asked again."""
+"""Suffix of the file with the compiler's messages for a kernel whose text it rejected. Such a kernel is not compiled again."""
 
 
 class KernelRejected(CompileFailed):
-    """The compiler did not accept a generated GPU kernel; `source` is the file, kept for reading."""
+    """The compiler rejected a generated GPU kernel; `source` is the file, which is kept for inspection."""
 
     def __init__(self, name: str, messages: str, source: Path) -> None:
         self.name, self.messages, self.source = name, messages, source
@@ -42,9 +41,27 @@ class KernelRejected(CompileFailed):
 
 @dataclass(frozen=True)
 class Facts:
-    """What loading a cubin takes, and its resources: the kernel's name in it, warps of a block, bytes of dynamic shared
-    memory, bytes of memory each block wants besides, registers a thread, bytes a thread spills, and of each descriptor argument
-    what codegen/triton/compile.py says."""
+    """Loading parameters and resource usage of a cubin.
+
+    Attributes
+    ----------
+    symbol : str
+        Name of the kernel in the cubin.
+    num_warps : int
+        Warps per block.
+    shared : int
+        Bytes of dynamic shared memory per block.
+    registers : int
+        Registers per thread.
+    spills : int
+        Bytes of register spills per thread.
+    seconds : float
+        Compile time.
+    global_scratch, profile_scratch : int
+        Bytes of global memory that each block needs besides.
+    descriptors : sequence of sequence of int
+        One entry per descriptor argument, as codegen/triton/compile.py defines it.
+    """
 
     symbol: str
     num_warps: int
@@ -69,9 +86,12 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Order:
-    """One kernel to compile: `job` is what the worker module's `run` takes, `identity` what else decides the result
-    (versions of compilers), besides what the environment tells these at the time; `suffix` is that of the source text, which
-    the job has under "source"."""
+    """One kernel to compile.
+
+    `job` is the argument of the worker module's `run`, with the source text under "source", stored with `suffix`.
+    `identity` holds what else determines the result (compiler versions), besides the environment variables that the
+    compilers read.
+    """
 
     name: str
     module: str
@@ -85,12 +105,12 @@ class Order:
         return digest(json.dumps([FORMAT, self.identity, self.environment, self.job], sort_keys=True), 24)
 
     def stem(self, cache: Cache) -> str:
-        """Name of its files in the cache, without their suffixes."""
+        """Name of its files in the cache, without suffixes."""
         return cache.stem("cubins", self.name, self.key, ".json")
 
 
 class Promise(Future[Cubin]):
-    """A kernel that is being compiled. `result()` raises KernelRejected where the compiler refused it."""
+    """A kernel that is being compiled. `result()` raises KernelRejected if the compiler rejected it."""
 
 
 class _State:
@@ -112,7 +132,7 @@ os.register_at_fork(after_in_child=reset)
 
 
 def request(order: Order) -> Promise:
-    """Asks for a kernel; returns at once. Equal orders share one result, and what the cache holds needs no worker."""
+    """Requests a kernel; returns at once. Equal orders share one result, and a cached kernel needs no worker."""
     cache, key = current(), order.key
     with _state.lock:
         known = _state.promises.get((cache.root, key))
@@ -143,7 +163,7 @@ def request(order: Order) -> Promise:
 
 
 def held(order: Order) -> bool:
-    """Whether a kernel can be had without compiling."""
+    """Whether a kernel is available without compiling."""
     with _state.lock:
         known = _state.promises.get((current().root, order.key))
     if known is not None and known.done():
@@ -161,15 +181,15 @@ def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:
 
 
 def _kept(cache: Cache, stem: str, order: Order, answer: Mapping[str, Any], source: Path, waited: float) -> Cubin:
-    """The worker's answer as a Cubin, in the cache from now on. Raises KernelRejected."""
+    """Stores the worker's answer in the cache and returns it as a Cubin. Raises KernelRejected."""
     if "error" in answer:
         messages = str(answer.get("trace") or answer["error"])
-        if answer.get("rejected"):  # by a compiler that would say the same again
+        if answer.get("rejected"):  # the compiler would reject it again
             cache.write(f"{stem}{REJECTED}", messages.encode())
         raise KernelRejected(order.name, messages, source)
     binary = base64.b64decode(answer["binary"])
     known = {name: answer[name] for name in Facts.__dataclass_fields__ if name in answer}
     facts = Facts(**{"seconds": waited, **known})
     cache.write(f"{stem}.cubin", binary)
-    cache.write(f"{stem}.json", json.dumps(asdict(facts)).encode())  # last: its presence says that both are there
+    cache.write(f"{stem}.json", json.dumps(asdict(facts)).encode())  # last: its presence implies both files
     return Cubin(facts, binary, source, False)

@@ -1,8 +1,8 @@
-"""What compiling CUTLASS's templates takes, and where it is: CUTLASS's headers, CUDA's headers, a compiler.
+"""Locates what compiling CUTLASS templates needs: CUTLASS's headers, CUDA's headers and a compiler.
 
-    CUTLASS   the option `cutlass`, or the package nvidia-cutlass (its headers are files in it; nothing of it is imported)
-    CUDA      nvidia's packages that PyTorch brings, then CUDA_HOME, then /usr/local/cuda
-    compiler  NVRTC of the same places; the option `nvcc` names an nvcc in its place
+    CUTLASS   the option `cutlass`, or the package nvidia-cutlass (for its headers; nothing of it is imported)
+    CUDA      the NVIDIA packages that come with PyTorch, then CUDA_HOME, then /usr/local/cuda
+    compiler  NVRTC from the same places, or the nvcc named by the option `nvcc`
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polytile import options
 from polytile.errors import CompilerMissing
 
 PACKAGE, INSIDE = "nvidia-cutlass", "cutlass_library/source/include"
-"""The package with the headers, and where they are in it."""
+"""The package that holds the headers, and their folder in it."""
 
 MARK = "cutlass/version.h"
 OLDEST = (3, 5)
@@ -34,7 +34,8 @@ STANDARD = "cuda/std/utility"
 
 @dataclass(frozen=True)
 class Toolkit:
-    """`compiler`: libnvrtc or nvcc, with its version. Folders in the order in which headers are looked for."""
+    """`compiler` is libnvrtc or nvcc, `compiler_version` its version. Folders are in the order in which headers are
+    searched."""
 
     compiler: Path
     compiler_version: str
@@ -44,7 +45,7 @@ class Toolkit:
 
     @property
     def identity(self) -> str:
-        """What decides which code comes out, besides the text."""
+        """Everything besides the text that determines the generated code."""
         return f"CUTLASS {self.cutlass_version}, {self.compiler_version}"
 
     @property
@@ -53,7 +54,7 @@ class Toolkit:
 
 
 def find() -> Toolkit:
-    """What there is. Raises CompilerMissing, which says what is missing and how to get it."""
+    """The installed toolkit. Raises CompilerMissing, which says what is missing and how to install it."""
     return _found(str(options.get("cutlass")), str(options.get("nvcc")), os.environ.get("CUDA_HOME", ""))
 
 
@@ -66,7 +67,7 @@ def _found(named: str, nvcc: str, home: str) -> Toolkit:
 
 
 def _cutlass(named: str) -> Path:
-    """The folder of CUTLASS's headers."""
+    """Folder of CUTLASS's headers."""
     if named:
         for folder in (Path(named), Path(named, "include"), Path(named, INSIDE)):
             if (folder / MARK).is_file():
@@ -84,7 +85,8 @@ def _cutlass(named: str) -> Path:
 
 
 def cutlass_version(folder: Path) -> str:
-    """The version of the headers in a folder, "4.2.0". Raises CompilerMissing where they are too old or do not say."""
+    """Version of the headers in a folder, such as "4.2.0". Raises CompilerMissing if they are too old or their version
+    is unknown."""
     text = (folder / MARK).read_text(errors="replace")
     numbers = re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)
     if len(numbers) != 3 or tuple(map(int, numbers[:2])) < OLDEST:
@@ -95,7 +97,7 @@ def cutlass_version(folder: Path) -> str:
 
 
 def _roots(home: str) -> Iterator[Path]:
-    """Where CUDA may be: each has a folder of headers, or one of libraries."""
+    """Candidate roots of CUDA installations, each with a folder of headers or of libraries."""
     spec = importlib.util.find_spec("nvidia")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         yield from sorted(Path(place).glob("cu[0-9]*"), reverse=True)
@@ -115,7 +117,7 @@ def _nvrtc(home: str) -> tuple[Path, str]:
 
 
 def nvrtc_version(path: Path) -> str:
-    """Raises OSError where the library cannot be loaded."""
+    """Version of the library. Raises OSError if it cannot be loaded."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     ctypes.CDLL(str(path)).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"NVRTC {major.value}.{minor.value}"
@@ -133,9 +135,11 @@ def _nvcc(path: Path) -> tuple[Path, str]:
 
 
 def _cuda(home: str, compiler: Path) -> tuple[Path, ...]:
-    """The folders of CUDA's headers and of its C++ library, of one place if that has both.
+    """The folders of CUDA's headers and of its C++ library, from one installation if it has both.
 
-    From CUDA 13 on CUTLASS writes `cccl/cuda/std/...`, and that library itself `cuda/std/...`: both folders are needed."""
+    From CUDA 13 on, CUTLASS includes `cccl/cuda/std/...`, and the library itself `cuda/std/...`, so both folders are
+    needed.
+    """
     includes = [root / "include" for root in (*_roots(home), compiler.resolve().parent.parent)]
     own = [folder for folder in includes if (folder / "cuda_fp16.h").is_file()]
     standard = [folder for folder in includes if (folder / "cccl" / STANDARD).is_file() or (folder / STANDARD).is_file()]

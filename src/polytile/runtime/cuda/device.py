@@ -1,7 +1,8 @@
-"""What a GPU is like, as far as it decides which kernel is fastest: read from the driver, or from a table by name.
+"""Properties of a GPU that affect which kernel is fastest, from the driver or from a table by name.
 
-The table serves where there is no GPU (`named("H100")`: priors, compiling, tests) and fills in what no driver tells
-reliably: the memory bandwidth that a copy reaches. `fingerprint` is part of every Problem measured on a device.
+The table serves where there is no GPU (`named("H100")`: priors, compiling, tests). It also supplies what no driver
+reports reliably, such as the bandwidth that a copy reaches. `fingerprint` is part of every Problem measured on a
+device.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One GPU. `capability` is 90 for 9.0, and 0 where `arch` is what Triton compiles for ("gfx942", AMD's);
-    sizes in bytes, `clock` in Hz (the boost clock), `bandwidth` in bytes a second, read plus written, as a large copy
-    reaches it; `l2_bandwidth` likewise for data that stays in the L2 cache. `launch_seconds` is the time from one kernel to
-    the next in a replayed graph where neither has any work."""
+    """One GPU.
+
+    `capability` is 90 for 9.0; it is 0 for AMD, where `arch` names Triton's target ("gfx942"). Sizes are in bytes,
+    `clock` is the boost clock in Hz. `bandwidth` is in bytes per second, read plus written, as reached by a large copy;
+    `l2_bandwidth` is the same for data that stays in the L2 cache. `launch_seconds` is the time per kernel in a
+    replayed graph of empty kernels.
+    """
 
     name: str
     capability: int
@@ -47,12 +51,12 @@ class DeviceFacts:
 
     @property
     def family(self) -> str:
-        """Whose heuristics its products follow (matmul/configs)."""
+        """The vendor whose heuristics its products follow (matmul/configs)."""
         return "rocm" if self.arch else "cuda"
 
     @property
     def target(self) -> int | str:
-        """What kernels are compiled for."""
+        """The compile target of its kernels."""
         return self.arch or self.capability
 
 
@@ -92,23 +96,24 @@ TABLE: tuple[DeviceFacts, ...] = (
                 registers_per_block=98304, shared_per_sm=64 * KIB, shared_per_block=64 * KIB, memory_bytes=24 << 30,
                 arch="gfx1100"),
 )  # fmt: skip
-"""Bandwidths: H100 and H200 measured by a large device copy; the others are 85 % of the data sheet's number. L2
-bandwidths are round numbers that rank kernels and no more. Other devices take the row of their capability nearest in
-multiprocessors, with what their driver says in place. A multiprocessor of AMD's is a compute unit; an MI250X counts as one
-of its two halves."""
+"""Bandwidths: measured by a large device copy on H100 and H200; 85 % of the data sheet's number on the others. L2
+bandwidths are round numbers, good enough only to rank kernels. Other devices use the row of the nearest capability,
+then of the nearest number of multiprocessors, overridden by their driver's values. For AMD, a multiprocessor is a
+compute unit, and an MI250X counts as one of its two halves."""
 
 UNTOLD = ("l2_bytes", "registers_per_sm", "shared_per_sm", "shared_per_block")
-"""Facts of which AMD's runtime means others: its second-level cache is not the last, its registers are those of a block."""
+"""Facts that AMD's runtime defines differently: its L2 is not the last-level cache, and its register count is per block."""
 
 ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds", "arch")
-"""Facts that no driver tells."""
+"""Facts that no driver reports."""
 
 COPY_SHARE = 0.9
-"""Share of the pins' bandwidth that a copy reaches: 3020 of 3352 GB/s on an H100."""
+"""Share of the memory's theoretical bandwidth that a copy reaches: 3020 of 3352 GB/s on an H100."""
 
 
 def named(name: str) -> DeviceFacts:
-    """The row whose name holds all the words of `name` ("H100" gives the SXM one). Raises DeviceError for none."""
+    """The first row whose name contains every word of `name` ("H100" gives the SXM one). Raises DeviceError if there is
+    none."""
     words = re.split(r"[\s_-]+", name.lower())
     for row in TABLE:
         if all(word in row.name.lower() for word in words):
@@ -117,7 +122,7 @@ def named(name: str) -> DeviceFacts:
 
 
 def of_capability(capability: int) -> DeviceFacts:
-    """The first row of this capability (80 for 8.0). Raises DeviceError for none."""
+    """The first row of this capability (80 for 8.0). Raises DeviceError if there is none."""
     known = {row.capability: row for row in reversed(TABLE) if row.capability}
     if capability not in known:
         raise DeviceError(f"no GPU of architecture {capability} is known; known are {', '.join(map(str, sorted(known)))}.")
@@ -125,14 +130,14 @@ def of_capability(capability: int) -> DeviceFacts:
 
 
 def available() -> bool:
-    """Whether this process has a GPU of NVIDIA's or AMD's to use; PyTorch calls both "cuda". Starts no context."""
+    """Whether this process has an NVIDIA or AMD GPU; PyTorch calls both "cuda". Creates no context."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def count() -> int:
-    """How many of them; their numbers begin at 0."""
+    """Number of GPUs; their indices start at 0."""
     import torch
 
     return torch.cuda.device_count() if available() else 0
@@ -140,7 +145,7 @@ def count() -> int:
 
 @functools.cache
 def facts(index: int) -> DeviceFacts:
-    """The GPU number `index` of this process. Raises DeviceError where there is none."""
+    """Facts of this process's GPU `index`. Raises DeviceError if there is none."""
     if not 0 <= index < count():
         raise DeviceError(
             f"there is no CUDA device {index}: this process sees {count()}. Check nvidia-smi and "
@@ -156,7 +161,7 @@ def _properties(index: int) -> Any:
 
 
 def described(properties: Any) -> DeviceFacts:
-    """The facts of a device with these properties, as torch.cuda.get_device_properties has them."""
+    """Facts of a device with these properties of torch.cuda.get_device_properties."""
     arch = _arch(properties)
     capability = 0 if arch else 10 * properties.major + properties.minor
     known = next((row for row in TABLE if row.name == properties.name), None)
@@ -182,13 +187,14 @@ def described(properties: Any) -> DeviceFacts:
 
 
 def _arch(properties: Any) -> str:
-    """AMD's name of the architecture, without the features behind it ("gfx942:sramecc+:xnack-"); "" for others."""
+    """AMD's architecture without its feature suffixes ("gfx942:sramecc+:xnack-"); "" for other vendors."""
     name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
     return name if name.startswith("gfx") else ""
 
 
 def _nearest(arch: str, capability: int, sms: int) -> DeviceFacts:
-    """The row of the same maker, the same architecture or nearest capability, then the nearest number of multiprocessors."""
+    """The row of the same vendor, then of the same architecture or nearest capability, then of the nearest number of
+    multiprocessors."""
     made = [row for row in TABLE if bool(row.arch) == bool(arch)]
     return min(made, key=lambda row: (row.arch != arch, abs(row.capability - capability), abs(row.sms - sms)))
 
@@ -199,14 +205,17 @@ def _positive(properties: Any, name: str, factor: float = 1) -> Any:
 
 
 def _pins(properties: Any) -> float | None:
-    """Bytes a second by memory clock (kHz) and bus width (bits), two transfers a cycle; None where not told."""
+    """Bytes per second from the memory clock (kHz) and bus width (bits) at two transfers a cycle; None if not reported."""
     clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
     return COPY_SHARE * 2 * clock * width / 8 if clock and width else None
 
 
 def fingerprint(index: int) -> str:
-    """Short id, equal for equal devices: "cuda-sm90-132sm-1f0c9a52d8e4". `device.described` knows what it stands for: the
-    kind, what the driver tells and the clocks, but none of the estimates, which a better table may change."""
+    """Short id, equal for equal devices: "cuda-sm90-132sm-1f0c9a52d8e4".
+
+    Registers its facts for `device.described`: the kind, the driver's values and the clocks, but none of the estimates,
+    which a better table may change.
+    """
     found = facts(index)
     known = {name: value for name, value in asdict(found).items() if name not in ESTIMATES}
     properties = _properties(index)

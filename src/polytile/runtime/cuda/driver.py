@@ -1,9 +1,8 @@
-"""The CUDA driver's C interface through ctypes: contexts, modules, functions. What is called on every launch is not
-here but in launch.c; this is what happens once for each kernel. On ROCm the library is one of polytile's own that calls AMD's
-runtime (hip.py).
+"""The CUDA driver's C interface through ctypes: contexts, modules, functions.
 
-The library is opened at first use. Every refusal becomes a DeviceError that says what was asked and what the driver
-answered.
+This module does what happens once per kernel; launch.c makes the calls of every launch. On ROCm the library is
+polytile's own wrapper around AMD's runtime (hip.py). The library is opened at first use. Every failure becomes a
+DeviceError that states the request and the driver's answer.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from polytile.runtime.cuda import hip
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2
 LOST = frozenset((46, 100, 101, 214, 220, 221, 226, 700, 702, 709, *range(714, 720), 999))
-"""Results after which a process can use a device no more: it is not there, its memory is corrupt, or a kernel before has
-failed (an illegal address, a trap) and taken the context with it."""
+"""Results after which the process can no longer use the device: it is gone, its memory is corrupt, or an earlier kernel
+failed (an illegal address, a trap) and took the context with it."""
 MISMATCH = frozenset((35, 209, 218, 222, 223, 803, 804))
-"""Results of a driver that does not know what was compiled for it, or that is not the kernel module's own."""
+"""Results of a driver that is too old for the compiled code, or that does not match the kernel module."""
 
 RELEASE = Path("/proc/driver/nvidia/version")
-"""Where Linux tells of the driver; its first line holds the release, as two or three numbers with dots."""
+"""Linux's information about the driver. The first line holds the release, as two or three numbers with dots."""
 _RELEASE = re.compile(r"NVRM version:.*?\b(\d+\.\d+(?:\.\d+)?)\b")
 
 _MAX_THREADS, _REGISTERS, _DYNAMIC_SHARED, _LARGE_CLUSTERS = 0, 4, 8, 14
 PORTABLE = 8
-"""Blocks of a cluster that every device can run which has clusters; more must be asked for."""
+"""Largest cluster, in blocks, that every device with clusters supports; larger ones must be enabled per function."""
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: loading a module is not part of what a thread of this process may be recording."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: loading a module does not disturb a capture by any thread of the process."""
 
 _POINTERS = ctypes.c_void_p
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
@@ -60,7 +59,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on one device, for as long as the process lives."""
+    """A kernel loaded on one device until the process ends."""
 
     handle: int
 
@@ -69,12 +68,12 @@ _lock = threading.Lock()
 
 
 def where() -> str:
-    """The file that has the driver's functions, or a name that the system finds it by."""
+    """Path of the library with the driver's functions, or a name by which the system finds it."""
     return hip.library() if hip.present() else LIBRARY
 
 
 def library() -> ctypes.CDLL:
-    """libcuda, opened and initialised. Raises DeviceError where there is no driver or it is unwell."""
+    """libcuda, opened and initialised. Raises DeviceError if there is no driver, or if it fails to start."""
     with _lock:
         return _opened(where())
 
@@ -101,7 +100,7 @@ def _vendor() -> str:
 
 
 def _monitor() -> str:
-    """The command that shows a machine's GPUs."""
+    """The command that lists a machine's GPUs."""
     return "rocm-smi" if hip.present() else "nvidia-smi"
 
 
@@ -113,7 +112,7 @@ def reset() -> None:
 
 
 def describe(code: int) -> str:
-    """What the driver's result `code` means: "CUDA_ERROR_INVALID_VALUE (invalid argument)"."""
+    """Describes the driver's result `code`: "CUDA_ERROR_INVALID_VALUE (invalid argument)"."""
     return _words(library(), code)
 
 
@@ -132,8 +131,8 @@ def _check(code: int, what: str) -> None:
 
 
 def refusal(code: int, what: str) -> DeviceError:
-    """The error for the driver's result `code`, `what` being the sentence's beginning: DeviceLost where nothing can run any
-    more, else LaunchFailed."""
+    """The error for the driver's result `code`, with a message that starts with `what`: DeviceLost if nothing can run
+    any more, else LaunchFailed."""
     try:
         answer = describe(code)
     except DeviceError:
@@ -156,12 +155,12 @@ def version() -> int:
     number = ctypes.c_int()
     code = library().cuDriverGetVersion(ctypes.byref(number))
     if code:
-        raise DeviceError(f"the CUDA driver refused to tell its version: {describe(code)}.")
+        raise DeviceError(f"the CUDA driver did not report its version: {describe(code)}.")
     return number.value
 
 
 def release() -> str:
-    """The driver itself: "570.86.15 (CUDA 12080)", "HIP 60443483"; "none" where there is none."""
+    """Release of the driver: "570.86.15 (CUDA 12080)", "HIP 60443483"; "none" without a driver."""
     try:
         cuda = version()
     except DeviceError:
@@ -176,7 +175,7 @@ def release() -> str:
 
 
 def context(index: int) -> int:
-    """The primary context of device `index`, the one that torch uses; kept until the process ends."""
+    """The primary context of device `index`, which torch uses too; retained until the process ends."""
     with _lock:
         return _context(index)
 
@@ -193,7 +192,7 @@ def _context(index: int) -> int:
 
 @contextlib.contextmanager
 def current(index: int) -> Iterator[ctypes.CDLL]:
-    """Within the block device `index` is the thread's current one, and nothing done becomes part of a stream capture."""
+    """Makes device `index` the thread's current one within the block, and keeps its work out of stream captures."""
     found = library()
     _check(found.cuCtxPushCurrent_v2(context(index)), f"make device {index} current")
     mode = ctypes.c_int(_RELAXED)
@@ -208,11 +207,32 @@ def current(index: int) -> Iterator[ctypes.CDLL]:
 
 
 def load(index: int, image: bytes, symbol: str, threads: int, shared: int, cluster: int = 1) -> Function:
-    """The kernel `symbol` of the cubin `image` on device `index`, ready for blocks of `threads` with `shared` bytes of
-    dynamic shared memory, in clusters of `cluster`.
+    """Loads the kernel `symbol` of the cubin `image`.
 
-    Raises LaunchFailed, before anything runs, where the device cannot take the cubin or the kernel exceeds what a block
-    may have.
+    Parameters
+    ----------
+    index : int
+        Index of the device.
+    image : bytes
+        The cubin.
+    symbol : str
+        Name of the kernel in it.
+    threads : int
+        Threads per block.
+    shared : int
+        Bytes of dynamic shared memory per block.
+    cluster : int
+        Blocks per cluster.
+
+    Returns
+    -------
+    Function
+        The loaded kernel.
+
+    Raises
+    ------
+    LaunchFailed
+        If the device rejects the cubin, or the kernel exceeds the limits of a block. Nothing has run then.
     """
     with current(index) as found:
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
@@ -224,8 +244,8 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
             if threads > most:
                 registers = _attribute(found, handle, _REGISTERS)
                 raise LaunchFailed(
-                    f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; at most "
-                    f"{most} threads of it fit a multiprocessor."
+                    f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; a block of it "
+                    f"may have at most {most} threads."
                 )
             code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
             _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
@@ -240,5 +260,5 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
 
 def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int:
     number = ctypes.c_int()
-    _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "tell a kernel's resources")
+    _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "report a kernel's resources")
     return number.value

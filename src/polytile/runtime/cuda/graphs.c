@@ -1,18 +1,21 @@
-/* Launches of a program recorded, and made together: as a CUDA graph, or one by one.
+/* Records the launches of a program and makes them together: as a CUDA graph, or one by one.
 
-   A program runs as ever: it computes sizes, allocates, chooses kernels. Its launches go into a record: a kernel with its grid and the
-   bytes of its parameters, or a library's call with all it depends on. Whatever else touches the stream has the record made first,
-   so a call of a program consists of one or more stretches of launches. Where a stretch begins in the program is its place.
+   A program runs as usual: it computes sizes, allocates and selects kernels. Its launches go into a record: a kernel
+   with its grid and parameter bytes, or a library call with everything it depends on. Anything else that touches the
+   stream flushes the record first, so a call of a program consists of one or more stretches of launches. The point of
+   the program where a stretch starts is its place.
 
-   For a stretch there are, in this order:
-     replay    a graph whose launches are the same to the byte
-     update    a graph of the same shape, after the nodes that differ have been given the record's parameters
-     direct    the driver's launches, one by one
-   The cheapest for the host is chosen: all three are timed on the program's own calls. A graph is made in the background of launches
-   that came several times, and let go as the least recently used, by number and by memory.
+   A stretch is served in one of these ways:
+     replay    by a graph whose launches are byte-identical
+     update    by a graph of the same shape, after the differing nodes were given the record's parameters
+     direct    by the driver's launches, one by one
+   The one with the least host time is chosen; all three are timed on the program's own calls. The background thread
+   makes a graph of launches that occurred several times. The least recently used graphs are evicted, by count and by
+   memory.
 
-   A graph owns no memory. Each address in it is that of the record at hand, so arguments are not copied, results belong to the caller,
-   and random seeds, changed sizes and changed arguments are parameters like others. Nothing here touches a Python object. */
+   A graph owns no memory. Each address in it comes from the current record, so arguments are not copied, results belong
+   to the caller, and random seeds, changed sizes and changed arguments are ordinary parameters. Nothing here touches a
+   Python object. */
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -52,7 +55,7 @@ typedef struct {
     int (*launch)(void *executable, void *stream);
     int (*delete_executable)(void *executable);
     int (*delete_graph)(void *graph);
-    int (*parameter)(void *function, size_t number, size_t *at, size_t *bytes); /* NULL: the driver does not tell */
+    int (*parameter)(void *function, size_t number, size_t *at, size_t *bytes); /* NULL: the driver does not report it */
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                           int32_t device, void **tensor);
@@ -63,14 +66,14 @@ typedef struct {
 
 /* ---- launches as bytes ---- */
 
-typedef struct { /* one launch; what it is about follows: of a kernel its parameters, then where each begins; of a call its data */
+typedef struct { /* one launch, followed by its contents: for a kernel its parameters, then their offsets; for a call its data */
     int (*run)(const void *data, void *stream); /* NULL: a kernel */
-    void *function;                             /* of a call its kind */
-    uint32_t bytes; /* with this head, a multiple of 16 */
+    void *function;                             /* the kind of a call */
+    uint32_t bytes; /* including this head, a multiple of 16 */
     uint32_t count; /* parameters; or bytes of data */
     uint32_t grid[3], threads, shared;
     uint16_t overlaps, cluster;
-    uint32_t addresses; /* with which a call's data begins */
+    uint32_t addresses; /* at the start of a call's data */
 } Item;
 
 typedef struct {
@@ -85,7 +88,8 @@ static Item *item_at(const Launches *launches, size_t i)
     return (Item *)(void *)(launches->data + launches->at[i]);
 }
 
-/* Where the parameters of a kernel begin; descriptors want 64 bytes' alignment of the host's memory, which the driver copies. */
+/* The addresses of a kernel's parameters. Descriptors must be aligned to 64 bytes in the host memory that the driver
+   copies. */
 static void parameters_of(Item *item, void **parameters)
 {
     unsigned char *values = (unsigned char *)(item + 1);
@@ -118,7 +122,7 @@ static int make_space(Launches *launches, size_t bytes)
     return 0;
 }
 
-/* A new last launch with so many bytes behind its head, all of them zero. NULL without memory. */
+/* Appends a launch with this many zero bytes after its head. NULL if memory is short. */
 static Item *append(Launches *launches, size_t bytes)
 {
     size_t whole = (sizeof(Item) + bytes + 15) / 16 * 16;
@@ -172,7 +176,7 @@ static uint64_t hash_of(const Launches *launches)
     return mix(one, other);
 }
 
-/* What graphs have in common whose nodes can be given each other's parameters. */
+/* Hash of what graphs must have in common so that their nodes can exchange parameters. */
 static uint64_t shape_of(const Launches *launches)
 {
     uint64_t hash = launches->count;
@@ -195,12 +199,12 @@ typedef struct Graph Graph;
 typedef struct Place Place;
 
 struct Graph {
-    Launches launches; /* what its nodes have now */
+    Launches launches; /* the current contents of its nodes */
     void *graph, *executable;
-    void **nodes; /* of each launch the last one */
+    void **nodes; /* the last node of each launch */
     int *counts;  /* nodes of each launch */
     uint64_t hash, shape, used;
-    double seconds; /* of the host for a launch; 0: not known yet, as the first launches take longer */
+    double seconds; /* host time of a launch; 0: not known yet, since the first launches take longer */
     int launched;
     size_t total;   /* nodes */
     Place *place;
@@ -217,9 +221,9 @@ struct Place {
     Seen seen[SEEN];
     int next;
     uint64_t stretches;
-    double direct; /* seconds of the host for a stretch's launches one by one; 0: not known */
+    double direct; /* host time of a stretch's launches one by one; 0: not known */
     uint64_t direct_shape;
-    int made, waits; /* graphs that were made here; what `wanted` waits for */
+    int made, waits; /* graphs made here; number of calls that `wanted` waits for */
     Launches wanted;
 };
 
@@ -229,7 +233,7 @@ enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, S
 typedef struct {
     Place places[MOST_PLACES];
     atomic_long numbers[NUMBERS];
-    atomic_int error; /* the driver's last refusal to make or update a graph */
+    atomic_int error; /* the driver's last failure to make or update a graph */
     atomic_int wants;
     int fruitless, rest; /* calls since a graph ran; calls for which nothing is recorded any more */
     int ran, wanted;     /* in this call */
@@ -249,13 +253,13 @@ struct Record {
     void *stream, *context, *origin, *failed;
     int32_t device;
     int place, code;
-    Record *next; /* of those that nobody uses */
+    Record *next; /* in the list of unused records */
 };
 
 static Api api;
 static _Thread_local Record *current;
 
-/* All that follows belongs to whoever has the lock. No call waits for it. */
+/* Everything below belongs to the holder of the lock. No call waits for it. */
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 static Graph *all;
 static uint64_t clock_of_use;
@@ -273,7 +277,7 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* A low estimate that follows slowly when times rise: a launch that waits for room in the device's queue says nothing of the host. */
+/* A low estimate that rises slowly: a launch that waits for room in the device's queue says nothing about the host. */
 static double followed(double estimate, double seconds)
 {
     return estimate == 0 || seconds < estimate ? seconds : estimate + (seconds - estimate) / 16;
@@ -332,7 +336,7 @@ static void delete_graph(Graph *graph)
             if (graph->place->graphs[i] == graph)
                 graph->place->graphs[i] = NULL;
     if (graph->executable != NULL)
-        api.delete_executable(graph->executable); /* the driver waits for launches under way */
+        api.delete_executable(graph->executable); /* the driver waits for running launches */
     if (graph->graph != NULL)
         api.delete_graph(graph->graph);
     forget(&graph->launches);
@@ -359,7 +363,7 @@ static int chain(void *last, int count, void **nodes)
     return 0;
 }
 
-/* The node that the next one of a capture would follow, and how many there are. */
+/* The node that the next node of a capture would follow, and the number of nodes. */
 static int last_node(void *stream, void **node, size_t *total)
 {
     int status;
@@ -395,7 +399,8 @@ static int capture(Graph *made, void *stream)
     return code;
 }
 
-/* A graph of launches, recorded on a stream that nothing else uses. It takes over the launches, unless it fails. */
+/* Makes a graph of launches, recorded on a stream that nothing else uses. Takes ownership of the launches, unless it
+   fails. */
 static int new_graph(const Launches *launches, void *stream, Graph **result)
 {
     Graph *made = calloc(1, sizeof(Graph));
@@ -439,11 +444,11 @@ static int update_kernel(Graph *graph, size_t i, Item *item)
     return api.set_parameters(graph->executable, graph->nodes[i], &given);
 }
 
-/* ---- what a library's call launches ----
+/* ---- the launches of library calls ----
 
-   To learn it takes a capture, several µs. What is learned is kept: the parameters of each kernel, and where among them the call's
-   addresses stand. Another capture of the same call with other addresses shows whether that is all; from then on the parameters for
-   new ones of those addresses are written, not asked for. */
+   Learning them takes a capture, several µs. The result is stored: the parameters of each kernel, and the positions of
+   the call's addresses among them. Another capture of the same call with other addresses shows whether nothing else
+   changes. From then on, parameters for new addresses are written rather than captured. */
 
 typedef struct {
     NodeParameters node;
@@ -453,16 +458,16 @@ typedef struct {
     unsigned char *values;
 } Learned;
 
-typedef struct { /* an address of the call at a place of the parameters */
+typedef struct { /* an address of the call at an offset of the parameters */
     uint32_t kernel, at, address;
 } Patch;
 
-typedef struct { /* a call but for its addresses */
-    unsigned char *data; /* what the call's data is, with the addresses that it was learned with; NULL: nothing is known */
+typedef struct { /* a call without its addresses */
+    unsigned char *data; /* the call's data with the addresses it was learned with; NULL: nothing is known */
     int (*run)(const void *data, void *stream);
     uint32_t bytes, addresses;
     uint64_t alignment;
-    uint32_t proved; /* a bit for each address of which other values were seen, and were all that changed */
+    uint32_t proved; /* one bit per address for which other values were seen, and were all that changed */
     int hopeless;
     int kernels, patches;
     Learned kernel[MOST_NODES_OF_CALL];
@@ -489,7 +494,7 @@ static void *const *addresses_of(const Item *item)
     return (void *const *)(const void *)(item + 1);
 }
 
-/* Of each address how it is aligned, up to 256 bytes: a library may choose by that. */
+/* The alignment of each address, up to 256 bytes, since a library may depend on it. */
 static uint64_t alignment_of(const Item *item)
 {
     uint64_t all_of_them = 0;
@@ -500,7 +505,7 @@ static uint64_t alignment_of(const Item *item)
     return all_of_them;
 }
 
-/* Where what is known of a call is, or would be. */
+/* The slot of a call's template. */
 static Template *template_of(const Item *item)
 {
     size_t head = item->addresses * sizeof(void *);
@@ -538,7 +543,7 @@ static int is_of(const Template *known, const Item *item)
            && memcmp(known->data + head, (const unsigned char *)(item + 1) + head, item->count - head) == 0;
 }
 
-/* A bit for each address that is not the one that was learned with. */
+/* One bit per address that differs from the learned one. */
 static uint32_t changed_addresses(const Template *known, const Item *item)
 {
     uint32_t changed = 0;
@@ -606,7 +611,7 @@ static int equal_nodes(const NodeParameters *one, const NodeParameters *other)
            && memcmp(one->grid, other->grid, sizeof one->grid) == 0 && memcmp(one->block, other->block, sizeof one->block) == 0;
 }
 
-/* Compares what a call has launched with what would have been written for it. */
+/* Compares a call's actual launches with what would have been written for it. */
 static void prove(Template *known, const Item *item, void *const *nodes, int count)
 {
     int equal = count == known->kernels;
@@ -628,7 +633,7 @@ static void prove(Template *known, const Item *item, void *const *nodes, int cou
         known->hopeless = 1;
 }
 
-/* Learns what a call launches, whose nodes these are. */
+/* Learns the launches of a call from its nodes. */
 static void learn(const Item *item, void *const *nodes, int count)
 {
     Template *known = template_of(item);
@@ -657,7 +662,7 @@ static void learn(const Item *item, void *const *nodes, int count)
     known->hopeless = find_addresses(known, item) != 0;
 }
 
-/* Gives the nodes of a library's call the parameters that are known for it. */
+/* Gives the nodes of a library call the parameters known for it. */
 static int write_call(Graph *graph, size_t i, const Item *item, const Template *known)
 {
     void *nodes[MOST_NODES_OF_CALL];
@@ -677,7 +682,7 @@ static int write_call(Graph *graph, size_t i, const Item *item, const Template *
     return code;
 }
 
-/* Gives the nodes of a library's call what the same number of nodes of the new one have. */
+/* Gives the nodes of a library call the parameters of the new call's nodes, of which there are equally many. */
 static int replace_nodes(Graph *graph, size_t i, const Item *item, void *last, size_t total)
 {
     void *nodes[MOST_NODES_OF_CALL], *old[MOST_NODES_OF_CALL];
@@ -702,7 +707,7 @@ static int replace_nodes(Graph *graph, size_t i, const Item *item, void *last, s
     return code;
 }
 
-/* Captures a call by itself. Its last node, and how many it has. The graph is the caller's. */
+/* Captures a single call. Returns its last node and number of nodes. The graph belongs to the caller. */
 static int capture_call(Item *item, void *stream, void **graph, void **last, size_t *total)
 {
     int code = api.begin_capture(stream, RELAXED);
@@ -728,7 +733,7 @@ static int update_call(Graph *graph, size_t i, Item *item, void *stream)
     return code;
 }
 
-/* Gives a graph the parameters of all launches that differ. Where that fails the graph is of no use any more. */
+/* Gives a graph the parameters of all launches that differ. If that fails, the graph is unusable. */
 static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64_t hash, void *stream)
 {
     Launches own;
@@ -763,7 +768,7 @@ static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64
     return 0;
 }
 
-/* Seconds that the nodes would take that differ; their launches are of the same shape. */
+/* Estimated seconds to update the differing nodes; the launches have the same shape. */
 static double seconds_of_update(const Graph *graph, const Launches *launches)
 {
     double seconds = 0;
@@ -791,7 +796,7 @@ static int launch_each(Record *record)
     return 0;
 }
 
-/* How often a hash has come lately, this time included. */
+/* How often a hash has occurred recently, this time included. */
 static int times_seen(Place *place, uint64_t hash)
 {
     for (int i = 0; i < SEEN; i++)
@@ -812,8 +817,8 @@ static int is_known(const Launches *launches)
     return 1;
 }
 
-/* What the background should do about launches that were made one by one, if they have come several times: a graph, where they are
-   the same or of a shape that has none; or learn what the library's calls are, so that another graph can be updated. */
+/* The background's task for launches that were made one by one and have occurred several times: a graph, if they are
+   the same or of a shape without one; or learning the library calls, so that another graph can be updated. */
 static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
@@ -847,7 +852,7 @@ static Graph *exact(Place *place, const Launches *launches, uint64_t hash)
     return NULL;
 }
 
-/* The graph of the same shape whose update takes least, the least recently used of several; `seconds` of it. */
+/* The graph of the same shape with the cheapest update, the least recently used among equals; `seconds` is its cost. */
 static Graph *nearest(Place *place, const Launches *launches, uint64_t shape, double *seconds)
 {
     Graph *found = NULL;
@@ -890,7 +895,8 @@ static void *spare(int32_t device)
     return *stream;
 }
 
-/* Runs the record as a graph: 1; 0: nothing was done, and it is to be launched one by one. For whoever has the lock. */
+/* Runs the record as a graph and returns 1. Returns 0 if nothing was done and it must be launched one by one. The
+   caller holds the lock. */
 static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape)
 {
     Graphs *graphs = record->graphs;
@@ -964,7 +970,7 @@ static void release_kept(Record *record)
     record->kept_bytes = record->workspace_bytes = 0;
 }
 
-/* Launches what is recorded, unless an earlier launch of the record has failed. */
+/* Launches what is recorded, unless an earlier launch of the record failed. */
 static void make_pending(Record *record)
 {
     if (record->launches.count > 0) {
@@ -1127,7 +1133,7 @@ static void delete_graphs(void *given)
     free(graphs);
 }
 
-/* Whether this call's launches are to be recorded: not where graphs have served none of many calls, for a while. */
+/* Whether this call's launches are recorded. Recording pauses when graphs have served none of many calls. */
 static int is_awake(Graphs *graphs)
 {
     count(graphs, CALLS, 1);
@@ -1227,7 +1233,7 @@ const Recorder *polytile_graphs_recorder(const Api *functions, size_t nodes)
     return &recorder;
 }
 
-/* Lets go of graphs until `more` nodes have room, the least recently used first. */
+/* Evicts graphs, least recently used first, until `more` nodes fit. */
 static void evict(Graphs *graphs, size_t more)
 {
     for (;;) {
@@ -1269,7 +1275,7 @@ static void put(Graphs *graphs, Place *place, Graph *graph)
     count(graphs, MADE, 1);
 }
 
-/* Learns what the library's calls of a new graph launch. */
+/* Learns the launches of the library calls of a new graph. */
 static void learn_calls(const Graph *graph)
 {
     void *nodes[MOST_NODES_OF_CALL];
@@ -1281,7 +1287,7 @@ static void learn_calls(const Graph *graph)
     }
 }
 
-/* Learns what the library's calls launch of which that is not known yet. */
+/* Learns the launches of library calls that are not known yet. */
 static void learn_alone(const Launches *launches, void *stream)
 {
     for (size_t i = 0; i < launches->count; i++) {
@@ -1300,7 +1306,7 @@ static void learn_alone(const Launches *launches, void *stream)
     }
 }
 
-/* Makes the graphs that are wanted, on a stream of the caller's. The program must stay, and what its launches depend on. */
+/* Makes the requested graphs on the caller's stream. The program, and what its launches depend on, must stay alive. */
 void polytile_graphs_make(Graphs *graphs, void *stream)
 {
     for (int i = 0; i < MOST_PLACES; i++) {
@@ -1339,7 +1345,7 @@ void polytile_graphs_make(Graphs *graphs, void *stream)
     }
 }
 
-/* In a forked child, whose parent's other threads are not there. */
+/* In a forked child, which lacks its parent's other threads. */
 void polytile_graphs_forked(void)
 {
     unlock();
@@ -1347,9 +1353,9 @@ void polytile_graphs_forked(void)
     current = NULL;
 }
 
-/* Numbers of a program's graphs, then: the driver's last refusal, graphs there are, their nodes, and of all programs together; the
-   host's ns for all stretches of a call launched one by one, where that is known, for launches of graphs, a node's update and that of
-   a library's call. */
+/* Statistics of a program's graphs, then: the driver's last failure, the number of graphs and their nodes, of this and
+   of all programs; host ns of all stretches of a call launched one by one, if known, of launching graphs, and of
+   updating a node and a library call. */
 void polytile_graphs_numbers(Graphs *graphs, int64_t *numbers)
 {
     for (int i = 0; i < NUMBERS; i++)

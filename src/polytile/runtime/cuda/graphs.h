@@ -1,7 +1,8 @@
-/* What the launcher and native kernels on a GPU know of the recorder (graphs.c).
+/* The interface between the launcher, native GPU kernels and the recorder (graphs.c).
 
-   While a thread runs a program, its launches may be recorded in place of being made. They are made together, as a CUDA graph or one
-   by one, before anything else is put on the stream. Until then the memory that they use must not go back to the allocator. */
+   While a thread runs a program, its launches may be recorded instead of made. They are made together, as a CUDA graph
+   or one by one, before anything else is put on the stream. Until then, memory that they use must not return to the
+   allocator. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,28 +19,30 @@ typedef struct { /* CUlaunchConfig */
 } How;
 
 typedef struct {
-    /* Whether launches of this thread on this device, context and stream are recorded. Where others are, they are made now. */
+    /* Whether launches of this thread on this device, context and stream are recorded. If others are recorded, they are
+       made now. */
     int (*records)(int32_t device, void *context, void *stream);
     /* Adds the launch of a kernel; `bytes` of each parameter. Returns the driver's error. */
     int (*kernel)(const How *how, void *function, void *const *parameters, const uint32_t *bytes, unsigned count);
-    /* Adds a call of run(data, stream), which makes launches alone, the same ones for the same bytes, and the same kernels for the
-       same `kind`. The data begins with so many addresses. Returns the driver's error. */
+    /* Adds a call of run(data, stream), which makes only launches: the same ones for the same bytes, and the same
+       kernels for the same `kind`. The data starts with this many addresses. Returns the driver's error. */
     int (*call)(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses);
-    int (*holds)(void);          /* whether launches are recorded that have not been made */
-    void (*keep)(void *tensor, int64_t bytes); /* deletes the tensor once what is recorded has been launched: now, if nothing is or
-                                                  more bytes wait than should */
-    void (*share)(void *tensor);               /* keeps its memory until then */
-    int (*workspace)(int64_t bytes, void **pointer); /* memory that each recorded launch may write to; not 0 if there is none */
-    void (*make)(void);                        /* launches what is recorded; `finish` tells of errors */
+    int (*holds)(void);          /* whether there are recorded launches that have not been made */
+    void (*keep)(void *tensor, int64_t bytes); /* deletes the tensor once the recorded launches are made: now, if there are none or
+                                                  if too many bytes wait */
+    void (*share)(void *tensor);               /* keeps its memory alive until then */
+    int (*workspace)(int64_t bytes, void **pointer); /* memory that each recorded launch may write to; returns nonzero if there is
+                                                        none */
+    void (*make)(void);                        /* makes the recorded launches; `finish` reports errors */
 
     /* for the launcher */
     void *(*new_graphs)(void); /* of one program */
     void (*delete_graphs)(void *graphs);
     void *(*begin)(void *graphs, int32_t device); /* NULL: launches of this thread are not recorded */
     void (*end)(void *record);                    /* ends the recording */
-    void (*set)(void *record);                    /* this thread goes on with the record; NULL: with none */
-    void (*tell)(void *origin);                   /* who makes the launches that follow */
-    int (*finish)(void *record, void **origin);   /* launches what is recorded; returns minus the error of the first launch that
-                                                     failed, whose origin it tells */
-    int (*wants_graph)(void *graphs);             /* whether a graph is to be made; says so once */
+    void (*set)(void *record);                    /* makes the record this thread's current one; NULL: none */
+    void (*tell)(void *origin);                   /* sets the origin of the launches that follow */
+    int (*finish)(void *record, void **origin);   /* makes the recorded launches; returns minus the error of the first launch that
+                                                     failed, and its origin */
+    int (*wants_graph)(void *graphs);             /* whether a graph should be made; true only once per request */
 } Recorder;

@@ -1,9 +1,10 @@
-"""CUDA graphs of programs in C: launches are recorded and made together (graphs.c says how).
+"""CUDA graphs of programs in C: launches are recorded and replayed together (graphs.c explains how).
 
-    graphs = ProgramGraphs(program, index)    # from now on, calls of the program on device number `index` use graphs
-    graphs.numbers()                          # what they did
+    graphs = ProgramGraphs(program, index)    # from now on, the program's calls on device `index` use graphs
+    graphs.numbers()                          # their statistics
 
-A graph is made in the background of launches that came several times. A call never waits for one. It has no memory of its own.
+The background thread makes a graph of launches that occurred several times; a call never waits for it. A graph owns no
+memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ log = logging.getLogger("polytile")
 SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).with_name("graphs.c"))
 
 MOST_NODES = 8192
-"""Nodes of all graphs of a process together, the least recently used graph going first. A kernel's node takes the driver some
-5 KiB of memory."""
+"""Limit on the nodes of all graphs of a process; the least recently used graphs are evicted first. A kernel node takes
+about 5 KiB of driver memory."""
 
 _DRIVER_FUNCTIONS = (
     "cuLaunchKernelEx", "cuCtxGetCurrent", "cuStreamCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
@@ -41,27 +42,30 @@ _DRIVER_FUNCTIONS = (
     "cuGraphInstantiateWithFlags", "cuGraphUpload", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 )  # fmt: skip
 _PARAMETERS = "cuFuncGetParamInfo"
-"""What tells where a kernel's parameters are; drivers before CUDA 12.4 lack it."""
+"""Reports the layout of a kernel's parameters. Drivers before CUDA 12.4 lack it."""
 _NON_BLOCKING = 1
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What graphs did for one program. A stretch is what a call launches between two library calls that only Python can make.
+    """Statistics of one program's graphs. A stretch is the launches of a call between two library calls that need
+    Python.
 
-    replayed, updated    stretches that a graph ran as it was, and after some of its nodes were given other parameters
-    nodes_updated        such nodes, together
-    direct               stretches whose launches were made one by one, as no graph fitted or that took the host no longer
-    busy, short          the same: another thread was using graphs; there were few launches, or many stretches before
-    made, evicted        graphs
-    refused              graphs that the driver did not make or update; `error` is its last answer
-    calls, rested        calls, and those of them that recorded nothing, as graphs had served none of many calls before
-    graphs, nodes        of this program, now
-    all_graphs, all_nodes    of all programs, now
-    direct_ns, launch_ns     of the host, for a call's stretches one by one, and as the graphs that ran last
-    node_ns, call_ns, written_ns    of the host, for the update of a kernel's node, of a library's call that is asked what it
-                                    launches, and of one of which that is known, in any program
-    learned, proved, hopeless    library calls of which that is known, with other addresses too; of which that cannot be
+        replayed, updated            stretches replayed unchanged, and after some nodes were given new parameters
+        nodes_updated                total number of such nodes
+        direct                       stretches launched one by one because no graph fitted, or because that took the
+                                     host no longer
+        busy, short                  the same because another thread was using graphs; because there were too few
+                                     launches, or many stretches before
+        made, evicted                graphs
+        refused                      graphs that the driver failed to make or update; `error` is its last result
+        calls, rested                calls; those that recorded nothing because graphs had not served many calls before
+        graphs, nodes                current, of this program
+        all_graphs, all_nodes        current, of all programs
+        direct_ns, launch_ns         host time of a call's stretches one by one, and as the graphs that ran last
+        node_ns, call_ns, written_ns  host time to update a kernel's node, a library call whose launches are queried,
+                                      and one whose launches are known, in any program
+        learned, proved, hopeless    library calls whose launches are known; also at other addresses; cannot be known
     """
 
     replayed: int
@@ -99,7 +103,8 @@ class Numbers:
 
 
 class ProgramGraphs:
-    """The graphs of a program in C, for as long as that lives. Raises DeviceError where there can be none, and says why."""
+    """The graphs of a program in C, for the program's lifetime. Raises DeviceError, with the reason, if graphs cannot
+    be used."""
 
     def __init__(self, program: Any, index: int) -> None:
         self.index = index
@@ -108,7 +113,7 @@ class ProgramGraphs:
         self._address = program.record_launches(_Wanted(weakref.ref(self)))
 
     def numbers(self) -> Numbers | None:
-        """None once the program is gone."""
+        """The program's statistics; None once the program is deleted."""
         program = self._program()
         if program is None:
             return None
@@ -120,7 +125,7 @@ class ProgramGraphs:
         return str(self.numbers() or "the program is gone")
 
     def make(self) -> None:
-        """Makes the graphs that calls want."""
+        """Makes the graphs that calls have asked for."""
         program, before = self._program(), self.numbers()
         if program is None or before is None:
             return
@@ -135,7 +140,7 @@ class ProgramGraphs:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What C calls when a graph is to be made of launches that depend on the entries."""
+    """Called by C to request a graph of launches that depend on the entries."""
 
     graphs: weakref.ref[ProgramGraphs]
 
@@ -151,7 +156,7 @@ class _Make:
 
     graphs: ProgramGraphs
     entries: Sequence[Any]
-    """Held until then: launches that are recorded depend on them."""
+    """Kept alive until then, since the recorded launches depend on them."""
     disturbs: Disturbance = Disturbance.NONE
 
     def urgency(self) -> tuple[float, ...]:
@@ -172,7 +177,7 @@ def prepare() -> compiler.Compilation:
 
 @functools.cache
 def _recorder() -> int:
-    """The recorder, which launches, products and programs know from now on."""
+    """Address of the recorder. Registers it with launches, products and programs."""
     try:
         library = prepare().result()
         found = driver.library()
@@ -181,7 +186,7 @@ def _recorder() -> int:
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
     except AttributeError as error:
-        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that change ({error}).") from error
+        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error}).") from error
     module = native.module()
     if module is None:
         raise DeviceError("launches cannot be recorded for CUDA graphs: there is no C launcher.")
@@ -195,7 +200,7 @@ def _recorder() -> int:
 
 @functools.cache
 def _stream(index: int, found: Any) -> int:
-    """Where graphs are recorded: a stream that torch gives to nobody."""
+    """The stream on which graphs are recorded. torch hands it to nobody."""
     stream = ctypes.c_void_p()
     code = found.cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
     if code:
@@ -204,7 +209,7 @@ def _stream(index: int, found: Any) -> int:
 
 
 def reset() -> None:
-    """Forgets the recorder; the next program configures one anew."""
+    """Forgets the recorder; the next program configures a new one."""
     _recorder.cache_clear()
     _stream.cache_clear()
 

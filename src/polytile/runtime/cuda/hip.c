@@ -1,7 +1,7 @@
-/* NVIDIA's driver interface, as far as polytile uses it, on AMD's runtime: with it everything else launches on ROCm what it
-   launches on CUDA. hip.py puts HIP_LIBRARY, the runtime's file, before this text.
+/* The part of NVIDIA's driver interface that polytile uses, on top of AMD's runtime, so that launches on ROCm use the
+   same code as on CUDA. hip.py prepends a definition of HIP_LIBRARY, the runtime's file.
 
-   Numbers of errors and attributes are the same in both. A context is a device's number and one. */
+   Error and attribute numbers are the same in both. A context is a device's number plus one. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -109,7 +109,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
 
 int cuFuncGetAttribute(int *value, int which, void *function) { return hip.hipFuncGetAttribute(value, which, function); }
 
-/* A block may have all of its shared memory without asking for it. */
+/* A block may use all of its shared memory without opting in. */
 int cuFuncSetAttribute(void *function, int which, int value) { return 0; }
 
 typedef struct { /* CUlaunchConfig */

@@ -1,11 +1,11 @@
-/* Launches generated GPU kernels: a plan says all there is to know, launch.py makes it.
+/* Launches generated GPU kernels according to a plan, which launch.py makes.
 
-   polytile_launch has the ABI of every native kernel, with the plan's address where others take a number of threads, so
-   dispatch tables, timers and wrappers call it as they call any kernel. It touches no Python object and needs no GIL.
+   polytile_launch has the ABI of every native kernel, with the plan's address in place of the number of threads, so
+   dispatch tables, timers and wrappers call it like any kernel. It touches no Python object and needs no GIL.
 
-   It runs on torch's current stream of the plan's device and makes that device's context current for the time, where
-   another one is. Results: 0; the number of a run-time check that an earlier launch of the plan found violated (a GPU
-   reports late); or minus the driver's error. */
+   It runs on torch's current stream of the plan's device, and makes that device's context current meanwhile if another
+   one is. Results: 0; the number of a run-time check that an earlier launch of the plan failed (a GPU reports late); or
+   minus the driver's error. */
 
 #include <sched.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ typedef struct {
     int32_t (*data_pointer)(void *tensor, void **pointer);
     int (*describe)(void *map, int type, uint32_t rank, uintptr_t address, const uint64_t *sizes, const uint64_t *strides,
                     const uint32_t *block, const uint32_t *steps, int interleave, int swizzle, int fetch, int fill);
-} Api; /* the last is NULL where the driver does not have it */
+} Api; /* the last is NULL if the driver lacks it */
 
 typedef struct { /* CUtensorMap */
     _Alignas(64) uint64_t words[16];
@@ -57,8 +57,8 @@ static int allocate(int32_t device, int64_t bytes, void **tensor, void **pointer
     return api.data_pointer(*tensor, pointer) == 0 ? 0 : -OUT_OF_MEMORY;
 }
 
-/* Zeroed memory of at least `bytes` that stays with this plan and stream, for the thread that has locked the plan. What a
-   graph records zeroes memory of its own once in each replay. */
+/* Zeroed memory of at least `bytes` that stays with this plan and stream, for the thread that has locked the plan. A
+   recorded graph zeroes its own memory once per replay. */
 static int keep(LaunchPlan *plan, void *stream, int32_t buffer, int64_t bytes, void **pointer)
 {
     int code = 0, status = 0;
@@ -84,13 +84,13 @@ static int keep(LaunchPlan *plan, void *stream, int32_t buffer, int64_t bytes, v
             found->bytes = -1;
     }
     if (code == 0 && recorder != NULL)
-        recorder->share(found->tensor); /* another thread may let go of it before a recorded launch is made */
+        recorder->share(found->tensor); /* another thread may release it before a recorded launch is made */
     *pointer = found->pointer;
     return code;
 }
 
-/* What a plan keeps may be let go for more of it as soon as another thread has the lock: by then the kernels that use it
-   have been launched, or are recorded and share it. Returns whether there is anything to lock. */
+/* A plan's memory may be replaced by a larger one as soon as another thread has the lock: by then the kernels that use
+   it have been launched, or are recorded and share it. Returns whether there is anything to lock. */
 static int lock(LaunchPlan *plan)
 {
     int keeps = 0;
@@ -114,8 +114,8 @@ static int provide(LaunchPlan *plan, const long *integers, void *stream, void **
     return code;
 }
 
-/* Rows that are not there are none that a kernel asks for; the driver wants one at least. How far the rows of a single one are
-   apart means nothing, and may be what the driver refuses. */
+/* Kernels access no rows of an empty matrix, but the driver requires at least one. The stride of a single row is
+   irrelevant, and might be one that the driver rejects. */
 static int describe(const Descriptor *what, void *const *pointers, const long *integers, Map *map)
 {
     uint64_t sizes[2], stride = (uint64_t)formula(what->stride, integers) * (uint64_t)what->bytes;
@@ -132,7 +132,7 @@ static int describe(const Descriptor *what, void *const *pointers, const long *i
                          what->swizzle, FETCH_128_BYTES, 0);
 }
 
-/* Records a launch. What cannot be recorded is to be made now, after all that is. */
+/* Records a launch. If it cannot be recorded, it must be made now, after everything recorded. */
 static int record(const Launch *launch, const How *how, void **addresses)
 {
     uint32_t bytes[launch->count + 1];
@@ -196,7 +196,7 @@ static int run(LaunchPlan *plan, void *const *pointers, const long *integers)
         return -INVALID_VALUE;
     memset(owned, 0, sizeof owned);
     int locked = lock(plan), records = recorder != NULL && recorder->records(plan->device, plan->context, stream);
-    if (records && locked && plan->launch_count > 1) { /* no other thread's launches may come between these */
+    if (records && locked && plan->launch_count > 1) { /* keeps other threads' launches from coming between these */
         recorder->make();
         records = 0;
     }
@@ -235,7 +235,7 @@ long polytile_launch(void *const *pointers, const long *integers, long address)
     return code;
 }
 
-/* Lets go of the memory that a plan keeps; the plan may be used again. */
+/* Releases the memory that a plan keeps. The plan may be used again. */
 void polytile_release(LaunchPlan *plan)
 {
     for (int i = 0; i < KEPT; i++) {

@@ -1,4 +1,5 @@
-/* How a generated GPU kernel is launched, as data: launch.py makes it for live programs, packages hold it. launch.c reads it. */
+/* The launch of a generated GPU kernel as data. launch.py makes it for live programs, packages contain it, and launch.c
+   reads it. */
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -9,7 +10,7 @@ typedef struct {
     int32_t kind, index;
 } Parameter;
 
-typedef struct { /* a matrix whose blocks hardware copies: sizes and block are columns, then rows; `stride` in elements */
+typedef struct { /* a matrix whose blocks the hardware copies: sizes and block are columns, then rows; `stride` in elements */
     const int64_t *sizes[2], *stride;
     int32_t tensor, type, bytes, swizzle;
     uint32_t block[2];
@@ -22,8 +23,8 @@ typedef struct {
     const Descriptor *descriptors;
     int32_t count;
     uint32_t threads, shared;
-    int32_t overlaps; /* the kernel waits for the one before it by itself */
-    int32_t cluster;  /* blocks next to each other that run at the same time */
+    int32_t overlaps; /* the kernel itself waits for the preceding one */
+    int32_t cluster;  /* number of consecutive blocks that run concurrently */
 } Launch;
 
 typedef struct {
@@ -31,7 +32,7 @@ typedef struct {
     int32_t zeroed;
 } Scratch;
 
-typedef struct { /* zeroed memory kept for one stream, or for one recording of a graph: kernels leave it zero */
+typedef struct { /* zeroed memory kept for one stream, or for one recording of a graph; kernels leave it zero */
     void *stream, *tensor, *pointer;
     uint64_t recording;
     int64_t bytes;

@@ -1,10 +1,10 @@
-"""From loaded kernels to something that can be called like any native kernel: a plan for launch.c.
+"""Turns loaded GPU kernels into native entries: a plan for launch.c.
 
     plan = Plan("softmax_1f0c", 0, [Launch(function, 128, 0, parameters, grid)], [Scratch(formula, True)])
-    NativeEntry.of_plan(plan)      # address: the C launcher; threads: plan.handle, which the launcher takes in their place
+    NativeEntry.of_plan(plan)      # address: the C launcher; threads: plan.handle, passed in their place
 
-A call costs some 2 us of host time, nearly all of it the driver's. Run-time checks on the device write their number into
-a word of pinned memory, which is looked at before the plan's next launch and by `synchronise`.
+A call costs about 2 us of host time, nearly all of it in the driver. Run-time checks on the device write their number
+into a word of pinned memory, which is read before the plan's next launch and by `synchronise`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from polytile.runtime.symbols import addresses
 
 SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "launch.h", "launch.c"))
 TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
-"""Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
-word for run-time checks, a null pointer, and a tensor's descriptor by value. All but the word and the null pointer go with an
-index."""
+"""Kinds of parameters: a tensor's address, a 32-bit integer, a 64-bit integer, a scratch buffer's address, the address
+of the run-time checks' word, a null pointer, and a tensor descriptor by value. All but the word and the null pointer
+have an index."""
 LITERAL = 7
-"""A number by value, its bits in place of the index. Trials in a worker alone know it (tuning/isolation/device.py); launch.c does
-not."""
+"""A number by value; its bits take the place of the index. Only trials in a worker support it
+(tuning/isolation/device.py), not launch.c."""
 MOST_DESCRIBED = 2
-"""Descriptors that one launch may have."""
+"""Maximum number of descriptors per launch."""
 
 OVERLAPPING = 12030
 """CUDA version of the first driver that records overlapping launches in graphs."""
@@ -56,13 +56,30 @@ _TORCH_FUNCTIONS = (
 )
 _NEW_HANDLE = "aoti_torch_new_tensor_handle"
 DESCRIBE = "cuTensorMapEncodeTiled"
-"""What makes a descriptor; drivers before CUDA 12 lack it."""
+"""Makes a descriptor. Drivers before CUDA 12 lack it."""
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A matrix of which hardware copies blocks (TMA): the number of its tensor; of an element the driver's type and the bytes;
-    how copies are swizzled; rows and columns of one; the matrix's own, and the elements that its rows are apart, as formulas."""
+    """A matrix whose blocks the hardware copies (TMA).
+
+    Attributes
+    ----------
+    tensor : int
+        Position of its tensor.
+    type : int
+        The driver's element type.
+    bytes : int
+        Bytes per element.
+    swizzle : int
+        The driver's swizzle mode of copies.
+    block : tuple of int
+        Rows and columns of one copy.
+    shape : tuple of Formula
+        Rows and columns of the matrix.
+    stride : Formula
+        Elements from one row to the next.
+    """
 
     tensor: int
     type: int
@@ -74,16 +91,34 @@ class Descriptor:
 
 
 Code = TypeVar("Code")
-"""A kernel: loaded, or as what another process loads."""
+"""A kernel: loaded, or in the form that another process loads."""
 Other = TypeVar("Other")
 
 
 @dataclass(frozen=True)
 class Launch(Generic[Code]):
-    """One launch of a kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
-    and the three dimensions of the grid as formulas of the call's integers. `overlaps`: its programs wait for the kernel
-    before them on the stream by themselves, so they may be started before that one has ended; `cluster`: so many that follow
-    each other run at the same time."""
+    """One launch of a kernel.
+
+    Attributes
+    ----------
+    function : Code
+        The kernel.
+    threads : int
+        Threads per block.
+    shared : int
+        Bytes of dynamic shared memory.
+    parameters : tuple of (int, int)
+        (kind, index) of each parameter.
+    grid : tuple of Formula
+        The launch grid's three dimensions, as formulas of the call's integers.
+    overlaps : bool
+        Whether its programs wait for the preceding kernel on the stream themselves, so they may start before it has
+        ended.
+    descriptors : tuple of Descriptor
+        The launch's tensor descriptors.
+    cluster : int
+        Blocks per cluster: that many consecutive programs run at the same time.
+    """
 
     function: Code
     threads: int
@@ -101,8 +136,8 @@ class Launch(Generic[Code]):
 
 @dataclass(frozen=True)
 class Scratch:
-    """Device memory for one call, its bytes as a formula. `zeroed`: all zero before the first launch, and the kernels
-    leave it so."""
+    """Device memory for one call; its size in bytes is a formula. `zeroed` memory is all zero before the first launch,
+    and the kernels leave it so."""
 
     bytes: Formula
     zeroed: bool = False
@@ -143,7 +178,7 @@ class _Scratch(ctypes.Structure):
 
 
 class _PlanHead(ctypes.Structure):
-    """The first members of a LaunchPlan (launch.h); what follows belongs to C and starts as zeros."""
+    """The first members of a LaunchPlan (launch.h). The rest belongs to C and starts as zeros."""
 
     _fields_ = [
         ("context", ctypes.c_void_p),
@@ -157,8 +192,8 @@ class _PlanHead(ctypes.Structure):
 
 
 class Plan(NativePlan):
-    """How one kernel is launched on device number `index`; see the module's docstring. Raises DeviceError where the driver
-    or torch's C functions cannot be had."""
+    """How one kernel is launched on device `index`; see the module's docstring. Raises DeviceError if the driver or
+    torch's C functions are not available."""
 
     def __init__(
         self, name: str, index: int, launches: Sequence[Launch[driver.Function]], scratch: Sequence[Scratch] = ()
@@ -180,7 +215,7 @@ class Plan(NativePlan):
             head.error = self._error.data_ptr()
 
     def synchronise(self) -> int:
-        """Waits for the device; the number of a run-time check that a launch found violated, or 0."""
+        """Waits for the device. Returns the number of the run-time check that a launch failed, or 0."""
         if self._error is None:
             return 0
         torch.cuda.synchronize(self.index)
@@ -207,7 +242,7 @@ class Plan(NativePlan):
 
 @functools.cache
 def _launcher() -> tuple[int, int, int]:
-    """Address of `polytile_launch`, bytes of a plan, and the address of the function that releases one."""
+    """Address of `polytile_launch`, size of a plan in bytes, and address of the function that releases a plan."""
     library = prepare().result()
     functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS) + 1))(*_functions())
     configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
@@ -217,24 +252,24 @@ def _launcher() -> tuple[int, int, int]:
 
 
 def prepare() -> compiler.Compilation:
-    """Starts compiling the launcher in the background, so that it is there when the first kernel is; returns at once."""
+    """Starts compiling the launcher in the background, so that it is ready by the first kernel; returns at once."""
     return compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
 
 
 def record(recorder: int) -> tuple[int]:
-    """Has launches recorded where the recorder of graphs.py, by its address, wants them. The kernels that know of it."""
+    """Registers the recorder of graphs.py, by its address, with launches. Returns the addresses of the kernels that use it."""
     library = prepare().result()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_launches"))(recorder)
     return (library.address("polytile_launch"),)
 
 
 def reset() -> None:
-    """Forgets the loaded launcher; the next plan configures one anew."""
+    """Forgets the loaded launcher; the next plan configures a new one."""
     _launcher.cache_clear()
 
 
 def _functions() -> list[int]:
-    """Addresses of what launch.c calls, in the order of its Api."""
+    """Addresses of the functions that launch.c calls, in the order of its Api."""
     found = driver.library()
     describe = addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
     return [*addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
@@ -258,7 +293,7 @@ def new_handle() -> list[int]:
 
 
 def failed(name: str, code: int) -> NoReturn:
-    """Raises what a negative result of a launch means: OutOfMemoryError, DeviceLost or LaunchFailed."""
+    """Raises the error for a launch's negative result: OutOfMemoryError, DeviceLost or LaunchFailed."""
     if (refused := products.failed(name, code)) is not None:
         raise refused
     if code == -driver.OUT_OF_MEMORY:

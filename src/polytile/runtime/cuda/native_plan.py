@@ -1,7 +1,8 @@
-"""What C code keeps of one kernel, in a block of memory that Python makes and fills (launch.h, product.h).
+"""The data that C code holds for one kernel, in a block of memory that Python allocates and fills (launch.h,
+product.h).
 
-A block begins with members that Python sets. What follows belongs to C and starts as zeros. What the members point to lives
-as long as the plan.
+A block begins with members that Python sets. The rest belongs to C and starts as zeros. Whatever the members point to
+lives as long as the plan.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 from polytile.runtime.formula import Formula
 
 FormulaPointer = ctypes.POINTER(ctypes.c_int64)
-"""How C sees a formula."""
+"""C's view of a formula."""
 
 
 class NativePlan:
-    """A block of `size` bytes at `handle`, whose C parts the C function at `release` frees once the plan is no longer in use."""
+    """A block of `size` bytes at `handle`. Once the plan is no longer used, the C function at `release` frees C's part
+    of it."""
 
     def __init__(self, size: int, release: int) -> None:
         self._held: list[Any] = []
@@ -27,7 +29,7 @@ class NativePlan:
         weakref.finalize(self, _release, function, self._block, self._held).atexit = False
 
     def _hold(self, value: Any) -> Any:
-        """Keeps `value`, which a pointer in the block leads to."""
+        """Keeps `value` alive, since a pointer in the block refers to it."""
         self._held.append(value)
         return value
 

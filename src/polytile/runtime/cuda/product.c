@@ -1,11 +1,11 @@
 /* Products by libraries, called like any native kernel: D = A · B + C + bias by cuBLASLt, D = A · B by ATen.
 
-   A plan says where operands, sizes and strides are among a call's arguments; products.py makes it. cuBLASLt's heuristic is
-   asked once for each combination of a call's integers and the alignment of its tensors; the plan keeps the answer and the
+   A plan, made by products.py, locates operands, sizes and strides among a call's arguments. cuBLASLt's heuristic is
+   asked once for each combination of a call's integers and its tensors' alignment. The plan caches the answer and the
    descriptors in a hash table. Nothing here touches a Python object or needs the GIL.
 
-   Results: 0; DECLINED, and nothing was done: the operands are not the library's; minus the driver's error; or minus
-   LIBRARY_STATUS and cuBLASLt's status. */
+   Results: 0; DECLINED if nothing was done, because the library does not support the operands; minus the driver's
+   error; or minus (LIBRARY_STATUS + cuBLASLt's status). */
 
 #include <limits.h>
 #include <sched.h>
@@ -20,7 +20,7 @@ enum { PROPOSALS = 6, MOST_SHAPES = 1024, WIDEST = 16 };
 enum { TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS = 8, WITH_BIAS = 4 }; /* cublasLtMatmulDescAttributes_t, _Epilogue_t */
 enum { BATCH = 5, BATCH_STRIDE = 6 };                                             /* cublasLtMatrixLayoutAttribute_t */
 enum { WORKSPACE = 1, REDUCTIONS = 3, ALIGNMENTS = 5 };                           /* cublasLtMatmulPreferenceAttributes_t */
-enum { IN_TYPE_OF_SUMS = 2, INT32 = 10 }; /* parts of a split K are added up in the type of the sums, in order; cudaDataType */
+enum { IN_TYPE_OF_SUMS = 2, INT32 = 10 }; /* partial sums of a split K are added in the accumulator type, in order; cudaDataType */
 
 typedef struct { /* cublasLtMatmulHeuristicResult_t */
     uint64_t algorithm[8];
@@ -58,18 +58,18 @@ struct ProductApi {
     int (*multiply)(void *handle, void *operation, const void *one, const void *a, void *layout_a, const void *b, void *layout_b,
                     const void *share, const void *c, void *layout_c, void *d, void *layout_d, const uint64_t *algorithm,
                     void *workspace, size_t bytes, void *stream);
-}; /* those of the driver are NULL where there is no device, cuBLASLt's where ATen alone is asked */
+}; /* those of the driver are NULL without a device, cuBLASLt's for ATen alone */
 
-typedef struct { /* sizes and strides of one call; `alignment`: bytes that addresses are a multiple of, the bias's last */
+typedef struct { /* sizes and strides of one call; `alignment`: alignment of the addresses in bytes, the bias's last */
     int64_t batch, m, n, k, strides[ALL][3];
     uint32_t alignment[ALL + 1];
 } Shape;
 
-struct Known { /* what the library was told of a shape and what it proposed, the best first */
+struct Known { /* a shape's descriptors and the library's proposals, best first */
     void *operation, *layouts[ALL];
     Proposal proposals[PROPOSALS];
     int count;
-    unsigned refused, ran; /* a bit for each proposal */
+    unsigned refused, ran; /* one bit per proposal */
 };
 
 static const Recorder *recorder; /* NULL: every call is made at once */
@@ -104,15 +104,15 @@ static void shape_of(const ProductPlan *plan, void *const *pointers, const long 
     shape->alignment[ALL] = alignment(pointer_to(pointers, plan->bias));
 }
 
-/* The transpose of each matrix of (batch, rows, columns) as it lies in memory, column by column. */
+/* The transpose of each matrix of (batch, rows, columns), as column-major memory. */
 typedef struct {
     uint64_t rows, columns;
     int64_t stride;
     int32_t transposed; /* the product takes its transpose */
 } Matrix;
 
-/* Whether it is one that cuBLASLt can describe: an axis has stride 1, and columns do not overlap. The stride of an axis of one
-   element does not matter. */
+/* Whether cuBLASLt can describe it: some axis has stride 1, and columns do not overlap. The stride of an axis of one
+   element is irrelevant. */
 static int matrix_of(const int64_t *strides, int64_t rows, int64_t columns, Matrix *matrix)
 {
     int64_t row = columns > 1 ? columns : 1, column = rows > 1 ? rows : 1;
@@ -126,7 +126,7 @@ static int matrix_of(const int64_t *strides, int64_t rows, int64_t columns, Matr
     return (strides[1] == 1 || rows == 1) && apart >= rows;
 }
 
-/* ---- what cuBLASLt is told: C = A · B in row-major order as Cᵀ = Bᵀ · Aᵀ in column-major order ---- */
+/* ---- cuBLASLt's view: C = A · B in row-major order is Cᵀ = Bᵀ · Aᵀ in column-major order ---- */
 
 static void forget(const ProductApi *api, Known *known)
 {
@@ -155,7 +155,7 @@ static int describe_layout(const ProductPlan *plan, const Shape *shape, int whic
 static int describe_operation(const ProductPlan *plan, const Matrix *matrices, Known *known)
 {
     static const uint32_t with_bias = WITH_BIAS;
-    static void *const some_bias = (void *)(uintptr_t)(1 << 20); /* the heuristic looks at its alignment alone */
+    static void *const some_bias = (void *)(uintptr_t)(1 << 20); /* the heuristic only looks at its alignment */
     const ProductApi *api = plan->api;
     int code = api->new_operation(&known->operation, plan->compute, plan->scale);
     if (code == 0)
@@ -195,7 +195,7 @@ static int ask(const ProductPlan *plan, const Shape *shape, Known *known)
     return code;
 }
 
-/* What the library has for a shape: nothing where it cannot describe an operand or has no kernel for it. NULL without memory. */
+/* The library's proposals for a shape; none if it cannot describe an operand or has no kernel. NULL if memory is short. */
 static Known *asked(const ProductPlan *plan, const Shape *shape)
 {
     Known *known = calloc(1, sizeof(Known));
@@ -268,7 +268,7 @@ static int grow(ProductPlan *plan)
     return 0;
 }
 
-/* What is known of a call's shape; the library is asked at its first call. NULL without memory. */
+/* The entry of a call's shape. The library is asked at its first call. NULL if memory is short. */
 static Known *known_of(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     size_t words = (size_t)plan->integers + 1;
@@ -298,8 +298,8 @@ static Known *known_of(ProductPlan *plan, void *const *pointers, const long *int
     return known;
 }
 
-/* The number of the proposal that runs: number `rank`, or else the next one that was not refused, or else one before it. -1: there
-   is none. */
+/* The number of the proposal to run: `rank`, else the next one that was not refused, else an earlier one. -1: there is
+   none. */
 static int chosen(const ProductPlan *plan, const Known *known, const long *integers)
 {
     int first = plan->rank < known->count ? plan->rank : known->count - 1;
@@ -346,7 +346,7 @@ enum { ADDRESSES = ALL + 2 };
 typedef struct { /* followed by the integers */
     void *operands[ALL], *bias, *workspace; /* ADDRESSES of them */
     ProductPlan *plan;
-    uint64_t number, algorithm; /* the plan's own, as another may come to lie where it was; and the proposal's */
+    uint64_t number, algorithm; /* the plan's own number, since another plan may get its address; and the proposal's */
     int64_t proposal;
 } Later;
 
@@ -361,7 +361,7 @@ static void unlock(ProductPlan *plan)
     atomic_flag_clear_explicit(&plan->busy, memory_order_release);
 }
 
-/* How many of a call's tensors there are, up to the last one that matters. */
+/* Number of a call's tensors, up to the last one used. */
 static int tensors_of(const ProductPlan *plan)
 {
     int count = plan->bias + 1;
@@ -408,7 +408,8 @@ static int record(ProductPlan *plan, const Known *known, int at, void *const *po
     return -recorder->call(make_later, kind, data, bytes, ADDRESSES);
 }
 
-/* Makes the call now, or records it: of a proposal that has run before, as nobody could be told then that the library refuses. */
+/* Makes the call now or records it. Only a proposal that has run before is recorded, since a refusal could not be
+   reported later. */
 static int run_or_record(ProductPlan *plan, Known *known, int at, void *const *pointers, const long *integers)
 {
     const ProductApi *api = plan->api;
@@ -439,8 +440,8 @@ static int run_or_record(ProductPlan *plan, Known *known, int at, void *const *p
     return code;
 }
 
-/* An algorithm that the library refuses gives way to the next one, unless none has run yet: then the plan fails. The first time
-   the call is declined, so that its caller can tell of it. */
+/* A proposal that the library refuses gives way to the next one, unless none has run yet: then the plan fails. The
+   first time, the call is declined, so that the caller can report it. */
 static long multiply(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     Known *known = known_of(plan, pointers, integers);
@@ -481,10 +482,10 @@ static long multiply_by_aten(ProductPlan *plan, void *const *pointers, const lon
     for (int i = 0; i < 3; i++)
         if (tensors[i] != NULL)
             api->delete_tensor(tensors[i]);
-    return code == 0 ? 0 : DECLINED; /* its Python form says what is wrong */
+    return code == 0 ? 0 : DECLINED; /* the Python form reports what is wrong */
 }
 
-/* Makes the plan's device current where another one is; `pushed` says so. Returns the driver's error. */
+/* Makes the plan's device current if another one is; `pushed` reports that. Returns the driver's error. */
 static int enter(const ProductPlan *plan, int *pushed)
 {
     void *context = NULL;
@@ -512,7 +513,7 @@ long polytile_product_cublaslt(void *const *pointers, const long *integers, long
     int pushed;
     long code = -enter(plan, &pushed);
     if (code == 0) {
-        lock(plan); /* a descriptor holds the bias of the call */
+        lock(plan); /* a descriptor holds the call's bias */
         code = multiply(plan, pointers, integers);
         unlock(plan);
     }
@@ -533,7 +534,7 @@ long polytile_product_aten(void *const *pointers, const long *integers, long add
     return code;
 }
 
-/* The proposals for a shape, of which nothing is kept: their number, PROPOSALS at most. */
+/* The proposals for a shape, without caching them: returns their number, at most PROPOSALS. */
 int polytile_product_proposals(ProductPlan *plan, const Shape *shape, Proposal *proposals)
 {
     int pushed, count = 0;

@@ -1,11 +1,11 @@
 """Products by libraries as native entries: plans for product.c, which calls cuBLASLt or ATen without Python.
 
     product = Product(a=Operand(0, dtype, strides), b=..., d=..., integers=13)
-    plan = Plan(product, device, rank=0)               # cuBLASLt's first proposal; AtenPlan: whatever ATen does
-    NativeEntry.of_product(plan, otherwise)            # `otherwise` takes the calls that the plan declines
+    plan = Plan(product, device, rank=0)               # cuBLASLt's first proposal; AtenPlan: ATen's own choice
+    NativeEntry.of_product(plan, otherwise)            # `otherwise` runs the calls that the plan declines
 
-A call costs about what the library's own C function does. The heuristic is asked once for each combination of a call's integers
-and the alignment of its tensors, in C as well.
+A call costs about as much as the library's own C function. C code asks the heuristic once for each combination of a
+call's integers and its tensors' alignment.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from polytile.runtime.symbols import addresses
 
 SOURCES = tuple(Path(__file__).parent / name for name in ("graphs.h", "../formula.c", "product.h", "product.c"))
 LIBRARY_STATUS = 100000
-"""A library's status s comes back from a call as minus this and s."""
+"""A call returns a library's status s as -(LIBRARY_STATUS + s)."""
 PROPOSALS = 6
-"""The most that a plan asks the heuristic for."""
+"""Maximum number of proposals that a plan requests from the heuristic."""
 ALIGNMENT = 16
-"""Bytes; no algorithm asks for more."""
+"""Alignment in bytes. No algorithm needs more."""
 
 _DRIVER = ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
 _STREAM = "aoti_torch_get_current_cuda_stream"
@@ -52,8 +52,8 @@ _CUBLASLT = tuple(
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a call has a batch of matrices: the number of its tensor, the type of its elements, and its strides (batch, row,
-    column; in elements) as formulas of the call's integers."""
+    """A batch of matrices in a call: the position of its tensor, the element type, and its strides (batch, row, column;
+    in elements) as formulas of the call's integers."""
 
     tensor: int
     dtype: torch.dtype
@@ -62,8 +62,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """D = A · B + C + bias of calls whose first integers are batch, M, N and K; C and the bias (the number of its tensor) may be
-    missing. The first `integers` of a call decide what runs."""
+    """D = A · B + C + bias, in calls whose first integers are batch, M, N and K. C and the bias (the position of its
+    tensor) are optional. The first `integers` integers of a call determine the algorithm."""
 
     a: Operand
     b: Operand
@@ -88,7 +88,7 @@ class _Operand(ctypes.Structure):
 
 
 class _Head(ctypes.Structure):
-    """The first members of a ProductPlan (product.h); what follows belongs to C and starts as zeros."""
+    """The first members of a ProductPlan (product.h). The rest belongs to C and starts as zeros."""
 
     _fields_ = [
         ("api", ctypes.c_void_p),
@@ -125,8 +125,8 @@ class _Proposal(ctypes.Structure):
 
 
 class AtenPlan(NativePlan):
-    """How ATen is called for a product on device number `device`; -1: on the CPU. Raises DeviceError where torch's C functions
-    cannot be had."""
+    """How ATen is called for a product on device `device` (-1: on the CPU). Raises DeviceError if torch's C functions
+    are not available."""
 
     symbol = "polytile_product_aten"
 
@@ -153,7 +153,7 @@ class AtenPlan(NativePlan):
         return int(self._head.refusals)
 
     def _functions(self) -> ctypes.Array[ctypes.c_void_p]:
-        """What product.c calls, in the order of its Api."""
+        """The functions that product.c calls, in the order of its Api."""
         return (ctypes.c_void_p * 22)(*_of_torch(self.device), *[None] * len(_CUBLASLT))
 
     def _handle(self) -> int:
@@ -167,8 +167,9 @@ class AtenPlan(NativePlan):
 
 
 class Plan(AtenPlan):
-    """How cuBLASLt is called: proposal number `rank` of its heuristic, or the last one if there are fewer; elsewhere than at the
-    sizes `fastest_at`, if given, the first one. Raises DeviceError where there is no cuBLASLt, or it does not start."""
+    """How cuBLASLt is called: by proposal number `rank` of its heuristic, or the last one if there are fewer. If
+    `fastest_at` is given, other sizes use the first proposal. Raises DeviceError if cuBLASLt is missing or does not
+    initialise."""
 
     symbol = "polytile_product_cublaslt"
 
@@ -179,7 +180,7 @@ class Plan(AtenPlan):
         return cublaslt.handle(self.device)
 
     def proposals(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Algorithm, ...]:
-        """What the heuristic proposes for aligned tensors of these sizes (batch, M, N, K) and strides (of A, B, C and D)."""
+        """The heuristic's proposals for aligned tensors of these sizes (batch, M, N, K) and strides (of A, B, C and D)."""
         ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         shape, found = _Shape(), (_Proposal * PROPOSALS)()
         shape.sizes = (ctypes.c_int64 * 4)(*sizes)
@@ -195,7 +196,7 @@ class Plan(AtenPlan):
 def proposals(
     product: Product, device: int, sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 ) -> tuple[Algorithm, ...]:
-    """What cuBLASLt proposes for a product at these sizes, see Plan; the best first."""
+    """cuBLASLt's proposals for a product at these sizes, best first; see Plan."""
     return _asked(product, device).proposals(sizes, strides)
 
 
@@ -210,21 +211,22 @@ def prepare() -> compiler.Compilation:
 
 
 def record(recorder: int) -> tuple[int, int]:
-    """Has cuBLASLt's calls recorded where the recorder of graphs.py, by its address, wants them. The kernels that know of it."""
+    """Registers the recorder of graphs.py, by its address, with cuBLASLt's calls. Returns the addresses of the kernels
+    that use it."""
     library = prepare().result()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_products"))(recorder)
     return library.address(Plan.symbol), library.address(AtenPlan.symbol)
 
 
 def reset() -> None:
-    """Forgets the library and what it has proposed."""
+    """Forgets the library and its proposals."""
     cublaslt.reset()
     proposals.cache_clear()
     _asked.cache_clear()
 
 
 def _of_torch(device: int) -> list[int | None]:
-    """Addresses of the driver's functions, and of torch's stable C functions for a device."""
+    """Addresses of the driver's functions and of torch's stable C functions for a device."""
     kind = "cpu" if device < 0 else "hip" if pytorch.hip() is not None else "cuda"
     try:
         cpu, own = (ctypes.CDLL(native.library_path(f"torch_{part}")) for part in ("cpu", kind))
@@ -238,7 +240,7 @@ def _of_torch(device: int) -> list[int | None]:
 
 
 def failed(name: str, code: int) -> LaunchFailed | None:
-    """The error that a negative result of a call means, if a library gave it."""
+    """The error for a call's negative result, if a library returned it; else None."""
     if code > -LIBRARY_STATUS:
         return None
     return LaunchFailed(f"kernel {name!r}: cuBLASLt refused to multiply: status {-code - LIBRARY_STATUS}.")

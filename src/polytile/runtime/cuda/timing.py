@@ -1,8 +1,8 @@
-"""How long a GPU takes for a kernel: events around a replayed graph of calls, so that no launch is waited for.
+"""Times kernels on a GPU: events around a replayed graph of calls, so that launch overhead does not count.
 
-A single launch, and calls that cannot be recorded, are timed by events alone, behind a short wait on the device that lets
-the host get ahead. A single call of a library is replayed as well: it takes the host longer than that wait, and its first
-calls, which decide how often it is called in a burst, ten times as long. With cold caches each call is timed by itself
+A single launch, or calls that cannot be recorded, are timed by events alone, after a short wait on the device that
+gives the host a head start. A single library call is replayed too: its host time exceeds that wait, and is ten times as
+long in its first calls, which determine the number of calls in a burst. With cold caches, each call is timed separately
 after the L2 cache was overwritten.
 """
 
@@ -20,25 +20,29 @@ from polytile.runtime.cuda.device import facts
 log = logging.getLogger("polytile.tuning")
 
 HEAD_START = 20e-6
-"""Seconds that the device waits before the first event: what the host takes to launch a graph."""
+"""Seconds that the device waits before the first event: the host time to launch a graph."""
 
 SLOW_CALL = 40e-6
-"""What the host takes to start a call through Python, about; where such calls are timed as they come, the device waits for it."""
+"""Approximate host time in seconds to start a call through Python. The device waits that long where such calls are
+timed without a graph."""
 
 REPLAYS = 3
-"""Times that a graph is replayed before the same calls are recorded anew. Where launches overlap, kernels of 1-3 µs have one of
-two or three times, up to 10 % apart, and a recorded graph keeps its own: 1.30 or 1.44 µs for rows of 700 scaled on an H100, by
-how one launch falls into the other. Drawn from six recordings each, the times of 30 kernels vary by 1.07 % from one, by 0.40 %
-from eight."""
+"""Number of replays of a graph before the same calls are recorded again. Where launches overlap, a kernel of 1-3 µs has
+two or three typical times, up to 10 % apart, and a recorded graph stays with one of them: 1.30 or 1.44 µs for scaling
+rows of 700 on an H100, depending on how consecutive launches interleave. Drawn from six recordings each, the times of
+30 kernels vary by 1.07 % with one recording and by 0.40 % with eight."""
 
 
 class Timer:
-    """Times one native entry or Python callable on one device; keeps the graph that it recorded last, for some replays.
-    `slow_start`: what the host takes to start a call may be longer than the head start, so that single calls are replayed too.
+    """Times a native entry or Python callable on one device. Reuses its last graph for some replays.
 
-    All its recordings take memory, for scratch and what a library's call returns, from one pool: nothing of it is used once a
-    replay has ended, and replays follow each other. Each had a pool of its own otherwise, whose memory stays reserved when the
-    graph has gone. `release` gives it back to the device."""
+    `slow_start` means that the host may take longer to start a call than the head start, so single calls are replayed
+    too.
+
+    All recordings allocate scratch memory and library results from one pool: none of it is used after a replay has
+    ended, and replays do not overlap. With a pool per graph, the memory would stay reserved after the graph is gone.
+    `release` returns it to the device.
+    """
 
     def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True, slow_start: bool = False) -> None:
         self.target, self.cold, self.graphs, self.slow_start = target, cold, graphs, slow_start
@@ -57,19 +61,19 @@ class Timer:
         return self.seconds(calls, repeats)
 
     def release(self) -> None:
-        """Forgets the graph, and then the memory that it was the last to use."""
+        """Drops the graph and the memory pool."""
         self._graph = None
         self._pool = None
 
     def seconds(self, calls: Callable[[int], Any], repeats: int) -> float:
-        """Seconds for `calls(repeats)`, which does something on the current stream that many times."""
+        """Seconds for `calls(repeats)`, which does something `repeats` times on the current stream."""
         with torch.cuda.device(self.target):
             if self.cold:
                 return sum(self._timed(self._work(calls, 1), flush=True) for _ in range(repeats))
             return self._timed(self._work(calls, repeats))
 
     def _work(self, calls: Callable[[int], Any], count: int) -> Callable[[], Any]:
-        """What does `calls(count)`: the replay of a graph, or the calls themselves."""
+        """A callable that does `calls(count)`: a graph's replay, or the calls themselves."""
         if not self.graphs or (count == 1 and not self.slow_start):
             self._head_start = HEAD_START + (count * SLOW_CALL if self.slow_start else 0.0)
             return lambda: calls(count)
@@ -99,8 +103,8 @@ class Timer:
 
 
 def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CUDAGraph:
-    """A graph of what `work` does on the current stream with memory of `pool`, ready to be replayed, but not at the same time as
-    others of that pool. Other threads may go on using the GPU."""
+    """A graph of `work` on the current stream, with memory of `pool`. It must not be replayed at the same time as other
+    graphs of that pool. Other threads may continue to use the GPU."""
     graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -116,13 +120,13 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
 
 @functools.cache
 def _side_stream(index: int) -> torch.cuda.Stream:
-    """Where graphs are recorded: one stream for all of them, as cuBLAS takes a workspace (32 MiB on an H100) for each stream that
-    it is called on, in each thread, and keeps it. torch can give back all of them at once, the program's own too, and graphs
-    that it has recorded go on using theirs."""
+    """The stream on which graphs are recorded. It is shared because cuBLAS allocates a workspace (32 MiB on an H100)
+    for each stream and thread, and keeps it. torch can only free all workspaces at once, including the program's own,
+    while graphs recorded with them still use them."""
     return torch.cuda.Stream(index)
 
 
 @functools.cache
 def _flusher(index: int) -> torch.Tensor:
-    """Twice the L2 cache's size of memory to write over."""
+    """A buffer of twice the L2 cache's size, to overwrite."""
     return torch.empty(2 * facts(index).l2_bytes, dtype=torch.uint8, device=f"cuda:{index}")

@@ -1,9 +1,8 @@
-"""Processes that compile GPU kernels beside this one, started when the first kernel asks and not before.
+"""Worker processes that compile GPU kernels, started by the first kernel.
 
-A compiler written in Python holds the interpreter's lock, and one that crashes takes its process along: both stay out of
-the user's process. One server process imports the compiler, and forks a worker for each job that finds none idle, up to
-the option `compile_workers` (0: one for each core, if memory is enough). A worker that dies or takes too long fails its job
-alone.
+A compiler written in Python holds the GIL, and one that crashes takes its process along, so it runs outside the user's
+process. One server process imports the compiler. It forks a worker for each job that finds none idle, up to the option
+`compile_workers` (0: one per core, if memory suffices). A worker that dies or times out fails only its own job.
 """
 
 from __future__ import annotations
@@ -24,47 +23,49 @@ from polytile.runtime.child_process import ChildProcess, ask, import_path
 from polytile.runtime.pool import Pool
 
 TIMEOUT_SECONDS = 180.0
-"""A job that takes longer is given up with its worker; the largest kernels take some 5 s."""
+"""Timeout of a job, after which its worker is abandoned. The largest kernels take about 5 s."""
 
 WORKER_BYTES = 1 << 30
-"""Memory of one worker at most, about: Triton, LLVM and an assembler; what it was forked with is shared."""
+"""Estimated peak memory of one worker: Triton, LLVM and an assembler, without the memory shared with the server."""
 
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
-"""A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold; it is waited for where it is ended."""
+"""A server takes 1-3 s to import what it needs, longer from a cold disk. The second value is how long to wait for its end."""
 
 SCRIPT = Path(__file__).with_name("worker.py")
 
 READ_BY_COMPILERS = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_", "USE_IR_LOC")
-"""How the names of variables begin that Triton, LLVM and the assemblers read. Those that are set are part of the key of what is
-compiled, as a new Triton may have new ones; they reach the worker, as TRITON_PTXAS_PATH may be what makes it work."""
+"""Prefixes of the environment variables that Triton, LLVM and the assemblers read. The set ones are part of the key of
+a compiled kernel, since a new Triton may read new ones. They are passed to the worker, which may need them
+(TRITON_PTXAS_PATH)."""
 
 INDIFFERENT = (
     "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_HOME", "TRITON_DUMP_DIR",
     "TRITON_KERNEL_DUMP", "TRITON_ALWAYS_COMPILE", "TRITON_PRINT_AUTOTUNING", "TRITON_CACHE_AUTOTUNING",
 )  # fmt: skip
-"""Those of them by which the same code comes out, and that reach the worker too."""
+"""Exceptions that do not change the code. They are passed to the worker as well."""
 
 CLEARED = ("TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_DIR")
-"""Those that would have a worker compile nothing, or put some other code in place of a kernel's. They do not reach it."""
+"""Exceptions that would keep a worker from compiling, or replace a kernel's code. They are not passed on."""
 
 Answer = dict[str, Any]
 Done = Callable[[Answer], None]
 Asked = tuple[Mapping[str, Any], Done]
-"""A job, and what is called with its answer."""
+"""A job, and the callback for its answer."""
 
 
 class WorkerDied(CompileFailed):
-    """The process that was compiling a kernel ended, or was ended for taking too long."""
+    """The process that compiled a kernel died, or was killed after a timeout."""
 
 
 def compiler_environment() -> dict[str, str]:
-    """What this process's environment tells the compilers of GPU kernels, by name; of a file also how large and how old it is."""
+    """Environment variables that affect the compilers of GPU kernels, by name. A variable that names a file includes
+    the file's size and modification time."""
     names = sorted(n for n in os.environ if n.startswith(READ_BY_COMPILERS) and n not in (*INDIFFERENT, *CLEARED))
     return {name: os.environ[name] + _stamp(os.environ[name]) for name in names if os.environ[name]}
 
 
 def _stamp(value: str) -> str:
-    """Tells a program, such as an assembler, from the one that takes its place under the same name."""
+    """Size and modification time of a file, such as an assembler, to detect its replacement."""
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(value)
         if stat.S_ISREG(status.st_mode):
@@ -78,13 +79,13 @@ class _Server:
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": ""}
         self.process = ChildProcess(SCRIPT, module, environment={**environment, **own}, kept=False)
-        background.yield_to_calls(self.process.pid, background.PROCESS_NICENESS)  # so are the workers that it forks
+        background.yield_to_calls(self.process.pid, background.PROCESS_NICENESS)  # its workers inherit the priority
         self.control = self.process.connection
         self.ready = False
         self.lock = threading.Lock()
 
     def worker(self) -> socket.socket:
-        """The socket of a new worker. Raises WorkerDied where the server does not come up."""
+        """The socket of a new worker. Raises WorkerDied if the server does not start."""
         ours, theirs = socket.socketpair()
         with self.lock, theirs:
             try:
@@ -104,8 +105,8 @@ class _Server:
 
 
 class Workers(Pool[Asked]):
-    """A pool for the jobs of one module, in this process's environment as it is now: `submit` returns at once, `done` is called
-    in some thread with the answer, which is {"error": text} where there was none."""
+    """A pool for the jobs of one module, with this process's current environment. `submit` returns at once. `done` is
+    called on some thread with the answer, or with {"error": text}."""
 
     def __init__(self, module: str) -> None:
         super().__init__("polytile-gpu-compile", WORKER_BYTES)
@@ -114,7 +115,7 @@ class Workers(Pool[Asked]):
         self.server: _Server | None = None
 
     def start(self) -> None:
-        """Starts the server, so that what it imports is there when the first job comes."""
+        """Starts the server, so that its imports are done when the first job comes."""
         with self.lock:
             if self.server is None or self.server.process.ended():
                 self.server = _Server(self.module, self.environment)
@@ -130,7 +131,7 @@ class Workers(Pool[Asked]):
                 self.server = None
 
     def serve(self, work: Iterator[Asked]) -> None:
-        """One thread, one worker: hands it jobs and waits for its answers."""
+        """One thread serves one worker: it sends jobs and waits for the answers."""
         connection: socket.socket | None = None
         for job, done in work:
             answer: Answer
@@ -163,7 +164,7 @@ _lock = threading.Lock()
 
 
 def pool(module: str) -> Workers:
-    """The pool of `module` for what the environment tells compilers now, the same in every call."""
+    """The pool of `module` for the compilers' current environment; the same object in every call."""
     key = (module, *compiler_environment().items())
     with _lock:
         if key not in _pools:

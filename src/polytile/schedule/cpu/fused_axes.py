@@ -1,10 +1,11 @@
-"""Two parallel axes fused into one, where together they are what lies side by side in memory (Halide, TVM: `fuse`).
+"""Fuses two parallel axes that together are contiguous in memory (Halide, TVM: `fuse`).
 
     loop for p0 < 2, p1 < 4 over r0              loop for p1 < 8 over r0
       sum of x[8*r0 + 4*p0 + p1] * g[p0]   →       sum of x[8*r0 + p1] * g[p1 // 4]
 
-Groups of a few channels, innermost in memory, are too short for vectors, and along any other axis every lane has a cache line to
-itself. Fused they fill a vector, and what is the same for a group is repeated in its lanes (`vload_repeated`).
+Groups of a few channels, innermost in memory, are too short for vectors, and along any other axis every lane would have
+its own cache line. Fused, they fill a vector, and a value shared by a group is repeated in its lanes
+(`vload_repeated`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from polytile.ir.expr import Load, Scan
 from polytile.ir.program import Axis, Loop
 from polytile.schedule.nest import Form, Nest, nest_of
 
-REPEATS = (2, 4, 8)  # lanes that one element may be repeated in: starts of vectors are multiples of these
+REPEATS = (2, 4, 8)  # possible repetitions of one element in lanes: vectors start at multiples of these
 
 
 def fuse_axes(loop: Loop) -> Loop:
-    """`loop` with two of its parallel axes fused where its vectors then run along them; else as it is."""
+    """Fuses two parallel axes of `loop` if its vectors then run along them; otherwise returns it unchanged."""
     if not loop.reduced or any(isinstance(node, Scan) for node in expr.walk(*loop.roots)):
         return loop
     for inner in loop.axes:
@@ -36,8 +37,8 @@ def fuse_axes(loop: Loop) -> Loop:
 
 
 def _fused(loop: Loop, outer: Axis, inner: Axis) -> Loop | None:
-    """The loop with one axis, under the name of `inner`, for the two; None where an index is not linear in them, or their
-    strides do not fit."""
+    """The loop with one axis, named like `inner`, instead of the two; None if an index is not linear in them, or if
+    their strides do not fit."""
     both = {outer.symbol, inner.symbol}
     group = FloorDiv(inner.symbol, inner.size)
     mapping: dict[sympy.Expr, sympy.Expr] = {}
@@ -59,8 +60,8 @@ def _indices(loop: Loop) -> set[sympy.Expr]:
 
 
 def repeats(nest: Nest, load: Load) -> int | None:
-    """How many lanes in a row have the same element of `load`, one element after the other; None where it is not so. Vectors
-    of columns alone begin at multiples of such a number."""
+    """Number of consecutive lanes with the same element of `load`, if elements are repeated in order; else None. Only
+    vectors of columns start at multiples of such a number."""
     vec = nest.vec.symbol
     if nest.form is not Form.COLUMN or load.indirect or load.mask is not None:
         return None

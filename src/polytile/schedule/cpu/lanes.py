@@ -1,4 +1,4 @@
-"""How wide the vectors of a loop are in C++, and which loads gather."""
+"""Vector width of a loop in C++, and which loads gather."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from polytile.ir.expr import Load, Node
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.nest import Nest
 
-NARROWEST = 4  # bytes of a lane in squares that are transposed: of narrower ones a register has more than a square has rows
+NARROWEST = 4  # bytes of a lane in transposed squares; with narrower lanes, a register has more lanes than a square has rows
 
 
 def lane_bytes(nest: Nest) -> int:
-    """Width of the widest element type that lives in vectors: it decides the number of lanes. Masks are 4 bytes wide, as are
-    the indices of gathers 8; whole numbers that come from indices alone may be wider than a register."""
+    """Width in bytes of the widest element type in vectors, which determines the number of lanes. Masks are 4 bytes
+    wide, the indices of gathers 8. Integers computed only from indices may be wider than a register."""
     widest, from_memory = 1, set[int]()
     for node in nest.needed:
         if not nest.is_vector(node):
@@ -29,7 +29,7 @@ def lane_bytes(nest: Nest) -> int:
 
 
 def bytes_of(node: Node) -> int:
-    """Width of a lane that holds the value; a bool is a mask."""
+    """Width in bytes of a lane that holds the value; a bool is a mask."""
     return 4 if node.dtype == torch.bool else node.dtype.itemsize
 
 

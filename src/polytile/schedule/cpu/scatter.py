@@ -1,7 +1,8 @@
-"""Stores that may meet in one element: accumulating ones, and those at indices that are read from memory.
+"""Stores that may collide in one element: accumulating stores, and stores at indices that are read from memory.
 
-Such stores are made by one thread in the order of the loop, unless some axis keeps threads apart: then each thread owns a
-range of that axis and goes through the others in order, so that the order of additions does not depend on the threads.
+One thread makes such stores in loop order, unless some axis separates the threads. In that case each thread owns a
+range of that axis and iterates over the others in order, so that the order of additions does not depend on the number
+of threads.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ def scattered_stores(loop: Loop) -> list[Store]:
 
 
 def accumulates(loop: Loop) -> bool:
-    """Whether all stores that may meet accumulate, whose order hardly matters."""
+    """Whether all stores that may collide accumulate, so that their order hardly matters."""
     return all(s.mode != "set" for s in scattered_stores(loop))
 
 
 def owner_axis(loop: Loop, vec: Axis) -> Axis | None:
-    """The axis to divide over threads: one whose points never share an element. The vector axis only if there is no other,
-    since a long outer axis divides as well and leaves vectors whole."""
+    """The axis to divide over threads: one whose points never share an element. The vector axis is chosen only if there
+    is no other, since a long outer axis divides as well and keeps vectors whole."""
     safe = [a for a in loop.axes if all(_keeps_apart(s, a, loop) for s in scattered_stores(loop))]
     outer = [a for a in safe if a is not vec and not (a.size.is_Integer and a.size < 4)]
     return next(iter(outer), vec if vec in safe else None)
@@ -32,9 +33,7 @@ def owner_axis(loop: Loop, vec: Axis) -> Axis | None:
 
 def _keeps_apart(store: Store, axis: Axis, loop: Loop) -> bool:
     """Whether points that differ in `axis` never store to the same element, whatever the other axes are:
-
-    index = c·axis + q·(c·size) + rest   with 0 ≤ rest < c   →   axis = index // c % size
-    """
+        index = c·axis + q·(c·size) + rest   with 0 ≤ rest < c   →   axis = index // c % size"""
     c = sizes.coefficient(store.index, axis.symbol)
     if c is None or c == 0 or not sizes.is_nonnegative(c - 1):
         return False
@@ -45,7 +44,7 @@ def _keeps_apart(store: Store, axis: Axis, loop: Loop) -> bool:
 
 
 def _indirect_ranges(store: Store) -> dict[sympy.Symbol, sympy.Expr]:
-    """Sizes below which the indirect values lie, where a check says so."""
+    """Upper bounds of the indirect values, where a check states them."""
     sizes_by_symbol = {}
     for k, node in enumerate(store.indirect):
         size = _checked_size(node)

@@ -1,7 +1,8 @@
-"""How a CPU goes through a loop: the questions that every schedule answers (schedule/answers.py), and two about its vectors.
+"""A CPU schedule: answers to the questions of every schedule (schedule/answers.py), and to two about vectors.
 
-    hold      where a thread has what several passes over a row need; CACHE: costly values wait in the first-level cache
-    share     who shares a row: one thread (PROGRAM), or all threads of the call, which may wait for each other (CLUSTER)
+    hold      where a thread keeps what several passes over a row need; CACHE: expensive values stay in the first-level
+    cache
+    share     who shares a row: one thread (PROGRAM), or all threads of the call, which may synchronise (CLUSTER)
     combine   how the shares of a row become one result
     lanes     which points are the lanes of a vector
     stores    how results are written
@@ -18,8 +19,8 @@
 | cache     | program | program | across | cached   | short      |
 | cache     | cluster | cluster | along  | cached   | split      |
 
-Each call says how many threads there are. The name stands in candidates' names and in stored configs (`variant`); nothing
-decides by it. catalogue.py shows each schedule, with code before and after.
+Each call states its number of threads. The name appears in candidates' names and in stored configs (`variant`); no
+decision depends on it. catalogue.py documents each schedule, with code before and after.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from polytile.schedule.answers import Combine, Hold, Share
 
 
 class Lanes(enum.Enum):
-    """Which points are the lanes of a vector: neighbours along the axis that suits memory best, with what lies along another axis
-    read lane by lane (ALONG) or transposed by square tiles in registers (TILED); or points of another axis, as that one is too
-    short, with what lies along it transposed (ACROSS)."""
+    """Which points are the lanes of a vector: neighbours along the axis with the best memory layout, where accesses
+    along another axis go lane by lane (ALONG) or by square tiles transposed in registers (TILED); or points of another
+    axis because that one is too short, with the accesses along it transposed (ACROSS)."""
 
     ALONG = "along"
     TILED = "tiled"
@@ -51,7 +52,7 @@ class Stores(enum.Enum):
 
 @dataclass(frozen=True)
 class CpuSchedule:
-    """One way through a loop. Raises ValueError for answers that no code is generated for."""
+    """One schedule of a loop. Raises ValueError for answers that no code is generated for."""
 
     hold: Hold
     share: Share
@@ -63,7 +64,7 @@ class CpuSchedule:
         if self._answers not in NAMES:
             raise ValueError(
                 f"a CPU's schedule with {', '.join(answer.value for answer in self._answers)} was asked for; no code is "
-                f"generated for it: the table in polytile.schedule.cpu.schedule has those that there are."
+                f"generated for it: the table in polytile.schedule.cpu.schedule lists the supported ones."
             )
 
     @property
@@ -72,16 +73,16 @@ class CpuSchedule:
 
     @property
     def name(self) -> str:
-        """Its name in candidates and measurements: among the schedules of points, or of rows, only one has it."""
+        """Its name in candidates and measurements, unique among the schedules of points and among those of rows."""
         return NAMES[self._answers]
 
     def config(self, threads: int) -> Config:
-        """As measurements have it."""
+        """Its form in measurements."""
         return Config.of(variant=self.name, threads=threads)
 
     @property
     def caches(self) -> bool:
-        """Whether costly values of a row wait for later passes."""
+        """Whether expensive values of a row are cached for later passes."""
         return self.hold is Hold.CACHE
 
     @property
@@ -91,13 +92,13 @@ class CpuSchedule:
 
     @property
     def needs_threads(self) -> bool:
-        """Whether it is of no use to one thread: what it costs keeps threads apart."""
+        """Whether it is useless with one thread, because its cost only serves to separate threads."""
         return self.shared or self.stores is Stores.ATOMIC
 
 
 Answers = tuple[Hold, Share, Combine, Lanes, Stores]
 ROW, POINT = (Share.PROGRAM, Combine.PROGRAM), (Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING)
-"""Answers that most schedules of rows, and all of points, have in common."""
+"""Answers shared by most schedules of rows, and by all schedules of points."""
 NAMES: dict[Answers, str] = {
     (*POINT, Lanes.ALONG, Stores.CACHED): "plain",
     (*POINT, Lanes.TILED, Stores.CACHED): "tiled",

@@ -1,9 +1,9 @@
-"""A loop under a CPU's schedule: its vectors, caches, threads, passes and barriers as data, which the C++ printers write down.
+"""A loop under a CPU schedule: its vectors, caches, threads, passes and barriers as data, which the C++ printers print.
 
     LoopKernel ── REWRITES ──► LoopKernel ── a CpuSchedule, STEPS ──► ScheduledLoop ── codegen/cpp/loops.py ──► C++
 
-A step answers one question and leaves what the steps before it have answered. ScheduledLoop.text is what they came to; the option
-`debug` shows it from 4 on. softmax as `persistent`, for one:
+Each step answers one question and does not change earlier answers. ScheduledLoop.text is the result in readable form;
+the option `debug` prints it from level 4. For example, softmax as `persistent`:
 
     persistent: threads divide rows of p0; vectors along r0
       pass 0: reduces t1; 4 vectors at a time
@@ -32,14 +32,14 @@ from polytile.schedule.nest import Form, Nest, nest_of
 from polytile.schedule.rewrite import plain_reductions
 
 SHORT_BODY, LONG_BODY = 10, 24
-"""Nodes of a pass along rows: up to here 4, up to there 2 accumulators break the chain of additions."""
+"""Nodes of a pass along rows: up to the first number, four accumulators break the chain of additions; up to the second, two."""
 COLUMNS = 4
-"""Vectors of columns side by side."""
+"""Number of adjacent vectors of columns."""
 
 
 class Threads(enum.Enum):
-    """What the threads of a call divide: the points of all axes in order; a range of one axis, whose owner alone stores there;
-    the rows, or tiles of columns; each row, or tile, a share each; nothing, as one thread does everything."""
+    """What the threads of a call divide: the points of all axes in order; a range of one axis, where only the owner
+    stores; rows, or tiles of columns; shares of each row or tile; nothing, since one thread does everything."""
 
     POINTS = "points"
     OWNED = "owned"
@@ -50,10 +50,26 @@ class Threads(enum.Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One way through the reduced axes (or the points): the values that it `takes` from the cache and those that it `makes` for
-    later passes, its reductions and scans, and its stores at every point. `cut` is the reduced axis that goes in ranges: one for
-    each thread that shares a row, or blocks whose running values are added up one by one. `unroll` vectors are under way
-    together. After the pass threads that share a row combine what they have, where there is a `barrier`."""
+    """One pass over the reduced axes (or the points).
+
+    Attributes
+    ----------
+    number : int
+        Index of the pass.
+    nodes : tuple of Node
+        The values that it computes.
+    takes, makes : tuple of Node
+        Values that it reads from the cache, and values that it caches for later passes.
+    reduces, scans, stores : tuple
+        Its reductions and scans, and its stores at every point.
+    cut : Axis or None
+        The reduced axis that is cut into ranges: one per thread that shares a row, or blocks whose running values are
+        added up one by one.
+    unroll : int
+        Number of vectors in flight together.
+    barrier : bool
+        Whether threads that share a row combine their values after the pass.
+    """
 
     number: int
     nodes: tuple[Node, ...]
@@ -68,22 +84,22 @@ class Pass:
 
     @property
     def accumulates(self) -> bool:
-        """Whether something runs on from point to point."""
+        """Whether values carry over from point to point."""
         return bool(self.reduces or self.scans)
 
     @property
     def works(self) -> bool:
-        """Whether there is anything that it is there for."""
+        """Whether the pass does anything."""
         return bool(self.reduces or self.stores)
 
 
 @dataclass(frozen=True)
 class ScheduledLoop:
-    """A loop and what its schedule makes of it.
+    """A loop and the result of its schedule.
 
-    `nest` is the layout that code is written for, transposed or not; `cached` has the values of a row that wait for later
-    passes, with the pass that makes each, and `homes` those of them that wait where a store will go; `streamed` are the
-    non-temporal stores; `owner` is the axis that threads own ranges of.
+    `nest` is the layout of the generated code, transposed or not. `cached` maps the values of a row that later passes
+    reuse to the pass that computes each; `homes` maps those of them that are kept where a store will write. `streamed`
+    holds the non-temporal stores. `owner` is the axis of which each thread owns a range.
     """
 
     kernel: LoopKernel
@@ -99,12 +115,12 @@ class ScheduledLoop:
 
     @property
     def side_by_side(self) -> int:
-        """Vectors of columns that are gone down together: of transposed rows each tile has one."""
+        """Number of vectors of columns processed together: a tile of transposed rows has one."""
         return COLUMNS if self.transposed is None else 1
 
     @cached_property
     def text(self) -> str:
-        """What a person reads. Values have the numbers that the loop's own text gives them."""
+        """A readable form. Values have the numbers of the loop's own text."""
         names = printer.value_names(self.kernel.loop.stores)
         lines = [f"{self.schedule.name}: threads divide {self._divided}; vectors along {self.nest.vec.symbol}"]
         if self.transposed is not None:
@@ -129,42 +145,44 @@ class ScheduledLoop:
         return "; ".join([*parts, "barrier"] if one.barrier else parts)
 
 
-# before a schedule is chosen -----------------------------------------------------------------------------------------------
+# before a schedule is chosen
+# -----------------------------------------------------------------------------------------------
 
 REWRITES: tuple[Callable[[Loop], Loop], ...] = (plain_reductions, fuse_axes)
-"""What becomes of every loop: reductions of one result each, and neighbouring axes as one."""
+"""Rewrites of every loop: to reductions with one result each, and neighbouring axes fused."""
 
 
 def apply_rewrites(kernel: LoopKernel) -> LoopKernel:
-    """The kernel in the reductions and axes that schedules are for."""
+    """The kernel with the reductions and axes that schedules expect."""
     loop = kernel.loop
     for rewrite in REWRITES:
         loop = rewrite(loop)
     return replace(kernel, loop=loop)
 
 
-# what a schedule makes of a loop -------------------------------------------------------------------------------------------
+# steps of a schedule
+# -------------------------------------------------------------------------------------------------------
 
 
 def transpose(loop: ScheduledLoop) -> ScheduledLoop:
-    """Which points are lanes, and what is transposed for that (transposing.py)."""
+    """Chooses the lanes, and what is transposed for them (transposing.py)."""
     layout = transposed_layout(loop.nest, loop.schedule.lanes)
     return loop if layout is None else replace(loop, transposed=layout, nest=layout.nest)
 
 
 def cache(loop: ScheduledLoop) -> ScheduledLoop:
-    """Which values of a row wait for later passes, and where (value_cache.py)."""
+    """Chooses the values of a row to cache for later passes, and their location (value_cache.py)."""
     cached = cached_values(loop.nest) if loop.schedule.caches else {}
     return replace(loop, cached=cached, homes=cache_stores(loop.kernel, loop.nest) if cached else {})
 
 
 def stream(loop: ScheduledLoop) -> ScheduledLoop:
-    """Which stores pass the caches by (streaming.py)."""
+    """Chooses the stores that bypass the caches (streaming.py)."""
     return replace(loop, streamed=streamable_stores(loop.nest)) if loop.schedule.stores is Stores.STREAMED else loop
 
 
 def divide(loop: ScheduledLoop) -> ScheduledLoop:
-    """What threads divide, so that no two of them store to one element unless they do so atomically (scatter.py)."""
+    """Chooses what the threads divide, so that no two of them store to one element except atomically (scatter.py)."""
     pointwise, meet = loop.nest.form is Form.POINTWISE, bool(scattered_stores(loop.kernel.loop))
     if loop.schedule.shared:
         return replace(loop, threads=Threads.SHARES)
@@ -174,8 +192,8 @@ def divide(loop: ScheduledLoop) -> ScheduledLoop:
     return replace(loop, threads=Threads.NOTHING if owner is None else Threads.OWNED, owner=owner)
 
 
-def go_through(loop: ScheduledLoop) -> ScheduledLoop:
-    """What each pass takes, makes, reduces, scans and stores."""
+def split_passes(loop: ScheduledLoop) -> ScheduledLoop:
+    """Determines what each pass takes, makes, reduces, scans and stores."""
     nest = loop.nest
     if nest.form is Form.POINTWISE:
         only = Pass(0, nest.needed, (), (), (), (), tuple(nest.loop.stores), None, 1, False)
@@ -193,7 +211,7 @@ def _pass(loop: ScheduledLoop, k: int) -> Pass:
 
 
 def _cut(nest: Nest, scans: tuple[Scan, ...]) -> Axis:
-    """The outermost axis of a row, and of a scan; down columns the innermost whose length only the call knows."""
+    """The outermost axis of a row or of a scan; down columns, the innermost axis of dynamic length."""
     if nest.form is Form.ROW:
         return nest.inner[0] if nest.inner else nest.vec
     reduced = nest.loop.reduced
@@ -201,19 +219,19 @@ def _cut(nest: Nest, scans: tuple[Scan, ...]) -> Axis:
 
 
 def _unroll(nest: Nest, k: int) -> int:
-    """Vectors along a row that are under way together, each with an accumulator of its own; a scan goes one by one."""
+    """Number of vectors in flight along a row, each with its own accumulator; one for a scan."""
     if nest.form is not Form.ROW or nest.scans_in(k) or not nest.reduces_in(k):
         return 1
     nodes = sum(1 for n in nest.nodes_in(k) if not isinstance(n, Const))
     return 4 if nodes <= SHORT_BODY else 2 if nodes <= LONG_BODY else 1
 
 
-STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache, stream, divide, go_through)
-"""The way from a loop and its schedule to what is printed, in order."""
+STEPS: tuple[Callable[[ScheduledLoop], ScheduledLoop], ...] = (transpose, cache, stream, divide, split_passes)
+"""The steps from a loop and its schedule to what is printed, in order."""
 
 
 def apply_schedule(kernel: LoopKernel, schedule: CpuSchedule) -> ScheduledLoop:
-    """A kernel after `apply_rewrites`, under a legal schedule."""
+    """Applies a legal schedule to a kernel after `apply_rewrites`."""
     loop = ScheduledLoop(kernel, schedule, nest_of(kernel.loop))
     for step in STEPS:
         loop = step(loop)

@@ -1,5 +1,5 @@
-"""The search space on a CPU: the schedules of a loop (schedule.py) that are legal, on how many threads, in canonical order,
-and at which sizes each is worth trying."""
+"""The search space on a CPU: a loop's legal schedules (schedule.py) and numbers of threads, in canonical order, and the
+sizes at which each is worth trying."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from polytile.schedule.extent import extent
 from polytile.schedule.nest import Form, Nest
 
 SCRATCH_LIMIT = 1 << 20
-"""Bytes of cached values a thread may hold: beyond the private caches caching costs more than computing."""
+"""Maximum bytes of cached values per thread. Beyond the private caches, caching costs more than recomputing."""
 
 FEWEST = 16
-"""Rows that are worth transposing."""
+"""Number of rows from which transposing pays."""
 
 NARROW = 16
-"""Elements of a pointwise row that fill a vector."""
+"""Number of elements of a pointwise row that fill a vector."""
 
 LEAST_POINTS = 1024
-"""Points that are worth a second thread, and those of a row that all threads are to share."""
+"""Number of points from which a second thread pays, and number of points of a row from which sharing it pays."""
 
 MOST_SHARED = 4096
-"""Rows up to which threads share each."""
+"""Maximum number of rows that threads share."""
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
-    """1, then powers of four, then all: few enough to measure, dense enough to be within 2× of the best count."""
+    """1, then powers of four, then `most`: few enough to measure, dense enough to be within 2× of the best count."""
     counts = [1]
     while counts[-1] * 4 < most:
         counts.append(counts[-1] * 4)
@@ -41,8 +41,8 @@ def thread_counts(most: int) -> tuple[int, ...]:
 
 
 def schedules(nest: Nest, most: int) -> tuple[tuple[CpuSchedule, int], ...]:
-    """All schedules of a loop with their threads, `most` at most, in canonical order: fewer threads first, then the simpler
-    schedule; those that need threads last, on all of them."""
+    """All schedules of a loop with their numbers of threads, up to `most`, in canonical order: fewer threads first,
+    then simpler schedules; last those that need threads, with all of them."""
     able = [schedule for schedule in (ROWS if nest.loop.reduced else POINTS) if legal(nest, schedule)]
     counts = thread_counts(1 if _is_serial(nest) else most)
     whole = [(schedule, threads) for threads in counts for schedule in able if not schedule.needs_threads]
@@ -50,7 +50,7 @@ def schedules(nest: Nest, most: int) -> tuple[tuple[CpuSchedule, int], ...]:
 
 
 def legal(nest: Nest, schedule: CpuSchedule) -> bool:
-    """Whether `schedule` is one for this loop, whatever its sizes, and differs from those before it."""
+    """Whether `schedule` applies to this loop, whatever its sizes, and differs from the earlier ones."""
     meeting = scattered_stores(nest.loop)
     if nest.form is Form.POINTWISE:
         match schedule.stores:
@@ -67,12 +67,12 @@ def legal(nest: Nest, schedule: CpuSchedule) -> bool:
 
 
 def _is_serial(nest: Nest) -> bool:
-    """Whether stores may meet that nothing keeps apart, so that one thread makes them in order."""
+    """Whether stores may collide and no axis separates them, so that one thread must make them in order."""
     return bool(scattered_stores(nest.loop)) and (nest.form is not Form.POINTWISE or owner_axis(nest.loop, nest.vec) is None)
 
 
 def _can_share(nest: Nest) -> bool:
-    """Whether threads can share one row: a scan needs a single row axis and single-result prefix."""
+    """Whether threads can share one row. A scan needs a single row axis and a single result."""
     if not nest.scans:
         return True
     one = len(nest.scans) == 1 and nest.scans[0].kind in ("sum", "prod", "logsumexp")
@@ -82,8 +82,8 @@ def _can_share(nest: Nest) -> bool:
 def is_worth_trying(
     kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int], last_level: int
 ) -> bool:
-    """Whether a legal schedule makes sense at these sizes, on a CPU whose last-level cache has so many bytes; the plain or looped
-    one on one thread always does."""
+    """Whether a legal schedule makes sense at these sizes, with a last-level cache of `last_level` bytes. The plain or
+    looped schedule on one thread always does."""
     limited = schedule.caches or schedule.stores is Stores.STREAMED or schedule.lanes is Lanes.ACROSS
     if threads == 1 and not limited:
         return True

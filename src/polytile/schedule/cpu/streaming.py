@@ -1,4 +1,4 @@
-"""Non-temporal stores, which pass the caches by: a line that is written whole need not be read first."""
+"""Non-temporal stores, which bypass the caches: a fully written cache line need not be read first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polytile.schedule.nest import Form, Nest
 
 
 def streamable_stores(nest: Nest) -> tuple[Store, ...]:
-    """The stores of a pointwise loop that write every line whole and whose buffers the loop does not read."""
+    """The stores of a pointwise loop that fully write every line, to buffers that the loop does not read."""
     if nest.form is not Form.POINTWISE:
         return ()
     read = {load.buffer for load in expr.loads(*nest.loop.roots)}
@@ -25,8 +25,8 @@ def streamable_stores(nest: Nest) -> tuple[Store, ...]:
 
 
 def worth_streaming(kernel: LoopKernel, nest: Nest, size: Mapping[str, int], last_level: int) -> bool:
-    """Whether what is written fills half of the last-level cache, which has so many bytes: whoever reads it next finds little of
-    it there anyhow."""
+    """Whether the output fills half of the last-level cache (`last_level` bytes), so that its next reader would find
+    little of it there anyway."""
     values = {s: size[s.name] for s in kernel.symbols}
     points = math.prod(sizes.evaluate(a.size, values) for a in kernel.loop.axes)
     return points * sum(kernel.storage(s.buffer).itemsize for s in streamable_stores(nest)) >= last_level // 2

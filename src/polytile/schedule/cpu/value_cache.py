@@ -1,7 +1,7 @@
-"""The value cache of a row: what a pass computes at some cost and a later pass over the same row needs again.
+"""The value cache of a row: values that a pass computes at some cost and a later pass over the same row needs again.
 
-Values are cached where the row's result will stand, if that has room for them: the memory is the kernel's to write anyway, and a
-row of any length fits. Else in a scratch row.
+Values are cached where the row's result will be stored, if that has room for them: the kernel writes that memory
+anyway, and a row of any length fits. Otherwise they go to a scratch row.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
 
-THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is cheaper than computing again
+THRESHOLD = 8.0  # multiply-adds per lane from which a load from the cache is cheaper than recomputing
 
 
 def cached_values(nest: Nest) -> dict[Node, int]:
-    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, what is cached already counting as
-    read, with the pass that makes each. None under a scan, whose passes run in order anyway."""
+    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, mapped to the pass that
+    makes each. Values cached already count as reads. Empty for a scan, whose passes run in order anyway."""
     if nest.form is not Form.ROW or nest.scans:
         return {}
     first_pass: dict[Node, int] = {}
@@ -34,7 +34,7 @@ def cached_values(nest: Nest) -> dict[Node, int]:
 
 
 def cache_stores(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
-    """For cached values the stores of a later pass whose elements can hold them until then; each store holds one."""
+    """For cached values, the stores of a later pass whose elements can hold them until then. Each store holds one value."""
     cached, chosen = cached_values(nest), dict[Node, Store]()
     for node, first in cached.items():
         last = max(k for k in range(first, nest.passes) if node in set(nest.nodes_in(k, stop=_before(cached, k))))
@@ -51,9 +51,9 @@ def _before(cached: dict[Node, int], k: int) -> list[Node]:
 
 
 def _holds(kernel: LoopKernel, nest: Nest, node: Node, first: int, store: Store) -> bool:
-    """Whether the elements of `store` can hold `node` from pass `first` on. Nothing else may be in that memory: no other store
-    or load of the tensor, and, since it may be that of an input which the loop's own points may read until they write,
-    no later load of the same place."""
+    """Whether the elements of `store` can hold `node` from pass `first` on. Nothing else may use that memory: no other
+    store or load of the tensor. Since it may belong to an input that the loop's own points read until they write, no
+    later load of the same place is allowed either."""
     plain = store.mode == "set" and not store.indirect and store.mask is None
     fits = node.dtype.is_floating_point and kernel.storage(store.buffer) == node.dtype
     if not plain or not fits or sizes.coefficient(store.index, nest.vec.symbol) != 1:
@@ -67,7 +67,8 @@ def _holds(kernel: LoopKernel, nest: Nest, node: Node, first: int, store: Store)
 
 
 def work(root: Node, cached: Collection[Node] = ()) -> float:
-    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane; `cached` is in memory."""
+    """Cost of computing a value from memory, without reductions, in multiply-adds per lane; values in `cached` are read
+    from memory."""
     total, stack, seen = 0.0, [root], set()
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""Which schedules a loop may have: one that is `legal` is right at all sizes at which it `fits`."""
+"""Legality of schedules: a schedule that is `legal` for a loop is correct at all sizes at which it `fits`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from polytile.schedule.gpu.schedule import GpuSchedule
 from polytile.schedule.nest import Form, Nest, nest_of
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")
-"""Scans of which a chunk is combined in any order."""
+"""Scans whose chunks can be combined in any order."""
 EXCHANGED = 16
-"""Values that a program of a cluster can send in one DSMEM exchange: what a buffer has room for."""
+"""Maximum number of values per program in one DSMEM exchange: the capacity of its buffer."""
 EXCHANGES = ("sum", "prod", "max", "min")
-"""Reductions whose shares are exchanged: single values."""
+"""Reductions whose shares can be exchanged: those with a single value."""
 REDUCED_ALIKE = ("sum", "max", "min")
 """Reductions whose partial results are combined by the same reduction."""
 
 
 def apply_rewrites(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
-    """The kernel in the reductions that are generated (rewrite.py), for as few passes over a row as possible where `one_sweep`
-    (GpuSchedule.one_sweep), and its layout."""
+    """The kernel with the reductions that are generated (rewrite.py), with as few passes over a row as possible if
+    `one_sweep` (GpuSchedule.one_sweep), and its layout."""
     if one_sweep:
         loop = rewrite.plain_reductions(rewrite.one_sweep(kernel.loop), welford=False)
     else:
@@ -37,7 +37,7 @@ def apply_rewrites(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nes
 
 
 def legal(kernel: LoopKernel, schedule: GpuSchedule) -> bool:
-    """Whether `schedule` is one for this loop, whatever its sizes and blocks."""
+    """Whether `schedule` applies to this loop, whatever its sizes and blocks."""
     loop = kernel.loop
     if has_column_sums(loop) != (schedule.columns is not None) or bool(loop.reduced) != (schedule.combine is not Combine.NOTHING):
         return False
@@ -61,12 +61,12 @@ def _reduces_columns(nest: Nest, schedule: GpuSchedule) -> bool:
 
 
 def has_column_sums(loop: Loop) -> bool:
-    """Whether the loop adds up columns beside its rows."""
+    """Whether the loop adds up columns in addition to its rows."""
     return any(store.is_segment_sum for store in loop.stores)
 
 
 def splittable(nest: Nest) -> bool:
-    """Whether programs can share rows: any reductions; scans where they are all that the loop does along its row."""
+    """Whether programs can share rows: for any reductions, or for scans if the loop does nothing else along its rows."""
     if nest.form is Form.POINTWISE:
         return False
     if not nest.scans:
@@ -77,22 +77,22 @@ def splittable(nest: Nest) -> bool:
 
 
 def clustered(nest: Nest) -> bool:
-    """Whether programs can hold rows or columns together, and there is a second pass that this spares: a scan, of which a split
-    needs to know what all before it come to, has one too."""
+    """Whether programs can hold rows or columns together, and this saves a second pass. A scan has a second pass too:
+    in a split, a chunk needs the total of all chunks before it."""
     if nest.scans:
         return nest.form is Form.ROW and splittable(nest)
     return nest.form is not Form.POINTWISE and len(nest.loop.reduced) == 1 and nest.passes > 1
 
 
 def can_exchange(nest: Nest) -> bool:
-    """Whether DSMEM exchanges take what the reductions need: single values of 32 bits, EXCHANGED at most."""
+    """Whether DSMEM exchanges support the reductions: single 32-bit values, at most EXCHANGED."""
     fit = all(r.kind in EXCHANGES and r.dtype == torch.float32 for r in nest.reduces)
     return clustered(nest) and not nest.scans and fit and len(nest.reduces) <= EXCHANGED
 
 
 def is_column_parallel(nest: Nest) -> bool:
-    """Whether the launches after the first one are loops: all reductions are of the first pass, and all stores but the sums need
-    them at every point."""
+    """Whether the launches after the first one are loops: all reductions belong to the first pass, and all stores
+    except the sums need them at every point."""
     stores = [store for store in nest.loop.stores if not store.is_segment_sum]
     reduces = all(r.kind in REDUCED_ALIKE and r.dtype.is_floating_point and nest.passes_before(r) == 1 for r in nest.reduces)
     points = all(element_level(nest.loop, store) and nest.passes_before(store.value) == 1 for store in stores)
@@ -100,17 +100,17 @@ def is_column_parallel(nest: Nest) -> bool:
 
 
 def row_axes(nest: Nest) -> list[Axis]:
-    """The reduced axes, the innermost first, as blocks r, r1, ... cover them."""
+    """The reduced axes, innermost first, as covered by the blocks r, r1, ...."""
     return list(reversed((*nest.inner, *((nest.vec,) if nest.form is Form.ROW else ()))))
 
 
 def fits(schedule: GpuSchedule, lengths: Sequence[int]) -> bool:
-    """Whether the blocks of `schedule` hold rows of these lengths (row_lengths); always true of rows in memory."""
+    """Whether the blocks of `schedule` hold rows of these lengths (row_lengths); always true for rows in memory."""
     blocks = [schedule.held, schedule.blocks.points("r1")] + [1] * len(lengths)
     return not schedule.bounded or all(n <= block for n, block in zip(lengths, blocks, strict=False))
 
 
 def row_lengths(kernel: LoopKernel, nest: Nest, size: Mapping[str, int]) -> list[int]:
-    """Points of the reduced axes at these sizes, the innermost first."""
+    """Points of the reduced axes at these sizes, innermost first."""
     values = {s: size[s.name] for s in kernel.symbols}
     return [sizes.evaluate(axis.size, values) for axis in row_axes(nest)]

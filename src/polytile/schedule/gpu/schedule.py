@@ -1,9 +1,9 @@
-"""How a GPU goes through a loop: a point of a space that three questions span (schedule/answers.py), and the blocks.
+"""A GPU schedule: a point in the space of three questions (schedule/answers.py), and the blocks.
 
-    hold      where a program has its share of a row between two passes over it
+    hold      where a program keeps its share of a row between two passes over it
     share     who shares a row: one program, the programs of a cluster, programs all over the grid
-    combine   how what the shares come to becomes the row's result
-    columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SEGMENT_SUM)
+    combine   how the results of the shares become the row's result
+    columns   who shares a column, if the loop adds up columns in addition to its rows (stores of mode SEGMENT_SUM)
 
 | hold      | share   | combine      | columns | name             | constructor              |
 | --------- | ------- | ------------ | ------- | ---------------- | ------------------------ |
@@ -18,7 +18,7 @@
 | registers | cluster | cluster      | any     | ... , splits     | cluster_column_reduction |
 | memory    | grid    | launch       | program | column_parallel  | column_parallel          |
 
-The name stands in candidates' names and in stored configs (`variant`); nothing decides by it.
+The name appears in candidates' names and in stored configs (`variant`); no decision depends on it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from polytile.schedule.answers import Combine, Hold, Share
 class Blocks:
     """The numbers of a schedule; None where it has no such number. Blocks are powers of two, in points of an axis.
 
-    x, y, z    points of the parallel axes in a block: the vector axis (columns) or rows, then the next axes
-    r, r1      points of the innermost reduced axis in a block, and of the next
-    warps      of 32 threads (64 on AMD's devices) that work on a block
-    stages     blocks of a loop whose loads are under way at once
-    splits     programs that share a row
-    along      the reduced axis that these divide among themselves: "r", "r1"; the ones around them are "r2" and so on
-    parts      blocks of r that a program goes through for a row
-    programs   that share all rows of a column reduction, at most
-    finalise   columns of a program of the finalise launch
-    resident   programs that a multiprocessor is to hold: registers are limited to what that leaves each
+        x, y, z    points of the parallel axes in a block: the vector axis (columns) or rows, then the next axes
+        r, r1      points of the innermost reduced axis in a block, and of the next
+        warps      warps per block, of 32 threads (64 on AMD devices)
+        stages     blocks of a loop whose loads are in flight at once
+        splits     programs that share a row
+        along      the reduced axis that the splits divide: "r", "r1"; the axes around them are "r2" and so on
+        parts      blocks of r that a program iterates over for a row
+        programs   maximum number of programs that share all rows of a column reduction
+        finalise   columns per program of the finalise launch
+        resident   programs that a multiprocessor must hold, which limits the registers of each
     """
 
     x: int | None = None
@@ -61,7 +61,7 @@ class Blocks:
     resident: int | None = None
 
     def points(self, name: str) -> int:
-        """Points of the block along the axis `name`, 1 where it is none of a block."""
+        """Points of the block along the axis `name`; 1 if the block does not extend along it."""
         return int(getattr(self, name, None) or 1)
 
 
@@ -83,7 +83,7 @@ NAMES: dict[tuple[Hold, Share, Combine, bool], str] = {
 
 @dataclass(frozen=True)
 class GpuSchedule:
-    """One way through a loop. Raises ValueError for answers that no code is generated for."""
+    """One schedule of a loop. Raises ValueError for answers that no code is generated for."""
 
     hold: Hold
     share: Share
@@ -96,7 +96,7 @@ class GpuSchedule:
             answers = f"hold={self.hold.value}, share={self.share.value}, combine={self.combine.value}"
             raise ValueError(
                 f"a schedule with {answers}, columns={self.columns and self.columns.value} was asked for; no code is generated "
-                f"for it: the table in polytile.schedule.gpu.schedule has those that there are."
+                f"for it: the table in polytile.schedule.gpu.schedule lists the supported ones."
             )
 
     @property
@@ -112,51 +112,53 @@ class GpuSchedule:
 
     @property
     def name(self) -> str:
-        """Its name in candidates and measurements. Schedules that differ in their numbers alone share one."""
+        """Its name in candidates and measurements. Schedules that differ only in their numbers share it."""
         return NAMES[self._answers]
 
     @property
     def config(self) -> Config:
-        """As measurements have it."""
+        """Its form in measurements."""
         numbers = [(name, value) for name in NUMBERS if (value := getattr(self.blocks, name)) is not None]
         return Config(tuple(sorted([*numbers, ("variant", self.name)])))
 
-    # what emitters, configs and predictions ask ------------------------------------------------------------------------
+    # queries of emitters, configs and predictions
+    # ---------------------------------------------------------------------------
 
     @cached_property
     def resident(self) -> bool:
-        """Whether rows are held whole in registers and read once, by one program or by a cluster."""
+        """Whether rows are held completely in registers and read once, by one program or by a cluster."""
         return self.hold is Hold.REGISTERS and self.combine is not Combine.NOTHING
 
     @cached_property
     def bounded(self) -> bool:
-        """Whether a row must fit in the blocks: registers hold it, or as many blocks of it as there are parts."""
+        """Whether a row must fit in the blocks: registers hold it, or `parts` blocks cover it."""
         return self.resident or bool(self.blocks.parts)
 
     @cached_property
     def chunked(self) -> bool:
-        """Whether programs all over the grid share a row, chunk by chunk."""
+        """Whether programs all over the grid share a row in chunks."""
         return self.share is Share.GRID and self.columns is None
 
     @cached_property
     def clustered(self) -> bool:
-        """Whether a cluster shares a row and nothing else is made of it."""
+        """Whether a cluster shares a row, without column sums."""
         return self.share is Share.CLUSTER and self.columns is None
 
     @cached_property
     def swept(self) -> bool:
-        """Whether programs go through rows in memory block after block, once for each pass."""
+        """Whether programs iterate over rows in memory block by block, once per pass."""
         return self.hold is Hold.MEMORY and self.columns is None
 
     @cached_property
     def one_sweep(self) -> bool:
-        """Whether a greatest value and the sum of exponentials beside it are found in one pass: rows in registers are gone
-        through as often as it takes, rows in memory, and those whose programs wait for each other, as seldom as possible."""
+        """Whether one pass finds both a maximum and the sum of exponentials relative to it. Rows in registers are
+        traversed as often as needed; rows in memory, and rows whose programs wait for each other, as seldom as
+        possible."""
         return self.swept or self.clustered
 
     @cached_property
     def threads(self) -> int:
-        """Threads of a program on NVIDIA's devices."""
+        """Threads of a program on NVIDIA devices."""
         return 32 * self.warps
 
     @cached_property
@@ -169,10 +171,10 @@ class GpuSchedule:
 
     @cached_property
     def splits(self) -> int:
-        """Programs that share a row."""
+        """Number of programs that share a row."""
         return self.blocks.splits or 1
 
     @cached_property
     def held(self) -> int:
-        """Points of the innermost reduced axis that the programs of a row have together in blocks."""
+        """Points of the innermost reduced axis that the programs of a row cover together with their blocks."""
         return self.blocks.points("r") * (self.blocks.parts or 1) * self.splits

@@ -1,9 +1,11 @@
-"""A loop under a GPU's schedule: its launches as data, which the Triton printers write down.
+"""A loop under a GPU schedule: its launches as data, which the Triton printers print.
 
-    LoopKernel, a GpuSchedule ── apply_rewrites ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──► Triton
+    LoopKernel, a GpuSchedule ── apply_rewrites ──► Nest ── LAUNCHES ──► ScheduledLoop ── codegen/triton/generate.py ──►
+    Triton
 
-A launch says what its programs go over, which passes they make, what they leave in scratch memory for others, and who combines
-that. ScheduledLoop.text prints it; the option `debug` shows it from 4 on. The norm of columns as `split`, for one:
+A launch states what its programs iterate over, which passes they make, what they leave in scratch memory for others,
+and who combines that. ScheduledLoop.text is the readable form; the option `debug` prints it from level 4. For example,
+the norm of columns as `split`:
 
     split: r=512 splits=8 variant=split warps=4 x=32
       launch 0: pass 0 over shares of rows; leaves t1; the last program combines what all have left
@@ -27,8 +29,9 @@ from polytile.schedule.nest import Form, Nest
 
 
 class Over(enum.Enum):
-    """What the programs of a launch go over: a block of points, or of whole rows or columns, each; blocks of rows in turn, whose
-    columns they add up; a share of each row; blocks of columns, all rows of each; what others have left."""
+    """What the programs of a launch iterate over: one block of points, or of whole rows or columns, each; blocks of
+    rows in turn, adding up columns; a share of each row; blocks of columns with all rows; the partial results of
+    others."""
 
     BLOCKS = "blocks"
     TURNS = "blocks of rows in turn"
@@ -38,7 +41,7 @@ class Over(enum.Enum):
 
 
 class Last(enum.Enum):
-    """What the program does that arrives last of those that share rows."""
+    """What the last program to arrive does, of those that share rows."""
 
     NOTHING = ""
     COMBINES = "the last program combines what all have left"
@@ -47,8 +50,8 @@ class Last(enum.Enum):
 
 @dataclass(frozen=True)
 class ScheduledLaunch:
-    """One launch. `passes` are those that it makes, or whose results it combines; `back`: it begins with what the launch before
-    has read last; `leaves` are the values of which programs leave their part in scratch memory."""
+    """One launch. `passes` are the passes that it makes, or whose results it combines. `back`: it starts with the data
+    that the preceding launch read last. `leaves` are the values whose partial results go to scratch memory."""
 
     over: Over
     passes: tuple[int, ...] = ()
@@ -59,7 +62,7 @@ class ScheduledLaunch:
 
 @dataclass(frozen=True)
 class ScheduledLoop:
-    """A loop in the reductions that `schedule` wants, the layout of its axes, and its launches in order."""
+    """A loop with the reductions that `schedule` requires, the layout of its axes, and its launches in order."""
 
     kernel: LoopKernel
     nest: Nest
@@ -68,7 +71,7 @@ class ScheduledLoop:
 
     @cached_property
     def text(self) -> str:
-        """What a person reads. Values have the numbers that the loop's own text gives them."""
+        """A readable form. Values have the numbers of the loop's own text."""
         names = printer.value_names(self.kernel.loop.stores)
         lines = [f"  launch {k}: {_text(launch, names)}" for k, launch in enumerate(self.launches)]
         return "\n".join([f"{self.schedule.name}: {self.schedule.config}", *lines])
@@ -84,21 +87,24 @@ def _text(launch: ScheduledLaunch, names: dict[int, str]) -> str:
 
 
 def goes_back(nest: Nest, k: int) -> bool:
-    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
-    what the cache still holds."""
+    """Whether pass k traverses its row from the end: every other pass does, since the cache still holds what the
+    preceding one read last."""
     return k % 2 == 1 and not nest.scans
 
 
 def _alone(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
-    """Programs, or clusters of them, that have their points or rows to themselves."""
+    """Programs, or clusters of them, that share no points or rows with others."""
     over = Over.SHARES if schedule.share is Share.CLUSTER else Over.BLOCKS
     yield ScheduledLaunch(over, tuple(range(nest.passes)))
 
 
 def _split(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
-    """Programs all over the grid share a row: a launch a pass. Each program of the next launch combines what it needs of rows. Of
-    columns, of which a block has many, the last program does it for all, or a finalise launch; so does the last program where
-    values of a row are stored after the last pass. A scan has a launch before, for what the chunks come to."""
+    """Programs all over the grid share a row, with one launch per pass.
+
+    Each program of the next launch combines the partial results of the rows it needs. Columns, of which a block has
+    many, are combined once by the last program or by a finalise launch. The last program also stores the values of a
+    row after the last pass. A scan has an extra first launch for the chunks' totals.
+    """
     if nest.scans:
         yield ScheduledLaunch(Over.SHARES, leaves=nest.scans)
     for k in range(nest.passes):
@@ -116,7 +122,8 @@ def _split(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
 
 
 def _column_reduction(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
-    """Programs, or clusters, go over rows in turn; several leave their sums of the columns for a finalise launch."""
+    """Programs, or clusters, iterate over rows in turn. If there are several, they leave their column sums to a
+    finalise launch."""
     passes, several = tuple(range(nest.passes)), schedule.columns is Share.GRID
     sums = tuple(store.value for store in nest.loop.stores if store.is_segment_sum)
     yield ScheduledLaunch(Over.TURNS, passes, leaves=sums if several else ())
@@ -125,7 +132,7 @@ def _column_reduction(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLa
 
 
 def _column_parallel(nest: Nest, schedule: GpuSchedule) -> Iterator[ScheduledLaunch]:
-    """A launch for the sums of columns, one that combines what they leave of rows, and one for every point."""
+    """One launch for the column sums, one that combines the partial results of rows, and one for every point."""
     yield ScheduledLaunch(Over.COLUMNS, (0,), back=True, leaves=nest.reduces)
     yield ScheduledLaunch(Over.LEFT, (0,))
     yield ScheduledLaunch(Over.BLOCKS, (1,))
@@ -143,7 +150,7 @@ LAUNCHES: dict[tuple[Share, bool], Callable[[Nest, GpuSchedule], Iterator[Schedu
 
 
 def apply_schedule(kernel: LoopKernel, schedule: GpuSchedule) -> ScheduledLoop:
-    """`kernel` under a legal schedule."""
+    """Applies a legal schedule to `kernel`."""
     own, nest = apply_rewrites(kernel, schedule.one_sweep)
     launches = LAUNCHES[schedule.share, schedule.columns is not None](nest, schedule)
     return ScheduledLoop(own, nest, schedule, tuple(launches))

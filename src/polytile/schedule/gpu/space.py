@@ -1,7 +1,7 @@
 """The search space on a GPU: every schedule of a loop that is worth trying, in canonical order.
 
-Blocks are powers of two; tables below have those of each schedule (catalogue.py). A row is what one point of the parallel axes
-reduces or scans.
+Blocks are powers of two. The tables below list those of each schedule (catalogue.py). A row is the set of points that
+one point of the parallel axes reduces or scans.
 """
 
 from __future__ import annotations
@@ -32,79 +32,82 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 POINTWISE_1 = ((256, 1), (256, 2), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
-"""(x, warps) of loops with one axis: 4 to 16 elements a thread, two to eight vectors of 16 bytes."""
+"""(x, warps) for loops with one axis: 4 to 16 elements per thread, two to eight 16-byte vectors."""
 POINTWISE_2 = (
     (256, 1, 2), (512, 1, 4), (1024, 1, 4), (2048, 1, 8), (256, 4, 4), (128, 8, 4), (64, 16, 4), (32, 32, 4), (64, 32, 4),
     (32, 64, 4), (64, 64, 4), (64, 64, 8), (16, 64, 4), (8, 128, 4), (4, 256, 4), (2, 512, 4), (512, 4, 4), (1024, 4, 8),
 )  # fmt: skip
-"""(x, y, warps) of loops with two axes or more: long rows first, then squares, which serve transposes, then short rows."""
+"""(x, y, warps) for loops with two or more axes: long rows first, then squares for transposes, then short rows."""
 POINTWISE_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4, 16, 4))
-"""(x, y, z, warps) besides POINTWISE_2 of loops with three axes or more."""
+"""(x, y, z, warps) for loops with three or more axes, in addition to POINTWISE_2."""
 
 ROWS = tuple(1 << k for k in range(4, 16))
-"""Row lengths r of persistent reductions: up to 32768, 64 values a thread of 16 warps."""
+"""Row lengths r of persistent reductions: up to 32768, 64 values per thread of 16 warps."""
 ELEMENTS = (8, 16, 32)
-"""Values a thread holds of a whole row, those but the last of several rows; 64 too where the row leaves no choice."""
+"""Values of a whole row that a thread holds; without the last for several rows. 64 too, if the row leaves no choice."""
 LOOPED = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16), (8, 128, 4))
 """(x, r, warps)"""
 AHEAD = ((1024, 4, 3), (2048, 4, 3), (2048, 8, 3), (4096, 8, 3))
-"""(r, warps, stages) of split rows whose loads are some blocks ahead, by way of shared memory: 0.87 of the time of others in
-the gradient of a layer norm of 64×131072."""
+"""(r, warps, stages) for split rows that prefetch some blocks into shared memory: 0.87 of the time without in the
+gradient of a layer norm of 64×131072."""
 LOOPED_2 = (
     (1, 1024, 4), (1, 2048, 8), (2, 512, 4), (4, 256, 4), (8, 128, 4), (16, 64, 4), (64, 16, 4), (4, 1024, 8), (16, 256, 8),
     (64, 64, 8), (256, 16, 8),
 )  # fmt: skip
-"""(r1, r, warps) of loops with two reduced axes or more."""
+"""(r1, r, warps) for loops with two or more reduced axes."""
 COLUMNS = (
     (16, 32, 4), (16, 64, 4), (32, 16, 4), (32, 32, 4), (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8),
     (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4), (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
 )  # fmt: skip
-"""(x, r, warps) of reductions across rows of memory: 4 to 32 values a thread, runs of 32 bytes or more."""
+"""(x, r, warps) for reductions across rows of memory: 4 to 32 values per thread, contiguous runs of at least 32 bytes."""
 RESIDENT_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1024, 16), (32, 1024, 16), (16, 2048, 16))
 RESIDENT_RUN = 64
-"""(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers;
-and bytes of a row that a block has at least. By 32 a batch norm of 2048×4096 bfloat16 took 20.3 µs, 17.8 shared by programs."""
+"""(x, r, warps) for longer columns held completely, which are read once: 32 or 64 values per thread, the latter in
+about 115 registers; and the minimum bytes of a row in a block. With 32, a batch norm of 2048×4096 bfloat16 took 20.3
+µs, against 17.8 when shared by programs."""
 PACKED_COLUMNS, PACKED_WARPS = ((32, 512, 4), (32, 1024, 8)), 16
-"""(x, r, warps) of columns of 16 bits held whole that are made floats anew for each pass, 128 values a thread in 128 registers;
-and warps of all programs on a multiprocessor."""
+"""(x, r, warps) for 16-bit columns held completely and converted to float in each pass, 128 values per thread in 128
+registers; and the warps of all programs on a multiprocessor."""
 COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
-"""(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
+"""(x, r, warps, stages), split or not, with prefetching: 0.85 of the time without in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
 SPLIT_ROWS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
 SPLIT_COLUMNS = ((16, 128, 4), (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 64, 8),
                  (256, 16, 4))  # fmt: skip
 SUM_POINTS, SUM_ELEMENTS, SUM_STAGES = (512, 1024, 2048, 4096, 8192), (8, 16), (1, 3)
-"""Points of a block of rows beside which columns are added up, values a thread holds of each of them, blocks under way: at 16
-values a row, its weight and two sums take 128 registers."""
+"""Points of a block of rows whose columns are added up too, values of each that a thread holds, and blocks in flight.
+With 16 values of a row, its weight and two sums, a thread uses 128 registers."""
 SUM_WARPS = {8: (16, 32), 16: (16,)}
 """Warps of all programs on a multiprocessor, by the values that a thread holds."""
 SUM_PARTS = ((2048, 4, 16), (4096, 2, 16), (2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (8192, 2, 16))
-"""(r, parts, warps) of rows that are read again for each pass: 16 or 32 values of each sum a thread."""
+"""(r, parts, warps) for rows that each pass reads again: 16 or 32 values of each sum per thread."""
 SUM_SHARE, SUM_CLUSTERS = (8192, 16), ((2, 1.0), (4, 7 / 8), (8, 7 / 8))
-"""(r, warps) of longer rows, which clusters hold: 16 values of a row, its weight and each sum a thread; and (splits, share of the
-multiprocessors that have programs). Of its 132 an H100 has clusters of four or eight on 120 at once: the gradient of a layer norm
-of 512×32768 bfloat16 took 72.5 µs with 128 programs, 51.1 with 112. Clusters of sixteen take as long as column-parallel programs
-for 64×131072."""
+"""(r, warps) for longer rows held by clusters: 16 values of a row, its weight and each sum per thread; and (splits,
+share of the multiprocessors in use). An H100 can run clusters of four or eight on only 120 of its 132 multiprocessors
+at once: the gradient of a layer norm of 512×32768 bfloat16 took 72.5 µs with 128 programs and 51.1 with 112. Clusters
+of sixteen take as long as column-parallel programs for 64×131072."""
 COLUMN_PARALLEL = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
 """(x, r, warps)"""
 FINALISED_SPLITS, FINALISED = (64, 128, 256, 512), 8
 FINALISED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
-"""(x, r, warps) of columns that a launch of their own puts together, FINALISED columns a program. With the last program of 256
-doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
+"""(x, r, warps) for columns combined by a finalise launch, FINALISED columns per program. If the last of 256 programs
+combines them, batch norms of 131072×64 use 224 registers per thread, which limits a multiprocessor to two programs;
+without it, 72."""
 CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
-"""Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
+"""Programs per cluster: eight on every device with clusters, sixteen on an H100; and the lowest compute capability with
+clusters."""
 CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 4), (8192, 8), (8192, 16), (16384, 8), (16384, 16))
-"""(r, warps): 16 to 64 values a thread."""
+"""(r, warps): 16 to 64 values per thread."""
 CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 8))
 CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
-"""(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes
-that a thread holds: 80, 128, 64 and 128 registers a thread."""
+"""(x, r, warps); and warps of all programs on a multiprocessor (at least two programs), by the bits of an element and
+the bytes that a thread holds: 80, 128, 64 and 128 registers per thread."""
 FINISHED = 64
-"""Values a thread may hold of what the programs of a row have left."""
+"""Maximum number of partial results of a row that a thread may hold."""
 
 
 def schedules(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[GpuSchedule]:
-    """All schedules of `kernel`, whose layout is `nest`, that are legal and whose programs the device can run."""
+    """All legal schedules of `kernel`, with layout `nest`, whose programs the device can run."""
     most = device.threads_per_block // device.warp
     able: dict[tuple[Hold, Share, Combine], bool] = {}
     for schedule in _tried(kernel, nest, device):
@@ -185,7 +188,7 @@ def _cluster_column_reductions(device: DeviceFacts) -> Iterator[GpuSchedule]:
 
 
 def whole_rows(r: int) -> Iterator[tuple[int, int]]:
-    """(x, warps) of blocks of x whole rows of length r: several rows a program while a row has at most 1024 points."""
+    """(x, warps) for blocks of x whole rows of length r: several rows per program if a row has at most 1024 points."""
     for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
@@ -265,8 +268,8 @@ def _resident_bytes(kernel: LoopKernel, nest: Nest) -> list[int]:
 
 
 def oversized(nest: Nest, schedule: GpuSchedule, lengths: Sequence[int]) -> bool:
-    """Whether blocks of half the length would hold rows of these lengths (legality.row_lengths), and are among those tried:
-    right, but never worth its time."""
+    """Whether blocks of half the length would also hold rows of these lengths (legality.row_lengths) and are tried:
+    correct, but never worth its time."""
     held, columns = schedule.held, nest.form is Form.COLUMN
     if not schedule.bounded and not (columns and schedule.swept and schedule.share is Share.PROGRAM):
         return False

@@ -1,8 +1,8 @@
-"""Which integers decide how wide loads and stores may be, where 16 does not divide them: rows begin and end by them, and so do
-accesses to a part of a tensor.
+"""The integers that limit vector widths where 16 does not divide them: those that determine where rows, and accesses to
+part of a tensor, start.
 
-A row of 382 elements of two bytes may be read four bytes at a time, one of 380 eight at a time. Of other integers, such as the
-number of rows, nothing more is asked: each answer is a kernel of its own.
+A row of 382 two-byte elements allows four-byte loads, one of 380 allows eight-byte loads. Other integers, such as the
+number of rows, are not keyed on, since each distinct answer is a separate kernel.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ VECTOR = 16
 """Bytes of the widest load."""
 
 
-def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers by which accesses begin, and those that part the rows which memory is walked along, in the kernel's order: of
-    a product one is enough. Of the latter none where there is one row alone: whole blocks of it need no masks."""
+def deciding_integers(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
+    """The integers at which accesses start, and those that separate the rows along which memory is traversed, in the
+    kernel's order; one factor of a product is enough. A single row needs none of the latter: whole blocks of it need no
+    masks."""
     chosen = _begins(kernel)
     if not kernel.loop.reduced and len(kernel.loop.axes) <= 1:
         return tuple(chosen)
@@ -33,25 +34,26 @@ def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
 
 
 def _begins(kernel: LoopKernel) -> list[sympy.Symbol]:
-    """The integers that stand alone among the terms of a position (schedule/starts.py)."""
+    """The integers that are a term of a position by themselves (schedule/starts.py)."""
     places = {access.index for access in kernel.loop.accesses()}
     terms = {term for index in places for term in sympy.Add.make_args(index)}
     return [s for s in kernel.symbols if s in terms]
 
 
-def most(kernel: LoopKernel) -> int:
-    """Elements of the smallest type that one load moves; below 16, since 16 has a flag of its own."""
+def widest_load(kernel: LoopKernel) -> int:
+    """Elements of the smallest dtype that one load moves; at most 8, since 16 has its own flag."""
     return min(8, VECTOR // min(t.dtype.itemsize for t in kernel.tensors))
 
 
 def divisors(kernel: LoopKernel, values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """(name, power of two) of the deciding integers, as generated code knows them at these sizes."""
-    powers = {s.name: min(most(kernel), math.gcd(values[s.name], 16)) for s in deciding(kernel) if values[s.name] % 16}
+    deciding = [s.name for s in deciding_integers(kernel) if values[s.name] % 16]
+    powers = {name: min(widest_load(kernel), math.gcd(values[name], 16)) for name in deciding}
     return tuple((name, by) for name, by in powers.items() if by > 1)
 
 
 def _products(kernel: LoopKernel) -> Iterator[tuple[sympy.Symbol, ...]]:
-    """The integers of each term of the lengths and distances of such rows; not those of what a row has one value of."""
+    """The integers in each term of the lengths and strides of such rows, without accesses that are constant along a row."""
     nest, axes = nest_of(kernel.loop), kernel.loop.axes + kernel.loop.reduced
     indices = [node.index for node in expr.loads(*kernel.loop.roots)] + [store.index for store in kernel.loop.stores]
     indices = [index for index in indices if nest.vec.symbol in index.free_symbols]

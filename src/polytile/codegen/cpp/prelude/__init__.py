@@ -1,8 +1,8 @@
-"""The C++ that generated kernels start with, text without any #include: vectors, conversions, memory, maths, threads.
+"""The C++ prelude of generated kernels, text without any #include: vectors, conversions, memory, maths, threads.
 
-Enters: the names of parts, or a kernel's source to find them in. Leaves: the text to put before the kernel, the needed
-parts alone in their canonical order. Each part is one header beside this file; its first lines name the parts it needs
-and the names it gives. Called by the C++ generators alone.
+In: the names of parts, or a kernel's source to find them in. Out: the text to put before the kernel, with only the
+needed parts, in their canonical order. Each part is a header beside this file. Its first lines name the parts it needs
+and the names it gives. Called only by the C++ generators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True)
 class PreludePart:
-    """One header: the parts it needs, the names of namespace `pt` that a kernel uses it for, its text."""
+    """One header: the parts it needs, the names of namespace `pt` that it provides to kernels, and its text."""
 
     name: str
     needs: tuple[str, ...]
@@ -35,7 +35,7 @@ class PreludePart:
 
 @cache
 def part(name: str) -> PreludePart:
-    """The part called `name`. Raises ValueError for an unknown name and for a header that does not begin as it must."""
+    """The part called `name`. Raises ValueError for an unknown name, and for a header with malformed first lines."""
     if name not in ORDER:
         raise ValueError(f"the C++ prelude has no part {name!r}; it has {', '.join(ORDER)}.")
     text = (Path(__file__).parent / f"{name}.h").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def part(name: str) -> PreludePart:
 
 
 def closure(parts: Iterable[str]) -> tuple[str, ...]:
-    """The names `parts`, all they need, and what is always there, in canonical order."""
+    """The given parts, everything they need, and the parts in ALWAYS, in canonical order."""
     needed: set[str] = set()
     waiting = [*ALWAYS, *parts]
     while waiting:
@@ -58,7 +58,7 @@ def closure(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def prelude(parts: Iterable[str] = ()) -> str:
-    """The text to put before a kernel that uses `parts`. What follows it counts its lines anew, as file "kernel"."""
+    """The text to put before a kernel that uses `parts`. Line numbers restart after it, as file "kernel"."""
     return _text(closure(parts))
 
 
@@ -69,10 +69,10 @@ def _text(names: tuple[str, ...]) -> str:
 
 
 def parts_of(source: str) -> frozenset[str]:
-    """The parts that a kernel's text uses: those that give one of the names in it, comments aside.
+    """The parts that a kernel's text uses: those that provide one of the names in it, outside comments.
 
-    A name counts wherever it stands, so a variable called `log` brings in the logarithms, at the price of a few
-    milliseconds of compile time; no use is missed.
+    A name counts wherever it occurs, so a variable called `log` brings in the logarithms, at the cost of a few
+    milliseconds of compile time. No use is missed.
     """
     owners = _owners()
     return frozenset(owners[word] for word in _WORD.findall(_COMMENT.sub(" ", source)) if word in owners)

@@ -1,6 +1,6 @@
-"""What generated loops need beyond the prelude: tails, loads and stores behind one name, sweeps, scans, scratch, teams.
+"""Helpers of generated loops beyond the prelude: tails, uniform loads and stores, sweeps, scans, scratch memory, teams.
 
-Enters: a kernel's text. Leaves: the headers it uses. Each header's first lines name what it gives. Called by `unit` alone.
+In: a kernel's text. Out: the headers it uses. Each header's first lines name what it gives. Called only by `unit`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADER = re.compile(r"// (\w+): .*\n// gives:(.*)\n")
 
 @cache
 def part(name: str) -> tuple[frozenset[str], str]:
-    """The names that a header gives and its text."""
+    """The names that a header provides, and its text."""
     text = (Path(__file__).parent / f"{name}.h").read_text(encoding="utf-8")
     head = _HEADER.match(text)
     if head is None or head[1] != name:
