@@ -15,21 +15,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from benchmarks import record
 from benchmarks.gpu.prior_fit import KINDS, ROW_BY_ROW
+from benchmarks.gpu.products import DTYPES
 from polytile.candidates.library.cublaslt import LATER
 from polytile.candidates.triton_matmul import label
 from polytile.cost import cutlass as cutlass_prior
 from polytile.cost import library_matmul as library_prior
 from polytile.cost.triton_matmul import Access, Accesses, cost, refused, terms
+from polytile.ir.printer import type_name
 from polytile.matmul.cutlass import configs as cutlass
 from polytile.matmul.triton.configs import Kind, space
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.runtime.cuda.device import DeviceFacts, named
 from polytile.store.reading import Record
 from polytile.tuning.run_conditions import TERM
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "int8": "int8", "fp8": "float8_e4m3fn"}
 
 MEMORY_CLOCK, BUS_BITS = {"H100": 2619e6, "H200": 3201e6}, {"H100": 5120, "H200": 6144}
 """As their drivers tell (HBM3, HBM3e)."""
@@ -68,7 +70,7 @@ class Product:
     def records(self, number: int) -> Iterator[Record]:
         """The measurements of those candidates that there are today."""
         place = f"cuda-recorded-{self.device.name}"
-        dtypes = (DTYPES[self.dtype],) * 3
+        dtypes = (type_name(DTYPES[self.dtype]),) * 3
         problem = Problem("mm", f"{self.function} {self.dtype}", tuple(self.size.items()), dtypes, (), place)
         for name, us in self.us.items():
             if (found := self._candidate(name)) is not None:
@@ -90,7 +92,7 @@ class Product:
             rank = 0 if name == "aten" else int(name.split()[1])
             config = Config() if name == "aten" else Config.of(proposal=rank)
             return "library" if name == "aten" else "cublaslt", config, seconds * (1 + LATER * rank), {}
-        if (block := _cutlass(kind.itemsize, not self.by_rows, device).get(name)) is not None:
+        if (block := _cutlass(DTYPES[self.dtype], not self.by_rows, device).get(name)) is not None:
             seconds = cutlass_prior.cost(kind, block, size, device)
             return "cutlass", block, seconds, cutlass_prior.terms(kind, block, size, device)
         tile = _generated(kind, device).get(name)
@@ -115,8 +117,8 @@ def _generated(kind: Kind, device: DeviceFacts) -> dict[str, Config]:
 
 
 @functools.cache
-def _cutlass(itemsize: int, b_along_k: bool, device: DeviceFacts) -> dict[str, Config]:
-    return {cutlass.label(config): config for config in cutlass.configs(itemsize, b_along_k, device)}
+def _cutlass(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts) -> dict[str, Config]:
+    return {cutlass.label(config): config for config in cutlass.configs(dtype, b_along_k, device)}
 
 
 def machine_of(device: DeviceFacts) -> tuple[tuple[str, str], ...]:

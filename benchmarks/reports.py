@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record, recorded_products
-from benchmarks.recorded_products import DTYPES, machine_of
+from benchmarks.gpu.products import DTYPES
+from benchmarks.recorded_products import machine_of
+from polytile.ir.printer import type_name
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.report import Column, Table, show
 from polytile.report.contents import Held, Report, Source, report
@@ -47,7 +49,7 @@ def _product(
 ) -> Measurement:
     sizes = tuple(zip("MNK", cell["shape"], strict=True))
     kernel = f"{part['name']} {part['dtype']}"
-    problem = Problem("mm", kernel, sizes, (DTYPES[part["dtype"]],) * 3, (), "cuda-recorded-H200")
+    problem = Problem("mm", kernel, sizes, (type_name(DTYPES[part["dtype"]]),) * 3, (), "cuda-recorded-H200")
     predicted = cell["predicted_us"].get(name)
     return Measurement(
         problem, name, Config(), "recorded", Outcome.OK, (us * 1e-6,), environment=(("torch", "2.11.0+cu130"),),

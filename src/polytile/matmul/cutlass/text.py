@@ -14,7 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.errors import LoweringError
 from polytile.matmul.cutlass.configs import WARPS, shared_bytes
-from polytile.matmul.cutlass.epilogue import epilogue
+from polytile.matmul.cutlass.finish import epilogue
 from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.triton.operands import symbol
 from polytile.problem import Config

@@ -17,7 +17,7 @@ from polytile import options
 from polytile.errors import LoweringError
 from polytile.matmul import gemm_kernel
 from polytile.matmul.cutlass import text
-from polytile.matmul.cutlass.epilogue import Epilogue, epilogue
+from polytile.matmul.cutlass.finish import Epilogue, epilogue
 from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.schedule.facts import Facts
