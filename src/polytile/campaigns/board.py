@@ -37,7 +37,6 @@ LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
 MOST_LOSSES = 3
 """Number of workers that may end or hang on a unit before it is given up."""
 
-
 TRYING = ("checking", "measuring")
 """The stages of a unit in which its device runs candidates."""
 
@@ -54,8 +53,7 @@ class Unit:
     threads   of torch; seconds: after which its worker counts as hanging
     weight    how many calls had these sizes; frequent ones are measured first
     candidates   the number of candidates, 0 if unknown. Among equal weights, the unit with the most comes first, so that the
-    campaign
-              does not end with a long unit
+              campaign does not end with a long unit
     process   the number of the measuring process, if several measure it independently
     """
 
