@@ -53,9 +53,8 @@ class Unit:
     kind, device, environment   "cpu" or "cuda"; where times count, which must be the same for all workers
     threads   of torch; seconds: after which its worker counts as hanging
     weight    how many calls had these sizes; frequent ones are measured first
-    candidates   the number of candidates, 0 if unknown. Among equal weights, the unit with the most comes first, so that the
-    campaign
-              does not end with a long unit
+    candidates   the number of candidates, 0 if unknown. Among equal weights, the unit with the most comes first, so that
+              the campaign does not end with a long unit
     process   the number of the measuring process, if several measure it independently
     """
 
