@@ -17,7 +17,8 @@ from polytile.passes.loops import map_loop
 
 
 def merge_duplicates(program: Program) -> Program:
-    """`program` with duplicate temporaries merged. Buffers with another writer are kept, as are two outputs."""
+    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two
+    outputs."""
     writers: dict[str, int] = {}
     for operation in program.operations:
         for name in operation.writes():

@@ -132,11 +132,8 @@ def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
-    """`node`, a factor of `b`, as an operand that is read as int8; None if it cannot be.
-
-    It is either a plain conversion of int8, or an 8-bit integer expression of one weight's elements, such as 4-bit numbers
-    unpacked from bytes, which is packed into panels once.
-    """
+    """`node`, a factor of `b`, as an operand that is read as int8: a plain conversion of int8, or an integer expression of 8 bits
+    on one weight's elements, such as numbers of 4 bits out of bytes, of which panels are made once. None where it is neither."""
     number = replace(b, node=node, call=None)
     if narrow_view(number, side=1) is not None:
         return number
