@@ -37,7 +37,7 @@ RESULTS = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int8
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BOTH = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "where": "{0} ? {1} : {2}",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}",
     "minimum": "least({0}, {1})", "maximum": "greatest({0}, {1})",
 }  # fmt: skip
 FLOATS = {
@@ -50,7 +50,7 @@ FLOATS = {
 INTEGERS = {**BOTH, "abs": "{0} < 0 ? -{0} : {0}", "fma": "{0} * {1} + {2}"}
 BOOLS = {
     "logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_xor": "{0} != {1}", "logical_not": "!{0}",
-    "where": BOTH["where"],
+    "where": "{0} ? {1} : {2}",
 }  # fmt: skip
 """CUDA C++ of operations, by the type of their operands; {0}, {1}, ... are operands."""
 

@@ -119,11 +119,40 @@ CUTLASS_DEVICE void transpose(uint32_t (&word)[4], int lane)
     }
 }
 
+/* Stores 16 bytes of a row from column x on, as far as the row goes. */
+CUTLASS_DEVICE void store_words(Output *line, const uint32_t (&word)[4], int x, int n)
+{
+    if (x + 8 <= n) {
+        *reinterpret_cast<uint4 *>(line + x) = make_uint4(word[0], word[1], word[2], word[3]);
+        return;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 8; i++) {
+        auto bits = uint16_t(word[i / 2] >> i % 2 * 16);
+        if (x + i < n)
+            line[x + i] = reinterpret_cast<const Output &>(bits);
+    }
+}
+
+/* Stores two neighbours of a row from column x on, as far as the row goes. */
+CUTLASS_DEVICE void store_pair(Output *line, Output low, Output high, int x, int n)
+{
+    alignas(2 * sizeof(Output)) Output pair[2] = {low, high};
+    if (C_VECTORS && sizeof(Output) == 4 && x + 2 <= n) {
+        *reinterpret_cast<uint2 *>(line + x) = reinterpret_cast<const uint2 &>(pair);
+        return;
+    }
+    if (x < n)
+        line[x] = low;
+    if (x + 1 < n)
+        line[x + 1] = high;
+}
+
 /* Stores what becomes of a warp group's sums: `row` and `column` are where its thread's first one is. */
 template <class Sums>
 CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int n, int row, int column)
 {
-    constexpr bool NARROW = C_VECTORS && sizeof(Output) == 2, PAIRS = C_VECTORS && sizeof(Output) == 4;
+    constexpr bool WORDS = C_VECTORS && sizeof(Output) == 2;
     int quad = threadIdx.x % 4;
     CUTLASS_PRAGMA_UNROLL
     for (int part = 0; part < size<1>(sums); part++) {
@@ -138,36 +167,17 @@ CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int
                 return !Epilogue::READS || (y < m && x < n) ? epilogue.at(sum, y, x) : Value(0);
             };
             CUTLASS_PRAGMA_UNROLL
-            for (int eighth = 0; eighth < BN / 8; eighth += NARROW ? 4 : 1) {
-                if constexpr (NARROW) {
+            for (int eighth = 0; eighth < BN / 8; eighth += WORDS ? 4 : 1) {
+                if constexpr (WORDS) {
                     uint32_t word[4];
                     CUTLASS_PRAGMA_UNROLL
                     for (int i = 0; i < 4; i++)
                         word[i] = packed(value(eighth + i, 0), value(eighth + i, 1));
                     transpose(word, quad);
-                    int x = column + (eighth + quad) * 8;
-                    if (y < m && x + 8 <= n)
-                        *reinterpret_cast<uint4 *>(line + x) = make_uint4(word[0], word[1], word[2], word[3]);
-                    else if (y < m) {
-                        CUTLASS_PRAGMA_UNROLL
-                        for (int i = 0; i < 8; i++) {
-                            auto bits = uint16_t(word[i / 2] >> i % 2 * 16);
-                            if (x + i < n)
-                                line[x + i] = reinterpret_cast<const Output &>(bits);
-                        }
-                    }
-                } else {
-                    int x = column + eighth * 8 + quad * 2;
-                    alignas(2 * sizeof(Output)) Output pair[2] = {Output(value(eighth, 0)), Output(value(eighth, 1))};
-                    if (PAIRS && y < m && x + 2 <= n)
-                        *reinterpret_cast<uint2 *>(line + x) = reinterpret_cast<const uint2 &>(pair);
-                    else {
-                        if (y < m && x < n)
-                            line[x] = pair[0];
-                        if (y < m && x + 1 < n)
-                            line[x + 1] = pair[1];
-                    }
-                }
+                    if (y < m)
+                        store_words(line, word, column + (eighth + quad) * 8, n);
+                } else if (y < m)
+                    store_pair(line, Output(value(eighth, 0)), Output(value(eighth, 1)), column + eighth * 8 + quad * 2, n);
             }
         }
     }
