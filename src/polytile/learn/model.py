@@ -74,9 +74,8 @@ class Tried:
     regret, p95             of first choices on all problems, sure or not: geometric mean, 95th percentile
     top3, top3_p95, top10   of the best among the first three (ten)
     prior, prior_p95, prior_top3   the same for the analytical model's ranking
-    speedup, slowdown       geometric mean of the analytical choice's time over the answer's where the answer is faster, and of
-    the
-                            inverse where it is slower
+    speedup, slowdown       geometric mean of the analytical choice's time over the answer's where the answer is faster, and
+                            of the inverse where it is slower
     """
 
     set: str
