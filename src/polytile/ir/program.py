@@ -335,8 +335,8 @@ class Grouping:
 
     "m"  out[m, n] = Σ_k a[m, k]·b[g, k, n] for the group g of row m, and 0 for rows beyond the last end. `a` and `out` have
          batch size 1; the batch of `b` is the groups.
-    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have batch size 1; the batch of `out` is the
-    groups.
+    "k"  out[g, m, n] = Σ_k a[m, k]·b[k, n] over the k of group g. `a` and `b` have batch size 1; that of `out` is the
+         number of groups.
     """
 
     ends: View
