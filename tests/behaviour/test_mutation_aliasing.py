@@ -370,6 +370,21 @@ def test_results_that_do_not_share_memory_in_eager_do_not_here() -> None:
     assert len(addresses) == 5
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((x * 2).view(torch.int32), (x * 2).view(torch.int32)),
+        lambda x: (x.bfloat16(), x.bfloat16().view(torch.int16)),
+    ],
+    ids=["two views", "a value and a view"],
+)
+def test_equal_values_whose_views_the_library_makes_do_not_share_memory(function: Callable[[Tensor], Any]) -> None:
+    (x,) = sized((5, 7))
+    got = compiled(function)(x)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, function(x), strict=True))
+    assert not same_storage(*got)
+
+
 def test_results_of_one_call_are_not_overwritten_by_the_next() -> None:
     run = compiled(lambda x: torch.softmax(x * 2, -1))
     x, y = sized((6, 50), (6, 50))

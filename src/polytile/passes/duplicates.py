@@ -11,19 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from polytile.ir import expr, sizes
+from polytile.ir.aliases import maybe_aliased
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View, map_refs, map_views
 from polytile.passes.loops import map_loop
 
 
 def merge_duplicates(program: Program) -> Program:
-    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two
-    outputs."""
+    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two that the caller
+    gets: outputs, and what a library call may return as a view."""
     writers: dict[str, int] = {}
     for operation in program.operations:
         for name in operation.writes():
             writers[name] = writers.get(name, 0) + 1
-    outputs, scalars = program.output_buffers(), set(program.scalars.values())
+    outputs, scalars = program.output_buffers() | maybe_aliased(program), set(program.scalars.values())
     mapping: dict[str, str] = {}
     for operation in program.operations:
         loop = operation.epilogue if isinstance(operation, Template) else operation

@@ -6,6 +6,10 @@ ready.
     wait()          blocks until no job is left
     is_here()       whether the caller is the background thread
 
+While nobody waits, the thread and the processes that work for it run at a low priority (let_yield). A caller that
+waits lends them its own. Most systems let a user lower a priority but not raise it again; there, a new thread or process
+takes over the work of the one that has yielded.
+
 The first job starts the thread. A forked child inherits the parent's jobs but not the thread, and starts its own with
 its first job. When the process ends, queued jobs are dropped and the running one is interrupted.
 """
@@ -22,7 +26,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,14 +56,31 @@ it must keep at least a tenth of a core."""
 
 
 def yield_to_calls(task: int, niceness: int) -> None:
-    """Lowers the priority of a thread or process, given by its system id, below that of calls. Does nothing if the
-    system forbids it or has no such task."""
+    """Lowers the priority of a thread or process, given by its system id, below that of calls. If the process leads a
+    group, the whole group yields. Does nothing if the system forbids it or has no such task."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, task, niceness)
+        _set_niceness(task, niceness)
+
+
+def lend_priority(task: int) -> bool:
+    """Gives such a thread or process the priority of the calling thread. Returns whether it has that priority, or is
+    gone."""
+    try:
+        _set_niceness(task, os.getpriority(os.PRIO_PROCESS, 0))
+    except PermissionError:
+        return False
+    except (OSError, AttributeError):
+        pass
+    return True
+
+
+def _set_niceness(task: int, niceness: int) -> None:
+    """Raises OSError if the system forbids it or there is no such task, and AttributeError if it has no niceness."""
     # Linux may first share the cores among sessions, each with its own niceness: see "autogroup" in sched(7).
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError):
         if os.getsid(task) != os.getsid(0):
             Path(f"/proc/{task}/autogroup").write_text(str(niceness))
+    os.setpriority(os.PRIO_PGRP if os.getpgid(task) == task else os.PRIO_PROCESS, task, niceness)
 
 
 class Disturbance(enum.Enum):
@@ -105,6 +126,10 @@ class Background:
         """The thread sleeps by acquiring this lock; a release wakes it."""
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        """That thread, and those whose place it has taken that have not ended."""
+        self._yielding: dict[int, Callable[[], None]] = {}
+        """What leaves the cores to calls, by its number, and what ends it where its priority cannot be raised."""
         self._rest_until = 0.0
         self._waiting = self._held = 0
         self._closed = False
@@ -138,7 +163,11 @@ class Background:
     def _start(self) -> None:
         with self._change:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._serve, name="polytile-background", daemon=True)
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                self._thread = threading.Thread(
+                    target=self._serve, args=(tuple(self._threads),), name="polytile-background", daemon=True
+                )
+                self._threads.append(self._thread)
                 self._thread.start()
 
     def hear(self) -> None:
@@ -165,15 +194,39 @@ class Background:
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Keeps the thread from resting within the block, because somebody waits for it."""
+        """Keeps the thread from resting within the block, and gives what works for it the caller's priority, because the
+        caller waits."""
         with self._change:
             self._waiting += 1
+            yielding, self._yielding = self._yielding, {}
+        for task, end in yielding.items():
+            if not lend_priority(task):
+                end()
         self._ring()
         try:
             yield
         finally:
             with self._change:
                 self._waiting -= 1
+
+    def let_yield(self, task: int, niceness: int, end: Callable[[], None]) -> None:
+        """Has a thread or process that works for this thread leave the cores to calls, until somebody waits. `end` is called then
+        if it cannot have its priority back; what it was doing is to be done anew."""
+        with self._change:
+            if not self._waiting:
+                self._yielding[task] = end
+                yield_to_calls(task, niceness)
+
+    def forget(self, task: int) -> None:
+        """The thread or process has ended."""
+        with self._change:
+            self._yielding.pop(task, None)
+
+    def _replace_thread(self) -> None:
+        """Has another thread go on after the job that runs."""
+        with self._change:
+            self._thread = None
+        self._start()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -202,7 +255,7 @@ class Background:
             return self._left()
 
     def is_here(self) -> bool:
-        return threading.current_thread() is self._thread
+        return threading.current_thread() in self._threads
 
     def drop(self) -> None:
         """Drops the queued jobs."""
@@ -218,16 +271,21 @@ class Background:
             self._closed = True
             self._jobs.clear()
             self._change.notify_all()
-            thread = self._thread
-        if thread is not None:
+            threads = [thread for thread in self._threads if thread.is_alive() and not self.is_here()]
+        if self._thread is not None:
             self._ring()
-        if thread is not None and thread.is_alive() and not self.is_here():
+        for thread in threads:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        for thread in threads:
             thread.join(EXIT_SECONDS)
 
-    def _serve(self) -> None:
-        yield_to_calls(threading.get_native_id(), THREAD_NICENESS)
+    def _serve(self, after: Sequence[threading.Thread]) -> None:
+        """Does one job after another, once these threads have ended, until another thread has taken this one's place."""
+        for thread in after:
+            thread.join()
+        task = threading.get_native_id()
         while (job := self._next()) is not None:
+            self.let_yield(task, THREAD_NICENESS, self._replace_thread)
             begun, computed = time.monotonic(), self._computed()
             interval = sys.getswitchinterval()
             sys.setswitchinterval(min(interval, SWITCH_SECONDS))
@@ -251,14 +309,15 @@ class Background:
                     self._rest_until = max(self._rest_until, now + REST * taken)
                     self._change.notify_all()
             del job
+        self.forget(task)
 
     def _computed(self) -> float:
         return time.thread_time() + self.helped
 
     def _next(self) -> Job | None:
-        """Waits for the next job to run; None after `close`. Ranks the jobs without holding the lock, which submitting
-        calls need."""
-        while not self._closed:
+        """Waits for the next job to run; None after `close`, or if another thread has taken over. Ranks the jobs without
+        holding the lock, which submitting calls need."""
+        while not self._closed and threading.current_thread() is self._thread:
             self.hear()
             rest = 0.0 if self.is_quiet() else self._rest_until - time.monotonic()
             with self._change:
@@ -280,6 +339,7 @@ class Background:
         if self._running is not None:
             self._jobs.insert(0, self._running)
         self._running, self._thread, self._waiting, self._held = None, None, 0, 0
+        self._threads, self._yielding = [], {}
         self._bell = threading.Lock()
 
 

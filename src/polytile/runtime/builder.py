@@ -34,6 +34,9 @@ SECONDS = 600.0
 END_SECONDS = 0.05
 """How long to wait for a process to end before killing it."""
 
+EXIT_SECONDS = 2.0
+"""How long a process that has closed its end of the socket is waited for, to say why; on busy cores it takes its time."""
+
 MOST_DEATHS = 3
 """Number of processes that may die without an answer. After that, the work is done in this process."""
 
@@ -45,11 +48,9 @@ class BuilderFailed(PolytileError):
 def _started() -> ChildProcess:
     own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": "", "POLYTILE_ISOLATION": "never"}
     try:
-        process = ChildProcess(SCRIPT, environment={**os.environ, **own})
+        return ChildProcess(SCRIPT, environment={**os.environ, **own})
     except OSError as error:
         raise BuilderFailed(f"no process can be started ({error}).") from error
-    background.yield_to_calls(process.pid, background.PROCESS_NICENESS)  # its compilers inherit the priority
-    return process
 
 
 class _Builder:
@@ -60,21 +61,33 @@ class _Builder:
         self.process: ChildProcess | None = None
         self.deaths = 0
         self.closed = False
+        self.hurried: ChildProcess | None = None
+        """The process that was ended because somebody waits, and it could not have its priority back."""
 
     def running(self) -> ChildProcess:
         if self.process is not None and self.process.ended():
+            background.background.forget(self.process.pid)
             self.process.close()  # it ended after a period without requests
             self.process = None
         if self.process is None:
             if self.closed or self.deaths >= MOST_DEATHS:
                 raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
             self.process = _started()
-        return self.process
+        process = self.process
+        background.background.let_yield(process.pid, background.PROCESS_NICENESS, lambda: self.end(process))
+        return process
+
+    def end(self, process: ChildProcess) -> None:
+        """Ends a process that cannot have its priority back now that somebody waits; whoever asks starts another."""
+        self.hurried = process
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGTERM)
 
     def stop(self) -> None:
         """Ends the process and everything that it started. Compilers remove their temporary files at the first signal."""
         process, self.process = self.process, None
         if process is not None:
+            background.background.forget(process.pid)
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.last_words(END_SECONDS)
@@ -113,21 +126,29 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
     """Sends the request `what`, one of those of compiler/building.py, and returns the answer as JSON values. The
     process's counts are added to this process's counters. Raises BuilderFailed."""
     with _builder.lock:
-        process = _builder.running()
-        try:
-            answer = child_process.ask(process.connection, {"do": what, **here(), **given}, seconds)
-        except (OSError, ValueError) as error:
-            status, words = process.last_words(END_SECONDS)
-            _builder.deaths += 1
-            _builder.stop()
-            ending = "" if status is None else f" with status {status}" + (f", saying: {words}" if words else "")
-            raise BuilderFailed(f"there was no answer: {error}{ending}") from error
+        answer = _answer({"do": what, **here(), **given}, seconds)
     _builder.deaths = 0
     for name, count in answer["counts"].items():
         counters.add(name, count)
     if "error" in answer:
         raise BuilderFailed(answer["error"])
     return answer["value"]
+
+
+def _answer(request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What the process answers. One that is ended because somebody waits is followed by another, which finds what is compiled."""
+    process = _builder.running()
+    try:
+        return child_process.ask(process.connection, request, seconds)
+    except (OSError, ValueError) as error:
+        status, words = process.last_words(EXIT_SECONDS if isinstance(error, ConnectionError) else END_SECONDS)
+        hurried = process is _builder.hurried
+        _builder.deaths += not hurried
+        _builder.stop()
+        if not hurried:
+            ending = "" if status is None else f" with status {status}" + (f", saying: {words}" if words else "")
+            raise BuilderFailed(f"there was no answer: {error}{ending}") from error
+    return _answer(request, seconds)
 
 
 def here() -> dict[str, Any]:

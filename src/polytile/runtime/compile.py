@@ -428,6 +428,16 @@ def _build(order: Order, cache: Cache) -> Library:
 
 def _run_compiler(order: Order, source: Path, output: Path) -> None:
     command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output), *order.libraries)
+    status, messages = _ended(order, command, source)
+    if status != 0 and _state.ended:  # this process has stopped it: nothing is known about the source
+        raise CompilerMissing(f"kernel {order.name!r} was being compiled when the process ended.")
+    if status != 0:
+        raise SourceRejected(order.name, command, messages, source, f"ended with status {status}")
+
+
+def _ended(order: Order, command: _Words, source: Path) -> tuple[int, str]:
+    """The exit status of the compiler, and what it wrote. One that has yielded and cannot have its priority back is run again when
+    somebody waits."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
@@ -439,10 +449,15 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         env=toolchain.environment(),
         start_new_session=_groups["own"],
     )
-    state = _state
+    state, stopped = _state, threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        _stop(process)
+
     state.running.add(process)
     if background.background.is_behind_calls():
-        background.yield_to_calls(process.pid, background.PROCESS_NICENESS)
+        background.background.let_yield(process.pid, background.PROCESS_NICENESS, stop)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException as error:  # too slow, or Ctrl-C
@@ -453,11 +468,11 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
             raise SourceRejected(order.name, command, messages, source, ending) from None
         raise
     finally:
+        background.background.forget(process.pid)
         state.running.discard(process)
-    if process.returncode != 0 and state.ended:  # stopped by this process: says nothing about the source
-        raise CompilerMissing(f"kernel {order.name!r} was being compiled when the process ended.")
-    if process.returncode != 0:
-        raise SourceRejected(order.name, command, messages, source, f"ended with status {process.returncode}")
+    if process.returncode != 0 and stopped.is_set() and not state.ended:
+        return _ended(order, command, source)
+    return process.returncode, messages
 
 
 def verified(library: Library) -> Library:
