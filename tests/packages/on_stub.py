@@ -24,6 +24,9 @@ from polytile.runtime.cuda import cublaslt, device, driver, launch, products
 from tests.runtime.cuda.conftest import Stub
 
 CUDA = Path(__file__).parents[1] / "runtime" / "cuda"
+RELEASE = 99
+"""Of the stand-in for cuBLASLt. NVIDIA's has none so high: torch's builds for CUDA load theirs under its own name first."""
+CUBLASLT = f"libcublasLt.so.{RELEASE}"
 H200 = {
     "name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 141 << 30, "warp_size": 32,
     "L2_cache_size": 60 << 20, "regs_per_multiprocessor": 65536, "shared_memory_per_multiprocessor": 228 << 10,
@@ -46,14 +49,15 @@ class Model(nn.Module):
 def stand_in(folder: Path) -> Stub:
     """A process with a GPU that runs nothing, under the names that programs find the driver and cuBLASLt by."""
     made = {}
-    for name, source in (("libcuda.so.1", "stub.c"), ("libcublasLt.so.13", "cublaslt_stub.c")):
-        flags = ("-w", f"-Wl,-soname,{name}")
+    for name, source in (("libcuda.so.1", "stub.c"), (CUBLASLT, "cublaslt_stub.c")):
+        flags = ("-w", f"-Wl,-soname,{name}", f"-DSTUB_RELEASE={RELEASE}")
         made[name] = compiler.compile_c(f"package_{source[:-2]}", (CUDA / source).read_text(), flags).result().path
         (folder / name).symlink_to(made[name])
         ctypes.CDLL(str(made[name]), mode=ctypes.RTLD_GLOBAL)
     stub = Stub(made["libcuda.so.1"])
     library: Any = ctypes.CDLL(str(made["libcuda.so.1"]))
-    driver.LIBRARY, cublaslt.NAMES = str(made["libcuda.so.1"]), (str(made["libcublasLt.so.13"]),)
+    driver.LIBRARY, cublaslt.NAMES = str(made["libcuda.so.1"]), (str(made[CUBLASLT]),)
+    cublaslt._beside_torch = lambda: iter(())
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = lambda: 2
     torch.cuda.current_device = lambda: 0
@@ -114,7 +118,7 @@ def called(package: load.Package, stub: Stub, rows: int, place: int, stream: int
 
 def products_made() -> int:
     """How often cuBLASLt was asked to multiply."""
-    return ctypes.c_int.in_dll(ctypes.CDLL("libcublasLt.so.13"), "stub_products").value
+    return ctypes.c_int.in_dll(ctypes.CDLL(CUBLASLT), "stub_products").value
 
 
 MODEL = Model().eval()
