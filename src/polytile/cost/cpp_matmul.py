@@ -22,7 +22,7 @@ from math import ceil
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
+from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane, widens
 
 # Cycles to copy one vector of B into a panel, and one of A into a tile: measured on Zen 5 at 768 x 768 with the
 # source in L2/L3.
@@ -33,6 +33,7 @@ STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by
 TILE_CYCLES = 30.0  # to set one register tile up
 SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
 """To bring rows of a B that is read in place side by side, by k in a lane: for one vector and step, in each tile of rows anew."""
+WIDEN_PAIRS_CYCLES = 5.0  # to make two vectors of kept int8 one of pairs of bfloat16 (4 Mi numbers: 80 us of two threads)
 WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 or int8 one of float32
 # How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
@@ -116,6 +117,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     """Cycles of copying operands into panels and tiles, all threads together."""
     panelled = c.form in ("tile_packed", "splitk") or (c.form == "small" and spec.b_layout != "n")
     cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if s.together > 1 else 1) if panelled else 0.0
+    if widens(spec, c):
+        cycles += WIDEN_PAIRS_CYCLES * s.k / s.together * s.vectors
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
     if c.form not in ("small", "stream") and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
         passes = 1 if c.form == "dot" else max(1, ceil(s.n / c.nc))
