@@ -99,19 +99,20 @@ def test_int8_weights_are_packed() -> None:
 
 
 class Nibbles(nn.Module):
-    """Two numbers a byte, the low half first, less 8; a scale for each group of 20 along k."""
+    """Two numbers a byte, the low half first, less `zero`; a scale for each group of 20 along k."""
 
     weight: Tensor
     scale: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, zero: float = 8) -> None:
         super().__init__()
+        self.zero = zero
         self.register_buffer("weight", torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
         self.register_buffer("scale", torch.rand(N, K // 20, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, 20)
-        return nn.functional.linear(x, ((numbers.to(x.dtype) - 8) * self.scale.to(x.dtype)).flatten(1))
+        return nn.functional.linear(x, ((numbers.to(x.dtype) - self.zero) * self.scale.to(x.dtype)).flatten(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -130,6 +131,15 @@ def test_weights_of_four_bits_are_packed_once_and_scaled_as_their_scales_are(dty
     assert made() == 1 and {d.candidate.split()[0] for k in products for d in k.decisions} == {"tile_prepacked"}
     module.weight.copy_(module.weight.roll(1, 0))
     check_result()
+
+
+@pytest.mark.parametrize(("zero", "kernels"), [(8, 2), (8.5, 3), (300, 3)])
+def test_an_integer_that_all_numbers_are_less_is_packed_with_them(zero: float, kernels: int) -> None:
+    """Kernels: of the scales, the product, and of zeros where these are stored for themselves."""
+    module, x = Nibbles(zero), torch.randn(20, K)
+    call, exact = run(module), module(x.double())
+    assert (call(x) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    assert len(polytile.explain(call, x).decisions) == kernels
 
 
 def test_weights_of_a_function_and_slices_of_weights_are_packed() -> None:

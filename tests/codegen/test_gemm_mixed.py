@@ -77,6 +77,33 @@ def test_sums_of_groups_are_scaled(form: str, b_layout: str, dtype: str) -> None
         assert_close(c, a, wide, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("group", "zeros"), [(0, False), (32, False), (48, True)])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_panels_of_int8_become_pairs_of_bfloat16_in_each_block(group: int, zeros: bool, lanes: int) -> None:
+    """Also where a block of K ends within a group, and rows are so many that threads share the work of one panel."""
+    torch.manual_seed(3)
+    spec = GemmSpec("bfloat16", "k", "any", out_dtype="bfloat16", b_dtype="int8", group=group, zeros=zeros)
+    pairs = replace(config("tile_prepacked"), pairs=True)
+    function = compiled(generate(spec, pairs, "widened_under_test", None, lanes, 3 + spec.beside_b), "widened_under_test")
+    for m, n, k in (*SHAPES, (70, 40, 257)):
+        a, b = operands("bfloat16", "k", m, n, k)
+        scales, low = torch.rand(-(-k // (group or k)), n), torch.randint(-9, 9, (-(-k // (group or k)), n)).float()
+        of_k = torch.arange(k) // (group or k)
+        wide = (b - low[of_k] * zeros) * (scales[of_k] if group else 1)
+        c = torch.full((1, m, n), float("nan"), dtype=torch.bfloat16)
+        beside = [scales] * (group > 0) + [low] * zeros
+        assert call(function, a, b, (*beside, c, panels.make(b[0], lanes, 1)), c.stride(), 3) == 0
+        assert_close(c, a, wide.bfloat16(), TOLERANCE["bfloat16"])
+
+
+def test_a_pair_is_of_one_group() -> None:
+    spec = GemmSpec("bfloat16", "k", "any", out_dtype="bfloat16", b_dtype="int8", group=33)
+    pairs = replace(config("tile_prepacked"), pairs=True)
+    assert not valid(spec, pairs, {"batch": 1, "M": 4, "N": 200, "K": 512, "packed": 1})
+    with pytest.raises(ValueError, match="pairs of k are for bfloat16"):
+        generate(spec, pairs, "widened_under_test", None, 16, 4)
+
+
 @pytest.mark.parametrize("form", ["tile_direct", "dot"])
 def test_nothing_is_read_past_the_end_of_an_int8_matrix(form: str) -> None:
     guarded, layout = Guarded(), FORM_LAYOUTS[form][0]
@@ -99,8 +126,10 @@ def test_the_tables_have_configs_for_every_layout() -> None:
     for layout in ("n", "k", "any"):
         spec = GemmSpec("bfloat16", "k", layout, out_dtype="bfloat16", b_dtype="int8")
         sizes = {"batch": 1, "M": 4, "N": 200, "K": 512, "packed": 1}
-        forms = {each.form for each in configs(spec, 16, prepacked=True) if valid(spec, each, sizes)}
-        assert {"tile_packed", "tile_prepacked", "small"} <= forms and not any(each.pairs for each in configs(spec, 16, True))
+        able = [each for each in configs(spec, 16, prepacked=True) if valid(spec, each, sizes)]
+        assert {"tile_packed", "tile_prepacked", "small"} <= {each.form for each in able}
+        assert {each.form for each in able if each.pairs} == {"tile_prepacked"}
+        assert not any(each.pairs for each in configs(replace(spec, dtype="float32"), 16, prepacked=True))
 
 
 def test_int8_is_not_converted_to_wider_floats() -> None:

@@ -22,7 +22,7 @@ from math import ceil
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
+from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane, widens
 
 # Cycles to copy one vector of B to a panel, and of A to a tile: measured on Zen 5 at 768 x 768 with the source in L2/L3.
 COPY_B_CYCLES = {"n": 5.0, "k": 8.0, "any": 40.0}
@@ -33,7 +33,8 @@ TILE_CYCLES = 30.0  # to set up one register tile
 SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
 """Cycles to interleave rows of a B that is read in place, by the number of k per lane: for one vector and step, repeated in each
 row tile."""
-WIDEN_CYCLES = 1.0  # the same to convert one vector of bfloat16 or int8 to float32
+WIDEN_PAIRS_CYCLES = 5.0  # to convert two vectors of packed int8 to pairs of bfloat16 (4 Mi numbers: 80 us of two threads)
+WIDEN_CYCLES = 1.0  # to convert one vector of bfloat16 or int8 to float32
 # Slowdown of reading B by panels from distant rows, and from rows that map to the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
@@ -116,6 +117,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     """Cycles to copy operands into panels and tiles, over all threads."""
     panelled = c.form in ("tile_packed", "splitk") or (c.form == "small" and spec.b_layout != "n")
     cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if s.together > 1 else 1) if panelled else 0.0
+    if widens(spec, c):
+        cycles += WIDEN_PAIRS_CYCLES * s.k / s.together * s.vectors
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
     if c.form not in ("small", "stream") and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
         passes = 1 if c.form == "dot" else max(1, ceil(s.n / c.nc))

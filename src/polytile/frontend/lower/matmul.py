@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.integers import integer_range
+from polytile.frontend.lower.integers import difference, integer_range
 from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
@@ -133,11 +133,14 @@ def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
     """`node`, a factor of `b`, as an operand that is read as int8: a plain conversion of int8, or an integer expression of 8 bits
-    on one weight's elements, such as numbers of 4 bits out of bytes, of which panels are made once. None where it is neither."""
+    on one weight's elements, such as numbers of 4 bits out of bytes less a constant, of which panels are made once. None where it
+    is neither."""
     number = replace(b, node=node, call=None)
     if narrow_view(number, side=1) is not None:
         return number
     node = _unconverted(node)
+    if isinstance(node, Op) and node.name == "sub":
+        node = difference(*map(_unconverted, node.args)) or node
     sources = {load.buffer for load in expr.loads(node)}
     of_weight = len(sources) == 1 and all(builder.buffers[name].weight for name in sources)
     static = all(size.is_Integer for size in b.sizes)
@@ -153,9 +156,10 @@ def grouped(builder: Builder, b: Tensor) -> tuple[Tensor, Scales] | None:
     if b.rank != 2:
         return None
     for q, s in _factors(b.node):
-        inner = _unconverted(q)
-        q, z = inner.args if isinstance(inner, Op) and inner.name == "sub" else (q, None)
-        number, of_groups = number_of(builder, b, q), [node for node in (s, z) if node is not None]
+        inner, number, z = _unconverted(q), number_of(builder, b, q), None
+        if number is None and isinstance(inner, Op) and inner.name == "sub":
+            number, z = number_of(builder, b, inner.args[0]), inner.args[1]
+        of_groups = [node for node in (s, z) if node is not None]
         group = group_along(b.axes[0], of_groups)
         if group is None or number is None:
             continue

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.forms import FORM_LAYOUTS, GROUPED_FORMS, INT8_FORMS, PAIRED_FORMS, UNGROUPED_FORMS, valid
+from polytile.matmul.cpp.forms import (
+    FORM_LAYOUTS,
+    GROUPED_FORMS,
+    INT8_FORMS,
+    PAIRED_FORMS,
+    UNGROUPED_FORMS,
+    can_pair,
+    valid,
+)
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs
@@ -55,7 +63,7 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"scales of groups take the forms {', '.join(GROUPED_FORMS)}; this is {config.form!r}.")
     if spec.grouped and config.form in UNGROUPED_FORMS:
         raise ValueError(f"grouped products take all forms but {', '.join(UNGROUPED_FORMS)}; this is {config.form!r}.")
-    if config.pairs and (spec.stored_b != "bfloat16" or config.form not in PAIRED_FORMS):
+    if config.pairs and not can_pair(spec, config):
         raise ValueError(
             f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."
         )

@@ -102,6 +102,13 @@ static inline void copy_n(T* out, const T* p, long n) {{ store(out, load_n(p, n)
 MASKS = {("float32", 16): ("ups", "short"), ("float64", 8): ("upd", "char")}
 """Instruction and type of a mask, by the type of the sums and lanes."""
 
+ROUND_BF16 = """\
+// The bits of floats rounded to bfloat16, to nearest even, in the high halves; a NaN stays one.
+static inline U32 rounded(V v) {
+  const U32 bits = (U32)v, nan = (U32)(v != v);
+  return (nan & (bits | 0x400000)) | (~nan & (bits + 0x7fff + ((bits >> 16) & 1)));
+}
+"""
 STORES = {
     ("float32", "float32"): "",
     ("float64", "float64"): "",
@@ -115,11 +122,7 @@ typedef float OUT __attribute__((vector_size(4 * L), aligned(4), may_alias));
 static inline void store(float* p, V v) { *(OUT*)p = __builtin_convertvector(v, OUT); }
 """,
     ("float32", "bfloat16"): """\
-static inline void store(bf16* p, V v) {
-  U32 bits = (U32)v, nan = (U32)(v != v), rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  bits = (nan & (bits | 0x400000)) | (~nan & rounded);
-  *(U16U*)p = __builtin_convertvector(bits >> 16, U16);
-}
+static inline void store(bf16* p, V v) { *(U16U*)p = __builtin_convertvector(rounded(v) >> 16, U16); }
 """,
 }
 
@@ -334,6 +337,7 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
             LOADS.format(**names),
             LOAD_BF16 if spec.dtype == "bfloat16" else "",
             LOAD_INT8 if spec.b_dtype else "",
+            ROUND_BF16 if "bfloat16" in (spec.dtype, spec.out_dtype) else "",
             "" if spec.has_epilogue else STORES[spec.accumulator, spec.out_dtype],
             LOAD_N,
             _masked(spec.accumulator, lanes),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from polytile.ir.names import IS_PACKED
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
-from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
+from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, widens
 
 SPLITK_PARTIAL_BYTES, SMALLEST_SPLIT_K = 8 << 20, 512
 """Bytes of the sums of `splitk` at most, and elements along k at least."""
@@ -35,13 +35,19 @@ UNGROUPED_FORMS = ("tile_prepacked", "splitk")
 """Forms without a grouped product."""
 
 
+def can_pair(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether operands are bfloat16 in pairs of k, or become such: both k of a pair are in one group."""
+    stored = spec.stored_b == "bfloat16" or (widens(spec, config) and spec.group % 2 == 0)
+    return spec.dtype == "bfloat16" and stored and config.form in PAIRED_FORMS
+
+
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
     Layouts decide for direct forms; tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
     stream few rows, small a panel that fits L2.
     """
-    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.stored_b != "bfloat16"):
+    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and not can_pair(spec, config)):
         return False
     if spec.group and config.form not in GROUPED_FORMS:
         return False

@@ -6,7 +6,7 @@ A tile of A is [steps][rows], a panel of B [steps][NR]; a step is as many k as o
 from __future__ import annotations
 
 from polytile.matmul.cpp import int8, side_by_side, unroll
-from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane
+from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
 
 # One step of one row of A or column of B, and one step of L columns of a row-major B.
 ELEMENT = """\
@@ -141,6 +141,53 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
 }
 """
 
+# Kept panels of int8 as pairs of bfloat16. `scaled` is what becomes of the elements of one group of one vector of columns.
+PACK_B_WIDENED = """\
+typedef unsigned short WORDS __attribute__((vector_size(4 * L)));
+// Two vectors of floats, each rounded to bfloat16, side by side in each lane.
+static inline V pairs_of(V low, V high) {{
+#if defined(__AVX512BF16__)
+  if constexpr (L == 16) {{
+    WORDS both;
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
+    return (V)SHUFFLE(both, both, {interleaved});
+  }}
+#endif
+  return (V)(rounded(low) >> 16 | (rounded(high) & 0xffff0000u));
+}}
+{factors}
+// steps x cols of kept panels as [steps][NR]; the last step of an odd K is half empty.
+static void pack_b(const Problem& p, long, long n, long cols, long from, long steps, PB* out) {{
+  const long end = least(p.k, from + STEP * steps);
+  for (long j = 0; j < cols; j += L) {{
+    const SB* b = (const SB*)p.ptrs[KEPT_AT] + (n + j) * p.k;
+    PB* to = out + j;
+    for (long k = from, stop; k < end; k = stop) {{
+      const Factors own(p, n + j, k);
+      stop = least(end, {stop});
+      for (; k + 1 < stop; k += 2, to += NR) store(to, pairs_of(own.on(load(b + k * L)), own.on(load(b + k * L + L))));
+      if (k < stop) store(to, pairs_of(own.on(load(b + k * L)), V{{}}));
+    }}
+  }}
+}}
+"""
+NO_FACTORS = """\
+struct Factors {
+  Factors(const Problem&, long, long) {}
+  V on(V x) const { return x; }
+};"""
+FACTORS = """\
+// The scales, and the zeros if there are any, of the columns from n on in the group of k.
+struct Factors {{
+  V scale, zero;
+  Factors(const Problem& p, long n, long k) {{
+    const long at = k / {group} * p.n + n, count = least(L, p.n - n);
+    scale = load_n((const float*)p.ptrs[{scales_at}] + at, count);
+    zero = {zero};
+  }}
+  V on(V x) const {{ return (x - zero) * scale; }}
+}};"""
+
 CORRECT_NEVER = "static void correct(PA*, long, long) {}\n"
 PACK_A_NEVER = "static void pack_a(const Problem&, long, long, long, long, long, PA*) {}\n"
 PACK_B_NEVER = "static void pack_b(const Problem&, long, long, long, long, long, PB*) {}\n"
@@ -156,7 +203,7 @@ def packs_a(spec: GemmSpec, config: GemmConfig) -> bool:
 
 def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
     """Whether B is copied into panels; `small` reads a row-major B in place."""
-    return config.form in ("tile_packed", "splitk") or (config.form == "small" and spec.b_layout != "n")
+    return config.form in ("tile_packed", "splitk") or widens(spec, config) or (config.form == "small" and spec.b_layout != "n")
 
 
 def transposed_rows(config: GemmConfig) -> int:
@@ -164,9 +211,10 @@ def transposed_rows(config: GemmConfig) -> int:
     return 1 << (config.mr - 1).bit_length()
 
 
-def functions(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
+def functions(spec: GemmSpec, config: GemmConfig, lanes: int, scales_at: int) -> str:
     """The functions `pack_a`, `correct` and `pack_b` of a unit, which do nothing where nothing is copied, and what they call."""
-    tiled_a, panelled_b, integers = packs_a(spec, config), packs_b(spec, config), spec.dtype == "int8"
+    tiled_a, integers, widened = packs_a(spec, config), spec.dtype == "int8", widens(spec, config)
+    panelled_b = packs_b(spec, config) and not widened
     step, row_major = k_per_lane(spec, config), spec.b_layout == "n"
     interleaved = panelled_b or (config.form == "tile_direct" and step > 1)
     together = row_major and interleaved and side_by_side.whole(step, config.nv)
@@ -176,14 +224,14 @@ def functions(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
         (
             int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
             int8.CORRECT if integers else CORRECT_NEVER,
-            unroll.SHUFFLE_MACRO if together or any(transposes) else "",
+            unroll.SHUFFLE_MACRO if together or widened or any(transposes) else "",
             unroll.shuffles(lanes) if any(transposes) else "",
             side_by_side.function(step, lanes) if together else "",
             panel_row if panelled_b and row_major else "",
             unroll.transpose(lanes, transposed_rows(config), "transpose_group") if transposes[0] else "",
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             _pack_a(spec, tiled_a, transposes[0]),
-            _pack_b(spec, config),
+            _widened(spec, lanes, scales_at) if widened else _pack_b(spec, config),
         )
     )
 
@@ -199,3 +247,13 @@ def _pack_b(spec: GemmSpec, config: GemmConfig) -> str:
     if config.form == "tile_prepacked":
         return PACK_B_NEVER
     return PACK_B_OF[spec.b_layout] if packs_b(spec, config) else PACK_B_TAIL
+
+
+def _widened(spec: GemmSpec, lanes: int, scales_at: int) -> str:
+    """The function that makes kept panels of int8 pairs of bfloat16."""
+    zero = f"load_n((const float*)p.ptrs[{scales_at + 1}] + at, count)" if spec.zeros else "V{}"
+    return PACK_B_WIDENED.format(
+        interleaved=", ".join(f"{i}, {lanes + i}" for i in range(lanes)),
+        factors=FACTORS.format(group=spec.group, scales_at=scales_at, zero=zero) if spec.group else NO_FACTORS,
+        stop=f"(k / {spec.group} + 1) * {spec.group}" if spec.group else "end",
+    )

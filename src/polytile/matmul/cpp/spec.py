@@ -112,7 +112,8 @@ class GemmConfig:
     kc, mc, nc  depth, rows and columns of a block (stream: `nc` columns of sums held in L1)
     unroll      k steps in one turn of the inner loop
     pack_a      A is copied into tiles too
-    pairs       bfloat16 only: two k are multiplied at once and B is never widened (AVX512_BF16 instructions, if there are any)
+    pairs       bfloat16 only: two k are multiplied at once and B is never widened (AVX512_BF16 instructions, if there are any).
+                Panels of a narrower B are made such pairs block by block (`widens`)
     """
 
     form: str
@@ -144,6 +145,12 @@ class GemmConfig:
     def __str__(self) -> str:
         flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "")
         return f"{self.form} {self.mr}x{self.nv} k{self.kc} m{self.mc} n{self.nc} u{self.unroll}{flags}"
+
+
+def widens(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether prepacked panels of a narrower B become pairs of bfloat16, multiplied by the scales of their groups, once for each
+    block: from a few rows on that costs less than converting each element again for each tile of rows."""
+    return config.form == "tile_prepacked" and config.pairs and bool(spec.b_dtype)
 
 
 def k_per_lane(spec: GemmSpec, config: GemmConfig) -> int:

@@ -37,8 +37,9 @@ def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmCo
     rows = family.register_tiles(lanes * ACCUMULATOR_BYTES[spec.accumulator])
     if not rows:
         raise ValueError(f"no matmul configs for vectors of {lanes} {spec.accumulator}; see the table register_tiles.")
-    dtype = "float32" if spec.b_dtype else spec.dtype  # what operands of two types are multiplied as
-    able = (row for row in rows if dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
+    # What operands of two types are multiplied as: floats of 32 bits, or what rows for such pairs of types say.
+    dtypes = {"float32", f"{spec.dtype} by {spec.b_dtype}"} if spec.b_dtype else {spec.dtype}
+    able = (row for row in rows if dtypes & set(row.dtypes) and spec.a_layout in row.a and spec.b_layout in row.b)
     able = (row for row in able if not spec.group or row.form in GROUPED_FORMS)
     able = (row for row in able if not spec.grouped or row.form not in UNGROUPED_FORMS)
     return tuple(_config(row) for row in able if prepacked or row.form != "tile_prepacked")

@@ -11,7 +11,7 @@ from polytile.matmul.cpp import int8, packing, register_tile
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.packing import packs_a, packs_b, transposed_rows
 from polytile.matmul.cpp.register_tile import Access, Tile
-from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane
+from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
 from polytile.matmul.cpp.unroll import CHAIN
 
 CONSTANTS = """\
@@ -306,13 +306,14 @@ def generate(
     """The translation unit of one of the tile forms, without the prelude. `panels_at` and `scales_at`: the positions of prepacked
     panels and of the scales of groups among the pointers."""
     zeros = f"(const float*)p.ptrs[{scales_at + 1}] + first" if spec.zeros else "nullptr"
-    scales = WITH_SCALES.format(scales_at=scales_at, group=spec.group, zeros=zeros) if spec.group else NO_SCALES
+    scaled = spec.group > 0 and not widens(spec, config)
+    scales = WITH_SCALES.format(scales_at=scales_at, group=spec.group, zeros=zeros) if scaled else NO_SCALES
     return "".join(
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             _constants(spec, config, lanes, panels_at),
             int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
-            packing.functions(spec, config, lanes),
+            packing.functions(spec, config, lanes, scales_at),
             register_tile.tiles(_register_tile(spec, config)),
             COMPUTE.replace("{with_scales}", scales),
             WORK[config.form],
@@ -322,8 +323,9 @@ def generate(
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
-    prepacked, direct = config.form == "tile_prepacked", config.form == "tile_direct"
+    prepacked, direct = _reads_kept(spec, config), config.form == "tile_direct"
     access: Access = "cols" if packs_a(spec, config) else ACCESS[spec.a_layout]
+    group = 0 if widens(spec, config) else spec.group
     return Tile(
         config.mr,
         config.nv,
@@ -334,15 +336,20 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
         prepacked=prepacked,
         in_place=k_per_lane(spec, config) if direct else 1,
         next_panel=prepacked or packs_b(spec, config),
-        chain=spec.group or (CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0),
-        scaled=spec.group > 0,
-        zeros=spec.zeros,
+        chain=group or (CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0),
+        scaled=group > 0,
+        zeros=group > 0 and spec.zeros,
     )
+
+
+def _reads_kept(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether tiles read the panels that were made before the call."""
+    return config.form == "tile_prepacked" and not widens(spec, config)
 
 
 def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -> str:
     """The numbers and types of a unit; blocks are whole tiles."""
-    tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), config.form == "tile_prepacked"
+    tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), _reads_kept(spec, config)
     packed = "unsigned" if config.pairs else "T"
     return CONSTANTS.format(
         group=transposed_rows(config),
@@ -350,7 +357,7 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         nv=config.nv,
         step=k_per_lane(spec, config),
         head=int(spec.dtype == "int8"),
-        whole=spec.group or 1,
+        whole=1 if widens(spec, config) else spec.group or 1,
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
