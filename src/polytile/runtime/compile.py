@@ -435,9 +435,9 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         raise SourceRejected(order.name, command, messages, source, f"ended with status {status}")
 
 
-def _ended(order: Order, command: _Words, source: Path) -> tuple[int, str]:
-    """The exit status of the compiler, and what it wrote. One that has yielded and cannot have its priority back is run again when
-    somebody waits."""
+def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, str]:
+    """Runs the compiler and returns its exit status and its output. A compiler that has yielded and cannot get its priority
+    back is run again when a caller waits."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
