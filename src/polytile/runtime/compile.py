@@ -416,8 +416,8 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
 
 
 def _ended(order: Order, command: _Words, source: Path) -> tuple[int, str]:
-    """The exit status of the compiler, and what it wrote. One that has yielded and cannot have its priority back is run again when
-    somebody waits."""
+    """The exit status of the compiler, and what it wrote. One that has yielded and cannot have its priority back is run again
+    when somebody waits."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
