@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import polytile
 from polytile import options
@@ -156,6 +157,30 @@ def test_a_graph_that_fails_is_reported_once_with_a_script(
     with contextlib.redirect_stdout(said):
         runpy.run_path(failed.script, run_name="__main__")
     assert "compiles this graph" in said.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("stall", ["never", "compile"])
+def test_a_script_shows_a_failure_again_where_random_numbers_are_drawn_twice(
+    kind: str, stall: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dropped(x: Tensor) -> Tensor:
+        return checkpoint(lambda y: F.dropout(y.sin(), 0.3).cos(), x, use_reentrant=False).sum()
+
+    real = backend._Compiler._program
+    with monkeypatch.context() as patch, options.override(stall=stall):
+        patch.setattr(backend._Compiler, "_program", lambda self, *given: fails() if self.kind == kind else real(self, *given))
+        polytile.compile(dropped)(torch.randn(4, 8, requires_grad=True)).backward()
+        (script,) = empty_cache.rglob("failures/*.py")
+    torch._dynamo.reset()
+    for planted in (True, False):
+        said = io.StringIO()
+        with monkeypatch.context() as patch, contextlib.redirect_stdout(said):
+            if planted:
+                patch.setattr(compiler, "optimize", fails)
+            with pytest.raises(Exception, match="here") if planted else contextlib.nullcontext():
+                runpy.run_path(str(script), run_name="__main__")
+        assert ("compiles this graph" in said.getvalue()) is not planted
 
 
 def test_a_lowering_that_fails_becomes_a_library_call(

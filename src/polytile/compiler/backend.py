@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._logging import trace_structured
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from polytile import debug
@@ -98,6 +99,13 @@ def compile(
         return front_door.install(compiled_function, function, backend, dynamic, door, may_race, backend.expect)
 
     return compiled if function is None else compiled(function)
+
+
+def compile_aten(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Boxed:
+    """Compiles a function of ATen operators as it stands, with all its sizes dynamic; the result takes the list of arguments,
+    which it empties. For graphs that AOTAutograd has made and does not take itself (frontend/reproducer.py)."""
+    with settings.override(**_given(None, options, "options= of compile_aten")):
+        return _Compiler("forward", settings.overridden(), ())(make_fx(function, tracing_mode="symbolic")(*arguments), arguments)
 
 
 _few_guards = itertools.count(1)

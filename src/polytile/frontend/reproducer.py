@@ -12,6 +12,7 @@ import torch.fx
 
 from polytile import options
 from polytile.frontend.hints import sizes_of
+from polytile.frontend.library_calls import WITH_A_STATE
 from polytile.version import __version__
 
 UNKNOWN = 3
@@ -57,10 +58,15 @@ def arguments():
 if __name__ == "__main__":
     options = {options!r}
     with torch.no_grad():
-        compiled = torch.compile(Graph(), backend="polytile", dynamic=True, options={{**options, "on_failure": "raise"}})
-        compiled(*arguments())
+        {call}
     print("polytile compiles this graph.")
 '''
+
+_FROM_DYNAMO = 'torch.compile(Graph(), backend="polytile", dynamic=True, options=options)(*arguments())'
+_FROM_ATEN = "polytile.compiler.backend.compile_aten(Graph(), arguments(), options)(arguments())"
+
+_SAVES_A_STATE = "run_and_save_rng_state"
+"""An operator that only AOTAutograd puts into graphs: Dynamo and AOTAutograd do not take it back."""
 
 
 def script(graph: torch.fx.GraphModule, error: str) -> str:
@@ -75,9 +81,17 @@ def script(graph: torch.fx.GraphModule, error: str) -> str:
         constants="".join(f"        {line}\n" for line in _constants(graph)),
         forward="".join(f"    {line}\n" for line in code.src.strip().splitlines()),
         arguments="\n".join(f"        {text}," for text in given),
-        options={name: options.get(name) for name in options.BY_NAME if options.get(name) != options.BY_NAME[name].default
-                 and not options.BY_NAME[name].path},
+        options=_options(),
+        call=_FROM_ATEN if any(str(node.target) == _SAVES_A_STATE for node in graph.graph.nodes) else _FROM_DYNAMO,
     )  # fmt: skip
+
+
+def _options() -> dict[str, Any]:
+    """Those in force, except that the call waits for what may fail, and raises it."""
+    given = {row.name: options.get(row.name) for row in options.TABLE if not row.path}
+    stall = "compile" if given["stall"] == "never" else given["stall"]
+    changed = {name: value for name, value in given.items() if value != options.BY_NAME[name].default}
+    return {**changed, "stall": stall, "on_failure": "raise"}
 
 
 def _imports(names: Mapping[str, Any]) -> Iterator[str]:
@@ -110,6 +124,8 @@ def _constants(graph: torch.fx.GraphModule) -> Iterator[str]:
 
 def _argument(node: torch.fx.Node, values: Mapping[sympy.Symbol, int]) -> str:
     value = node.meta.get("val", node.meta.get("example_value"))
+    if any(str(user.target) in WITH_A_STATE and user.args[:1] == (node,) for user in node.users):
+        return "torch.get_rng_state()"
     if isinstance(value, torch.Tensor):
         return _tensor(value, values)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
