@@ -31,7 +31,8 @@ TRITON = {
 }  # fmt: skip
 DEJAVU = {
     "signature": "JITFunction(tests:scale)", "total_bench_time_s": 1.5, "evaluated_configs": 2,
-    "cache": {"(1000, 'torch.float32', 'torch.float32')": "BLOCK: 256, num_warps: 8, num_ctas: 1, num_stages: 3, maxnreg: None"},
+    "cache": {"(1000, 'torch.float32', 'torch.float32')": "BLOCK: 256, num_warps: 8, num_ctas: 1, num_stages: 3, maxnreg: None"
+              ", ir_override: None"},
     "timings": {"(1000, 'torch.float32', 'torch.float32')": {"values": [0.1, 0.1, 0.1], "lables": ["ms", "min_ms", "max_ms"]}},
 }  # fmt: skip
 VLLM = {

@@ -30,6 +30,9 @@ Key = tuple[Any, ...]
 Timings = Mapping[Any, Sequence[float]]
 """Milliseconds by config: the median, and the quantiles 0.2 and 0.8."""
 
+MAY_BE_NONE = (*LAUNCH, "ir_override")
+"""Fields of a config that its text may have as None: Triton 3.9 writes them all."""
+
 FORMATS = ("triton", "dejavu", "vllm")
 
 
@@ -119,7 +122,7 @@ def _of_dejavu(said: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Tuning]
     for key, config in said["cache"].items():
         items = (item.partition(": ")[::2] for item in config.split(", "))
         point = {name: _literal(value) for name, value in items}
-        given = {name: value for name, value in point.items() if name not in LAUNCH or value is not None}
+        given = {name: value for name, value in point.items() if name not in MAY_BE_NONE or value is not None}
         yield _tuning(ast.literal_eval(key), keys, config_of(given))
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 
+from polytile.compiler import once
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -112,6 +114,7 @@ class FrontDoor:
         """How many graphs had been compiled when the ways were found."""
         self._untraced = 0
         """Calls in a row that the entry has declined and for which nothing was compiled."""
+        once.install(compiled, self)
 
     def function(self) -> Callable[..., Any]:
         """The function in place of `compiled`."""
@@ -134,7 +137,7 @@ class FrontDoor:
         before = counters["graphs_compiled"]
         is_traced = self.entry is not None and not self.refusals and self._untraced < MOST_UNTRACED
         with background.background.held() if is_traced else contextlib.nullcontext():
-            result = self.compiled(*args, **kwargs)
+            result = self._compiled(args, kwargs)
         graphs = counters["graphs_compiled"]
         self._untraced = self._untraced + 1 if graphs == before else 0
         known = self.entry
@@ -146,6 +149,12 @@ class FrontDoor:
             if self.entry is not None and not self.checks:
                 open_(self.entry, self._own)
         return result
+
+    def _compiled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        while True:
+            with contextlib.suppress(once.CompiledMeanwhile):
+                return self.compiled(*args, **kwargs)
+            time.sleep(once.PAUSE)
 
     def _checked(self, open_: Open, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The call, by Dynamo. Raises FrontDoorError where the front door would have run other code."""

@@ -6,6 +6,7 @@ The same sources serve NVIDIA architectures, named by capability (90), and AMD a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Cubin:
     descriptors: tuple[tuple[int, ...], ...] = ()
 
 
+FUSION = "TRITON_DEFAULT_FP_FUSION"
+"""The variable by which users have Triton fuse multiplications and additions, or leave them apart."""
 WIDE = "gfx9"
 """Prefix of the AMD architectures with 64-thread warps."""
 ELEMENTS = {8: 10, 9: 8, 10: 9}
@@ -73,11 +76,10 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
         constexprs={(position[name],): value for name, value in launch.constants},
         attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
     )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **dict(launch.own)}
     amd = str(arch).startswith("gfx")
     target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
     try:
-        compiled: Any = triton.compile(source, target=target, options=options)
+        compiled: Any = triton.compile(source, target=target, options=_options(launch))
     except Exception as error:  # Triton raises whatever its passes and ptxas raise
         where = arch if amd else f"sm_{arch}"
         raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
@@ -87,6 +89,13 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     scratch = (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0))
     described = tuple(_description(each) for each in getattr(metadata, "tensordesc_meta", None) or ())
     return Cubin(binary, name, metadata.shared, registers, spills, metadata.num_warps, *scratch, described)
+
+
+def _options(launch: Launch) -> dict[str, Any]:
+    """What Triton is told. Multiplications and additions become one instruction unless the environment says otherwise: Triton
+    3.9 warns that it will no longer do so by itself."""
+    fused = {} if FUSION in os.environ else {"enable_fp_fusion": True}
+    return {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **fused, **dict(launch.own)}
 
 
 def _description(descriptor: Mapping[str, Any]) -> tuple[int, ...]:
