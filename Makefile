@@ -47,7 +47,7 @@ test-again: $(STAMP)
 	$(RUN) -m pytest --last-failed --last-failed-no-failures none --maxfail 1
 
 test-gpu: $(STAMP)
-	$(RUN) -m pytest -n $(WORKERS) -m gpu tests/gpu tests/behaviour/test_distributed.py
+	$(RUN) -m pytest -n $(WORKERS) tests/gpu
 	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
 
 sanitize: $(STAMP)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import distributed
 
 from tests.behaviour import rank as ranks
@@ -61,10 +60,3 @@ def test_ranks_with_collectives_in_a_graph_run_the_same_kernels_and_compile_once
 @pytest.mark.parametrize("case", ["ddp", "fsdp2", "tensor_parallel"])
 def test_training_on_two_ranks_is_eagers(case: str, tmp_path: Path) -> None:
     check(run(case, tmp_path), graphs=2 if case == "fsdp2" else 1)  # FSDP2 gathers the weights of each block between graphs
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < ranks.RANKS, reason="needs two GPUs")
-@pytest.mark.parametrize("case", ranks.CASES)
-def test_two_gpus_give_what_eager_gives_by_the_same_kernels(case: str, tmp_path: Path) -> None:
-    check(run(case, tmp_path, "cuda"), graphs=2 if case == "fsdp2" else 1)
