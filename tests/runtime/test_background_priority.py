@@ -46,6 +46,7 @@ def may_raise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             raise PermissionError("as for users without privileges")
         real(which, task, value)
 
+    monkeypatch.setattr(module.cpu, "cores_are_taken", lambda: True)
     if request.param == "lowered only":
         monkeypatch.setattr(module.os, "setpriority", only_lower)
     else:
@@ -100,6 +101,34 @@ def test_the_thread_has_ordinary_priority_while_somebody_waits(alone: Background
     (thread, during), (other, waited), (_, behind) = found
     assert (during, waited, behind) == (niceness() if may_raise else THREAD_NICENESS, niceness(), THREAD_NICENESS)
     assert (thread == other) is may_raise
+
+
+def test_a_thread_that_has_cores_goes_on_where_no_priority_can_be_raised(
+    alone: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lend_priority", lambda task: False)
+    monkeypatch.setattr(module.cpu, "cores_are_taken", lambda: False)
+    found: list[tuple[int, int]] = []
+    first, second = Noting(found), Noting(found)
+    alone.submit(first)
+    assert first.begun.wait(PATIENCE)
+    with alone.hurried():
+        alone.submit(second)
+        first.may_end.set()
+        second.may_end.set()
+        assert alone.wait(PATIENCE)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("then", "taken"), [("cpu 190 5 5 0 0 0 0 0 0 0", True), ("cpu 100 60 5 35 0 0 0 0 0 0", False)])
+def test_cores_are_taken_where_niced_processes_and_idling_have_little_time(
+    then: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.cpu, "STAT", tmp_path / "stat")
+    assert module.cpu.cores_are_taken(0.0)  # nobody says
+    (tmp_path / "stat").write_text("cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
+    monkeypatch.setattr(module.cpu.time, "sleep", lambda seconds: (tmp_path / "stat").write_text(then + "\n"))
+    assert module.cpu.cores_are_taken() is taken
 
 
 def test_what_works_for_the_background_knows_it_in_each_of_its_threads(alone: Background) -> None:
@@ -177,6 +206,7 @@ def test_a_request_to_a_process_that_had_yielded_is_made_again(monkeypatch: pyte
     builder.stop()
     monkeypatch.setattr(builder, "SCRIPT", script)
     monkeypatch.setattr(module, "lend_priority", lambda task: False)
+    monkeypatch.setattr(module.cpu, "cores_are_taken", lambda: True)
     first, answers = builder._builder.running().pid, []
     asking = threading.Thread(target=lambda: answers.append(builder.ask("program", {})))
     asking.start()

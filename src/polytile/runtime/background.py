@@ -7,8 +7,8 @@ ready.
     is_here()       whether the caller is the background thread
 
 While nobody waits, the thread and the processes that work for it run at a low priority (let_yield). A caller that
-waits lends them its own. Most systems let a user lower a priority but not raise it again; there, a new thread or process
-takes over the work of the one that has yielded.
+waits lends them its own. Most systems let a user lower a priority but not raise it again; there, if other processes take
+the cores, a new thread or process takes over the work of the one that has yielded.
 
 The first job starts the thread. A forked child inherits the parent's jobs but not the thread, and starts its own with
 its first job. When the process ends, queued jobs are dropped and the running one is interrupted.
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polytile import locks
-from polytile.runtime import openmp
+from polytile.runtime import cpu, openmp
 
 log = logging.getLogger("polytile")
 
@@ -127,9 +127,9 @@ class Background:
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
-        """That thread, and those whose place it has taken that have not ended."""
+        """That thread, and the threads that it has replaced and that have not ended."""
         self._yielding: dict[int, Callable[[], None]] = {}
-        """What leaves the cores to calls, by its number, and what ends it where its priority cannot be raised."""
+        """What runs at a low priority, by its system id, and the function that ends it if its priority cannot be raised."""
         self._rest_until = 0.0
         self._waiting = self._held = 0
         self._closed = False
@@ -199,9 +199,13 @@ class Background:
         with self._change:
             self._waiting += 1
             yielding, self._yielding = self._yielding, {}
-        for task, end in yielding.items():
-            if not lend_priority(task):
+        stuck = {task: end for task, end in yielding.items() if not lend_priority(task)}
+        if stuck and cpu.cores_are_taken():
+            for end in stuck.values():
                 end()
+        else:
+            with self._change:
+                self._yielding.update(stuck)
         self._ring()
         try:
             yield
@@ -210,20 +214,23 @@ class Background:
                 self._waiting -= 1
 
     def let_yield(self, task: int, niceness: int, end: Callable[[], None]) -> None:
-        """Has a thread or process that works for this thread leave the cores to calls, until somebody waits. `end` is called then
-        if it cannot have its priority back; what it was doing is to be done anew."""
+        """Lowers the priority of a thread or process that works for this thread until a caller waits.
+
+        If it cannot get its priority back then, and other processes take the cores, `end` is called: the work that it was
+        doing starts anew.
+        """
         with self._change:
             if not self._waiting:
                 self._yielding[task] = end
                 yield_to_calls(task, niceness)
 
     def forget(self, task: int) -> None:
-        """The thread or process has ended."""
+        """Tells that the thread or process has ended."""
         with self._change:
             self._yielding.pop(task, None)
 
     def _replace_thread(self) -> None:
-        """Has another thread go on after the job that runs."""
+        """Lets another thread continue after the running job."""
         with self._change:
             self._thread = None
         self._start()

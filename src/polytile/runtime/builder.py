@@ -35,7 +35,7 @@ END_SECONDS = 0.05
 """How long to wait for a process to end before killing it."""
 
 EXIT_SECONDS = 2.0
-"""How long a process that has closed its end of the socket is waited for, to say why; on busy cores it takes its time."""
+"""How long to wait for the exit status of a process that has closed its end of the socket; on busy cores it takes a while."""
 
 MOST_DEATHS = 3
 """Number of processes that may die without an answer. After that, the work is done in this process."""
@@ -62,7 +62,7 @@ class _Builder:
         self.deaths = 0
         self.closed = False
         self.hurried: ChildProcess | None = None
-        """The process that was ended because somebody waits, and it could not have its priority back."""
+        """The process that was ended because a caller waits and it could not get its priority back."""
 
     def running(self) -> ChildProcess:
         if self.process is not None and self.process.ended():
@@ -78,7 +78,7 @@ class _Builder:
         return process
 
     def end(self, process: ChildProcess) -> None:
-        """Ends a process that cannot have its priority back now that somebody waits; whoever asks starts another."""
+        """Ends a process that cannot get its priority back although a caller waits. The next request starts another."""
         self.hurried = process
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -136,7 +136,8 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
 
 
 def _answer(request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What the process answers. One that is ended because somebody waits is followed by another, which finds what is compiled."""
+    """Returns the answer of the process. If it is ended because a caller waits, asks its successor, which finds in the cache
+    what has been compiled."""
     process = _builder.running()
     try:
         return child_process.ask(process.connection, request, seconds)
