@@ -19,8 +19,9 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
     values = {s: size[s.name] for s in kernel.symbols}
     extents = examples.lengths(kernel, values)
     for view in [view for call in kernel.library for view in call.views()]:
-        last = view.index(tuple(n - 1 for n in view.sizes))
-        extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
+        if all(sizes.evaluate(n, values) for n in view.sizes):
+            last = view.index(tuple(n - 1 for n in view.sizes))
+            extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     divides, ends = examples.divisors(kernel), examples.index_ends(kernel, values)
     tensors = [_random(extents[t.name], t.dtype, target, int(t.name in divides), ends.get(t.name, 1)) for t in kernel.tensors]
     return [*tensors, *[values[s] for s in kernel.symbols]]

@@ -13,11 +13,15 @@ from polytile.schedule.facts import index_limit
 
 
 def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
-    """Number of elements of each tensor that the loop reaches at these sizes; 0 for a loop without points."""
+    """Number of elements of each tensor that the loop reaches at these sizes; 0 for a loop without points, and for a tensor that is
+    accessed only along an axis without points, such as the result of a scan of nothing."""
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
     empty = not all(ranges[a.symbol] for a in kernel.loop.axes)
-    extents: dict[str, int] = {t.name: 0 if empty else 1 for t in kernel.tensors}
-    for access in () if empty else kernel.loop.accesses():
+    accesses = [] if empty else list(kernel.loop.accesses())
+    made = [access for access in accesses if all(ranges.get(s, 1) for s in access.index.free_symbols)]
+    unreached = {access.buffer for access in accesses} - {access.buffer for access in made}
+    extents: dict[str, int] = {t.name: 0 if empty or t.name in unreached else 1 for t in kernel.tensors}
+    for access in made:
         top = {s: max(0, ranges[s] - 1) for s in access.index.free_symbols if s in ranges}
         for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
