@@ -13,8 +13,11 @@ from polytile.schedule.facts import index_limit
 
 
 def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
-    """Number of elements of each tensor that the loop reaches at these sizes; 0 for a loop without points, and for a tensor that is
-    accessed only along an axis without points, such as the result of a scan of nothing."""
+    """Number of elements of each tensor that the loop reaches at these sizes.
+
+    It is 0 for a loop without points, and for a tensor that is accessed only along an axis without points, such as the
+    result of a scan of nothing.
+    """
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
     empty = not all(ranges[a.symbol] for a in kernel.loop.axes)
     accesses = [] if empty else list(kernel.loop.accesses())
