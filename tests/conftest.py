@@ -81,8 +81,11 @@ def own_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
-    """Fixed seed, default dtype and threads; afterwards Dynamo forgets what it compiled and the counters are back at zero."""
+    """Fixed seed, default dtype and threads, also in the background; afterwards Dynamo forgets what it compiled and the counters
+    are back at zero."""
     torch.manual_seed(0)
+    if "polytile.runtime.background" in sys.modules:
+        sys.modules["polytile.runtime.background"].background.threads = torch.get_num_threads()
     default, threads = torch.get_default_dtype(), torch.get_num_threads()
     yield
     torch.set_default_dtype(default)
