@@ -88,11 +88,17 @@ class Account:
         gained.subtract(self._before["library_calls"])
         return {name: number for name, number in sorted(gained.items()) if number > 0}
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that first calls took, by stage."""
+        before = self._before["seconds"]
+        return {stage: now - before[stage] for stage, now in self._now["seconds"].items()} if self._own else {}
+
     def as_json(self) -> dict[str, Any]:
         if not self._own:
             return {}
-        numbers = {name: self[name] for name in polytile.counters if name != "library_calls"}
-        return {**numbers, "library_calls": self.library_calls}
+        numbers = {name: self[name] for name, count in self._before.items() if isinstance(count, int)}
+        return {**numbers, "library_calls": self.library_calls, "seconds": self.seconds}
 
 
 def decisions(explanation: Any) -> list[dict[str, Any]]:
