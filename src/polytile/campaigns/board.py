@@ -197,13 +197,16 @@ class Board:
             if not self._is_done(name) and self._lease_undone(name, worker):
                 return name
         taken, claimed, left = self._names("taken"), self._names("ahead"), self._units_left()
-        for place, name in enumerate(left):
+        free = [name for name in left if name not in taken and work_of(name) not in but]
+        done, found = set[str](), None
+        for name in sorted(free, key=claimed.__contains__):
             if self._is_done(name):
-                left[place] = ""
-        self._left = left = [name for name in left if name]
-        free = (name for name in left if name not in taken and work_of(name) not in but)
-        order = sorted(free, key=claimed.__contains__) if claimed else free
-        return next((name for name in order if self._lease_undone(name, worker)), None)
+                done.add(name)
+            elif self._lease_undone(name, worker):
+                found = name
+                break
+        self._left = [name for name in left if name not in done]
+        return found
 
     def claim_next(self, worker: str, but: Collection[str] = ()) -> str | None:
         """The next free unit whose kernels nobody compiles yet; from now on this worker does, while it measures another one. None
@@ -212,7 +215,7 @@ class Board:
             return None
         others = self._names("taken") | self._names("ahead")
         for name in self._units_left():
-            if name and name not in others and work_of(name) not in but and not self._is_done(name):
+            if name not in others and work_of(name) not in but and not self._is_done(name):
                 if self._create(self.root / "ahead" / f"{name}.json", json.dumps({"worker": worker})):
                     return name
         return None

@@ -198,14 +198,14 @@ class Background:
         caller waits."""
         with self._change:
             self._waiting += 1
-            yielding, self._yielding = self._yielding, {}
-        stuck = {task: end for task, end in yielding.items() if not lend_priority(task)}
-        if stuck and cpu.cores_are_taken():
-            for end in stuck.values():
+            yielding = list(self._yielding)
+        raised = {task for task in yielding if lend_priority(task)}
+        taken = len(raised) < len(yielding) and cpu.cores_are_taken()
+        with self._change:  # what has ended meanwhile is no longer there
+            ended = {task: self._yielding.pop(task) for task in yielding if task in self._yielding and (taken or task in raised)}
+        for task, end in ended.items():
+            if task not in raised:
                 end()
-        else:
-            with self._change:
-                self._yielding.update(stuck)
         self._ring()
         try:
             yield
