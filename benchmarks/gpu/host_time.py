@@ -63,7 +63,7 @@ CASES = {
     "bert": Case(lambda: models.bert(6), tokens, ((8, 200), (1, 128))),
     "vit": Case(lambda: models.vit(6), images, ((16,),)),
     "llama": Case(lambda: models.llama(4), tokens, ((1, 16), (1, 128))),
-    "gpt2": Case(lambda: models.gpt2(6), tokens, ((1, 16),)),
+    "gpt2": Case(lambda: models.gpt2(6), tokens, ((1, 16), (1, 128))),
 }
 
 
