@@ -219,7 +219,7 @@ def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names)
 
 def in_turns(contestants: dict[str, Callable[[int], Any]], seconds: float) -> dict[str, float]:
     """Median µs of a call of each, by replayed graphs, in turns."""
-    timers = {name: Timer(CUDA, slow_start=True) for name in contestants}
+    timers = {name: Timer(CUDA) for name in contestants}
     counts: dict[str, int] = {}
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     for name, calls in contestants.items():

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import polytile
 from benchmarks import record
 from benchmarks.contestants import Entrant, Values
 from benchmarks.gpu import host_time, models
@@ -47,8 +48,9 @@ COMPILED: dict[str, dict[str, Any]] = {
 """Keywords of torch.compile."""
 ROUNDS, CALLS = 5, 10
 """Turns of each contestant at a shape, and calls of a turn."""
-SETTLED_CALLS = 40
-"""Calls after tuning, before any is timed: CUDA graphs are made of launches that come again."""
+CALMED, SETTLED_CALLS = 3, 30
+"""How often polytile is waited for after tuning, and calls before each: C takes over, and CUDA graphs are made of launches that
+come again."""
 LAST_SECONDS = 20
 """Seconds that timing the shapes of a model is given."""
 
@@ -83,9 +85,11 @@ class Contestant:
                 self._all(run)
                 took[who] = round(time.monotonic() - began, 2)
             settled = OWN not in self.runs or self._tuned(until)
-            for run in self.runs.values():
-                for _ in range(SETTLED_CALLS):
-                    self._all(run)
+            for _ in range(CALMED):
+                for run in self.runs.values():
+                    for _ in range(SETTLED_CALLS):
+                        self._all(run)
+                polytile.wait(timeout=10)
         return {"first_s": took, "settled": settled}
 
     def _all(self, run: Any) -> None:

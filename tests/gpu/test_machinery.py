@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -145,7 +146,7 @@ def test_without_memory_for_measuring_the_call_succeeds() -> None:
 def test_what_is_timed_leaves_no_memory_reserved() -> None:
     x = data(1024, 8192)
     entry = PythonEntry(lambda a: torch.softmax(a * 2, -1).cos(), recordable=True)
-    first, timer = (Timer(torch.device("cuda", 0), slow_start=True) for _ in range(2))
+    first, timer = (Timer(torch.device("cuda", 0)) for _ in range(2))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     first(entry, (x,), 5)
@@ -196,3 +197,29 @@ def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> No
         assert done.returncode == 0, done.stderr[-500:]
         said.append(done.stdout.strip())
     assert said[0] != "0 0" and said[1] == "0 0"
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
+def test_a_busy_thread_does_not_change_what_is_timed(graphs: bool) -> None:
+    """A kernel of 2 µs, which takes the host no less to launch, while another thread holds Python's lock for milliseconds."""
+    x, ended = data(64, 1000), threading.Event()
+    entry = PythonEntry(lambda a: a.mul_(1.0), recordable=True)
+    timer = Timer(torch.device("cuda", 0), graphs=graphs)
+
+    def median() -> float:
+        return statistics.median(timer(entry, (x,), 20) / 20 for _ in range(15))
+
+    def spin() -> None:
+        while not ended.is_set():
+            sum(range(10000))
+
+    median()
+    quiet, thread = median(), threading.Thread(target=spin)
+    thread.start()
+    try:
+        busy = median()
+    finally:
+        ended.set()
+        thread.join()
+    timer.release()
+    assert quiet < 4e-6 and busy < 1.3 * quiet, (quiet, busy)

@@ -1,7 +1,8 @@
 """From times to a choice that is the same on every machine with about the same measurements.
 
 Two rules keep a choice independent of the moment. Candidates within the noise band count as equal, and the best predicted of
-them is chosen, since predictions are the same in every process; if the option `sources` names sources, the first source wins.
+them is chosen, since predictions are the same in every process, but ATen's own call only if there is no other; if the option
+`sources` names sources, the first source wins.
 And kernels with several threads are judged as if a parallel region cost the least that it was ever seen to cost, not what it
 cost at that moment.
 """
@@ -64,9 +65,10 @@ class Entrant:
         return cls(candidate.cost(sizes), threads_of(candidate.config), place, candidate.origin == "library")
 
     @property
-    def order(self) -> tuple[int, float]:
-        """Of two equally fast candidates, the one with the smaller order is chosen."""
-        return self.place, self.predicted
+    def order(self) -> tuple[int, bool, float]:
+        """Of two equally fast candidates, the one with the smaller order is chosen. The library's comes last: its call takes the
+        host longer, and cannot be part of a CUDA graph."""
+        return self.place, self.library, self.predicted
 
     def judged(self, seconds: float, excess: float) -> float:
         """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""

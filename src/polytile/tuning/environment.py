@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 METHOD = "3"
 """Version of the way of measuring (racing.py, summary.py); measurements taken another way are not compared."""
 
-GPU_METHOD = "2"
+GPU_METHOD = "3"
 """The same for measurements on GPUs (runtime/cuda/timing.py)."""
 
 VARIABLES = (

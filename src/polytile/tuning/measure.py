@@ -74,9 +74,8 @@ def timer_for(target: torch.device, entry: Entry) -> Timer | None:
         return None
     from polytile.runtime.cuda.timing import Timer
 
-    by_library = isinstance(entry, PythonEntry) or entry.otherwise is not None
     graphs = (entry.recordable if isinstance(entry, PythonEntry) else True) and not background.is_here()
-    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=graphs, slow_start=by_library)
+    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=graphs)
 
 
 _own_time_burst = time_burst

@@ -198,7 +198,12 @@ class _Trial:
         promise = dict(enumerate(self.task.predicted))
         passed, family = {index: self.task.candidates[index] for index in sorted(self.passed)}, self.task.problem.family
         known = {
-            index: Entrant(promise.get(index, math.inf), threads_of(candidate.config), place_of(candidate.origin, family))
+            index: Entrant(
+                promise.get(index, math.inf),
+                threads_of(candidate.config),
+                place_of(candidate.origin, family),
+                candidate.origin == "library",
+            )
             for index, candidate in passed.items()
         }
         return dict(sorted(known.items(), key=lambda pair: pair[1].order))

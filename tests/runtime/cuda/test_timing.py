@@ -71,14 +71,6 @@ def test_recordings_of_one_candidate_share_memory_and_a_race_gives_it_back(graph
     assert [pool() for pool in kept] == [None] * 3
 
 
-def test_single_calls_through_python_are_replayed_too(graphs: list[Graph]) -> None:
-    timer = timer_for(GPU, PythonEntry(lambda *args: None, recordable=True))
-    assert isinstance(timer, Timer)
-    assert timer._work(calls, 1) == graphs[-1].replay
-    native = timer_for(GPU, NativeEntry(0))
-    assert isinstance(native, Timer) and not native.slow_start
-
-
 def test_what_cannot_be_recorded_is_timed_as_it_is(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(work: Callable[[], None], pool: Pool) -> Graph:
         raise RuntimeError("operation not permitted when stream is capturing")

@@ -1,9 +1,8 @@
 """Times kernels on a GPU: events around a replayed graph of calls, so that launch overhead does not count.
 
-A single launch, or calls that cannot be recorded, are timed by events alone, after a short wait on the device that
-gives the host a head start. A single library call is replayed too: its host time exceeds that wait, and is ten times as
-long in its first calls, which determine the number of calls in a burst. With cold caches, each call is timed separately
-after the L2 cache was overwritten.
+A single launch, or calls that cannot be recorded, are timed by events alone. The stream is held (hold.py) until everything is
+on it: neither the host's time for a launch nor a wait for Python's lock counts. With cold caches, each call is timed
+separately after the L2 cache was overwritten.
 """
 
 from __future__ import annotations
@@ -16,15 +15,9 @@ from typing import Any
 import torch
 
 from polytile.runtime.cuda.device import facts
+from polytile.runtime.cuda.hold import held
 
 log = logging.getLogger("polytile.tuning")
-
-HEAD_START = 20e-6
-"""Seconds that the device waits before the first event: the host time to launch a graph."""
-
-SLOW_CALL = 40e-6
-"""Approximate host time in seconds to start a call through Python. The device waits that long where such calls are
-timed without a graph."""
 
 REPLAYS = 3
 """Number of replays of a graph before the same calls are recorded again. Where launches overlap, a kernel of 1-3 µs has
@@ -36,20 +29,16 @@ rows of 700 on an H100, depending on how consecutive launches interleave. Drawn 
 class Timer:
     """Times a native entry or Python callable on one device. Reuses its last graph for some replays.
 
-    `slow_start` means that the host may take longer to start a call than the head start, so single calls are replayed
-    too.
-
     All recordings allocate scratch memory and library results from one pool: none of it is used after a replay has
     ended, and replays do not overlap. With a pool per graph, the memory would stay reserved after the graph is gone.
     `release` returns it to the device.
     """
 
-    def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True, slow_start: bool = False) -> None:
-        self.target, self.cold, self.graphs, self.slow_start = target, cold, graphs, slow_start
+    def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True) -> None:
+        self.target, self.cold, self.graphs = target, cold, graphs
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool: torch.cuda.MemPool | None = None
         self._calls = self._replays = 0
-        self._head_start = HEAD_START
 
     def __call__(self, entry: Any, args: Sequence[Any], repeats: int) -> float:
         """Seconds for `repeats` calls of `entry` with these arguments, on the current stream."""
@@ -74,10 +63,8 @@ class Timer:
 
     def _work(self, calls: Callable[[int], Any], count: int) -> Callable[[], Any]:
         """A callable that does `calls(count)`: a graph's replay, or the calls themselves."""
-        if not self.graphs or (count == 1 and not self.slow_start):
-            self._head_start = HEAD_START + (count * SLOW_CALL if self.slow_start else 0.0)
+        if not self.graphs or count == 1:
             return lambda: calls(count)
-        self._head_start = HEAD_START
         self._replays += 1
         if self._graph is None or self._calls != count or self._replays > REPLAYS:
             try:
@@ -94,10 +81,10 @@ class Timer:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if flush:
             _flusher(index).zero_()
-        torch.cuda._sleep(int(self._head_start * facts(index).clock))
-        begin.record()
-        work()
-        end.record()
+        with held(index):
+            begin.record()
+            work()
+            end.record()
         end.synchronize()
         return begin.elapsed_time(end) * 1e-3
 
