@@ -223,3 +223,23 @@ def test_a_busy_thread_does_not_change_what_is_timed(graphs: bool) -> None:
         thread.join()
     timer.release()
     assert quiet < 4e-6 and busy < 1.3 * quiet, (quiet, busy)
+
+
+def test_a_program_may_wait_for_its_device_while_graphs_are_made() -> None:
+    """CUDA refuses that while anything is captured: no capture may be open between calls."""
+    weights = [data(256, 256) / 16 for _ in range(6)]
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight.to(x.dtype))
+        return x
+
+    call, before = compiled(layers, cuda_graphs="auto", stall="never"), polytile.counters["cuda_graphs"]
+    for _ in range(2):
+        for rows in [8, 40, 100] * 80:
+            x = data(rows, 256)
+            out = call(x)
+            torch.cuda.synchronize()
+        polytile.wait()
+    agree(out, layers(x), layers(x.double()))
+    assert polytile.counters["cuda_graphs"] > before

@@ -9,9 +9,10 @@
      replay    by a graph whose launches are byte-identical
      update    by a graph of the same shape, after the differing nodes were given the record's parameters
      direct    by the driver's launches, one by one
-   The one with the least host time is chosen; all three are timed on the program's own calls. The background thread
-   makes a graph of launches that occurred several times. The least recently used graphs are evicted, by count and by
-   memory.
+   The one with the least host time is chosen; all three are timed on the program's own calls. Launches that occurred
+   several times are captured in a call, and the background thread makes a graph of the capture. A capture in another
+   thread would make the program fail where it waits for its device. The least recently used graphs are evicted, by count
+   and by memory.
 
    A graph owns no memory. Each address in it comes from the current record, so arguments are not copied, results belong
    to the caller, and random seeds, changed sizes and changed arguments are ordinary parameters. Nothing here touches a
@@ -223,8 +224,9 @@ struct Place {
     uint64_t stretches;
     double direct; /* host time of a stretch's launches one by one; 0: not known */
     uint64_t direct_shape;
-    int made, waits; /* graphs made here; number of calls that `wanted` waits for */
-    Launches wanted;
+    int made;
+    int asked;     /* whether `captured` is to become a graph, or is becoming one */
+    Graph *captured;
 };
 
 enum { LEARN = 1, GRAPH = 2 };
@@ -399,14 +401,12 @@ static int capture(Graph *made, void *stream)
     return code;
 }
 
-/* Makes a graph of launches, recorded on a stream that nothing else uses. Takes ownership of the launches, unless it
-   fails. */
+/* A graph of launches that cannot run yet, captured on a stream that nothing else uses. */
 static int new_graph(const Launches *launches, void *stream, Graph **result)
 {
     Graph *made = calloc(1, sizeof(Graph));
-    int code = made == NULL ? OUT_OF_MEMORY : 0;
+    int code = made == NULL ? OUT_OF_MEMORY : copy(launches, &made->launches);
     if (code == 0) {
-        made->launches = *launches;
         made->nodes = calloc(launches->count, sizeof *made->nodes);
         made->counts = calloc(launches->count, sizeof *made->counts);
         code = made->nodes == NULL || made->counts == NULL ? OUT_OF_MEMORY : api.begin_capture(stream, RELAXED);
@@ -416,13 +416,7 @@ static int new_graph(const Launches *launches, void *stream, Graph **result)
         int ended = api.end_capture(stream, &made->graph);
         code = code != 0 ? code : ended;
     }
-    if (code == 0)
-        code = api.instantiate(&made->executable, made->graph, 0);
-    if (code == 0)
-        api.upload(made->executable, stream);
     if (code != 0) {
-        if (made != NULL)
-            made->launches = (Launches){0};
         delete_graph(made);
         return code;
     }
@@ -430,6 +424,15 @@ static int new_graph(const Launches *launches, void *stream, Graph **result)
     made->shape = shape_of(&made->launches);
     *result = made;
     return 0;
+}
+
+/* Lets a captured graph run. */
+static int make_executable(Graph *graph, void *stream)
+{
+    int code = api.instantiate(&graph->executable, graph->graph, 0);
+    if (code == 0)
+        api.upload(graph->executable, stream);
+    return code;
 }
 
 /* ---- updates ---- */
@@ -817,14 +820,14 @@ static int is_known(const Launches *launches)
     return 1;
 }
 
-/* The background's task for launches that were made one by one and have occurred several times: a graph, if they are
-   the same or of a shape without one; or learning the library calls, so that another graph can be updated. */
+/* What to do about launches that are made one by one and have occurred several times: a graph, if they are the same or
+   of a shape without one; or learning the library calls, so that another graph can be updated. */
 static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
     for (int i = 0; i < MOST_GRAPHS; i++)
         known += place->graphs[i] != NULL && place->graphs[i]->shape == shape;
-    if (place->waits)
+    if (place->asked)
         return 0;
     if ((again >= COMES_BACK || (known == 0 && alike >= COMES_BACK))
         && (uint64_t)place->made < FIRST_GRAPHS + place->stretches / CALLS_A_GRAPH)
@@ -832,13 +835,40 @@ static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t
     return known > 0 && again > 1 && api.parameter != NULL && !is_known(launches) ? LEARN : 0;
 }
 
-static void want(Graphs *graphs, Place *place, const Launches *launches, int what)
+/* A graph that the driver refuses to make counts among those made: it is not asked for again and again. */
+static void refused(Graphs *graphs, Place *place, int code)
 {
-    if (copy(launches, &place->wanted) != 0)
+    place->made++;
+    atomic_store(&graphs->error, code);
+    count(graphs, REFUSED, 1);
+}
+
+static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches, void *stream)
+{
+    int code = new_graph(launches, stream, &place->captured);
+    if (code != 0) {
+        refused(graphs, place, code);
         return;
-    place->waits = what;
-    graphs->wanted = 1;
+    }
+    place->asked = graphs->wanted = 1;
     atomic_store(&graphs->wants, 1);
+}
+
+/* Learns the launches of library calls that are not known yet. */
+static void learn_calls(const Launches *launches, void *stream)
+{
+    for (size_t i = 0; i < launches->count; i++) {
+        Item *item = item_at(launches, i);
+        void *captured = NULL, *last = NULL, *nodes[MOST_NODES_OF_CALL];
+        size_t total = 0;
+        const Template *known = item->run == NULL ? NULL : template_of(item);
+        if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item)
+            && capture_call(item, stream, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
+            && chain(last, (int)total, nodes) == 0)
+            learn(item, nodes, (int)total);
+        if (captured != NULL)
+            api.delete_graph(captured);
+    }
 }
 
 static Graph *exact(Place *place, const Launches *launches, uint64_t hash)
@@ -945,9 +975,12 @@ static void make_stretch(Record *record)
         shape = shape_of(&record->launches);
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
-        int what = graph_serves ? 0 : wants(place, &record->launches, hash, shape);
-        if (what != 0)
-            want(graphs, place, &record->launches, what);
+        void *stream = spare(record->device);
+        int what = graph_serves || stream == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        if (what == GRAPH)
+            ask_for_graph(graphs, place, &record->launches, stream);
+        else if (what == LEARN)
+            learn_calls(&record->launches, stream);
         unlock();
     }
     if (graph_serves)
@@ -1127,7 +1160,7 @@ static void delete_graphs(void *given)
     for (int i = 0; i < MOST_PLACES; i++) {
         for (int k = 0; k < MOST_GRAPHS; k++)
             delete_graph(graphs->places[i].graphs[k]);
-        forget(&graphs->places[i].wanted);
+        delete_graph(graphs->places[i].captured);
     }
     unlock();
     free(graphs);
@@ -1276,7 +1309,7 @@ static void put(Graphs *graphs, Place *place, Graph *graph)
 }
 
 /* Learns the launches of the library calls of a new graph. */
-static void learn_calls(const Graph *graph)
+static void learn_graph(const Graph *graph)
 {
     void *nodes[MOST_NODES_OF_CALL];
     for (size_t i = 0; i < graph->launches.count; i++) {
@@ -1287,61 +1320,29 @@ static void learn_calls(const Graph *graph)
     }
 }
 
-/* Learns the launches of library calls that are not known yet. */
-static void learn_alone(const Launches *launches, void *stream)
-{
-    for (size_t i = 0; i < launches->count; i++) {
-        Item *item = item_at(launches, i);
-        void *captured = NULL, *last = NULL, *nodes[MOST_NODES_OF_CALL];
-        size_t total = 0;
-        wait_for_lock();
-        const Template *known = item->run == NULL ? NULL : template_of(item);
-        if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item)
-            && capture_call(item, stream, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
-            && chain(last, (int)total, nodes) == 0)
-            learn(item, nodes, (int)total);
-        if (captured != NULL)
-            api.delete_graph(captured);
-        unlock();
-    }
-}
-
-/* Makes the requested graphs on the caller's stream. The program, and what its launches depend on, must stay alive. */
+/* Makes the captured graphs runnable, with uploads on the caller's stream. What their launches depend on must stay
+   alive. */
 void polytile_graphs_make(Graphs *graphs, void *stream)
 {
     for (int i = 0; i < MOST_PLACES; i++) {
         Place *place = &graphs->places[i];
         wait_for_lock();
-        int waits = place->waits;
-        Launches wanted = place->wanted;
-        if (waits)
-            place->wanted = (Launches){0};
+        Graph *graph = place->captured;
+        place->captured = NULL;
         unlock();
-        if (!waits || wanted.count == 0)
+        if (graph == NULL)
             continue;
-        if (waits == LEARN) {
-            learn_alone(&wanted, stream);
-            forget(&wanted);
-            wait_for_lock();
-            place->waits = 0;
-            unlock();
-            continue;
-        }
-        Graph *graph = NULL;
-        int code = new_graph(&wanted, stream, &graph);
+        int code = make_executable(graph, stream);
         wait_for_lock();
         if (code == 0) {
             put(graphs, place, graph);
-            learn_calls(graph);
+            learn_graph(graph);
         } else {
-            place->made++;
-            atomic_store(&graphs->error, code);
-            count(graphs, REFUSED, 1);
+            refused(graphs, place, code);
+            delete_graph(graph);
         }
-        place->waits = 0;
+        place->asked = 0;
         unlock();
-        if (code != 0)
-            forget(&wanted);
     }
 }
 

@@ -3,8 +3,8 @@
     graphs = ProgramGraphs(program, index)    # from now on, the program's calls on device `index` use graphs
     graphs.numbers()                          # their statistics
 
-The background thread makes a graph of launches that occurred several times; a call never waits for it. A graph owns no
-memory.
+Launches that occurred several times are captured within a call, in about a microsecond each; the background thread makes a
+graph of the capture. A graph owns no memory.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ProgramGraphs:
         return str(self.numbers() or "the program is gone")
 
     def make(self) -> None:
-        """Makes the graphs that calls have asked for."""
+        """Makes the graphs of what calls have captured."""
         program, before = self._program(), self.numbers()
         if program is None or before is None:
             return
