@@ -14,23 +14,15 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import sizes
-from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.attention import Attention, attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.evaluate import changed_scores, flat_view, run_loop
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Loop
 from polytile.ir.products import grouped_product, scaled_operand
-from polytile.ir.program import (
-    Assert,
-    Attention,
-    Buffer,
-    Extern,
-    Loop,
-    Program,
-    Ref,
-    Scales,
-    Template,
-    View,
-    compute_dtype,
-    place_of,
-)
+from polytile.ir.program import Assert, Extern, Program, place_of
+from polytile.ir.template import Scales, Template
 
 Argument = torch.Tensor | int
 

@@ -10,8 +10,9 @@ import torch
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import BATCH, HEAD, KEY, PLACE, QUERY, SCORE
 from polytile.ir import expr, sizes
+from polytile.ir.attention import SCORES
 from polytile.ir.expr import Node
-from polytile.ir.program import SCORES, Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 
 STRIDE = sympy.Symbol("n0", integer=True, positive=True)

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import polytile
 from polytile.compiler.programs import compiled_programs
-from polytile.ir.program import Attention
+from polytile.ir.attention import Attention
 from tests.behaviour.helpers import compiled, graphs
 
 LENGTHS = ((3, 7, 40), (2, 12, 12), (2, 70, 120), (2, 19, 5))

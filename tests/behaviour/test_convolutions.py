@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import polytile
 from polytile.compiler.programs import compiled_programs
 from polytile.ir import expr
-from polytile.ir.program import Extern, Loop, View
+from polytile.ir.buffer import View
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern
 from polytile.runtime import native, weights
 from tests.behaviour.helpers import compiled, graphs, steps, tensors
 

@@ -18,8 +18,10 @@ from polytile.candidates import cpp_loops as loops
 from polytile.candidates.cpp import CppCandidate
 from polytile.candidates.entries import NativeEntry
 from polytile.ir import evaluate, expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.runtime import time_burst
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 from tests.codegen import interpreted

@@ -10,7 +10,7 @@ from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.codegen.triton.tile import tiled_axes
 from polytile.ir import sizes
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH, Facts, reaches

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polytile.candidates.library.loops import _Look, _Step, composed
-from polytile.ir.program import Made
+from polytile.ir.library_call import Made
 
 aten = torch.ops.aten
 

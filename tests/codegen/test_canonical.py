@@ -10,7 +10,9 @@ from torch.utils._sympy.functions import PythonMod
 
 from polytile.candidates.cpp_loops import kernel_name, loop_candidates
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Ref, View
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.library_call import LibraryCall, Ref
+from polytile.ir.loop import Axis, Loop
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 from tests.codegen.helpers import BF16, F32, P0, R0, S0, S1, S2, load, loop, op, store
 

@@ -10,8 +10,10 @@ import torch
 
 from polytile.candidates import products as templates
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer, whole
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Buffer, Loop, Store, Template, whole
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.template import Template
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.matmul.cpp import epilogue
 from polytile.matmul.gemm_kernel import GemmKernel

@@ -9,7 +9,7 @@ import pytest
 
 from polytile.codegen.cpp import loops
 from polytile.ir import expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.rewrite import plain_reductions

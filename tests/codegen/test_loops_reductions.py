@@ -7,8 +7,9 @@ import sympy
 import torch
 
 from polytile.ir import expr
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import Store, compute_dtype
+from polytile.ir.loop import Store
 from tests.codegen.helpers import (
     BF16,
     BOOL,

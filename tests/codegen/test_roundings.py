@@ -12,7 +12,8 @@ import polytile
 from polytile.candidates import roundings
 from polytile.candidates.roundings import Rounded
 from polytile.dispatch.specs import template_spec
-from polytile.ir.program import Loop, Template
+from polytile.ir.loop import Loop
+from polytile.ir.template import Template
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.passes.pipeline import optimize
 from polytile.schedule import canonical

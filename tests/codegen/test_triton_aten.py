@@ -16,7 +16,8 @@ from polytile.compiler.programs import compiled_programs
 from polytile.dispatch import gpu_specs
 from polytile.dispatch.example_inputs import make_args
 from polytile.ir.calls import calls_of
-from polytile.ir.program import Loop, Program
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
 from polytile.runtime import regime
 from polytile.runtime.cuda import device as devices
 from polytile.schedule.canonical import LoopKernel, canonicalize

@@ -14,7 +14,7 @@ from polytile.candidates.triton import WORKER, job_of
 from polytile.codegen.triton import cluster_interpreter, interpret
 from polytile.codegen.triton.generate import generate
 from polytile.ir import evaluate, expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.canonical import LoopKernel

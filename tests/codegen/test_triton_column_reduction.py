@@ -15,7 +15,7 @@ from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError
 from polytile.ir import evaluate, expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel

@@ -9,7 +9,10 @@ import torch
 
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
-from polytile.ir.program import ROUNDING, Buffer, Extern, Loop
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import ROUNDING
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern
 from polytile.runtime.cuda import device
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel, canonicalize

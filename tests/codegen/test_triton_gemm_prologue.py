@@ -14,7 +14,10 @@ from polytile import options
 from polytile.candidates import products as templates
 from polytile.dispatch.define import define_template
 from polytile.ir import expr, sizes
-from polytile.ir.program import Loop, Program, Template, View
+from polytile.ir.buffer import View
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind, space

@@ -16,7 +16,9 @@ from polytile import options
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.candidates.triton_matmul import gemm_candidates
 from polytile.ir import sizes
-from polytile.ir.program import Program, Template, View
+from polytile.ir.buffer import View
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.operands import EVEN_K

@@ -15,7 +15,8 @@ from polytile import options
 from polytile.candidates.library import row_scales
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.candidates.triton_matmul import gemm_candidates
-from polytile.ir.program import Loop, Template
+from polytile.ir.loop import Loop
+from polytile.ir.template import Template
 from polytile.matmul import gemm_kernel
 from polytile.matmul.triton.operands import EVEN_K
 from polytile.matmul.triton.schedules import generate

@@ -16,7 +16,7 @@ from polytile.candidates.triton import WORKER, job_of
 from polytile.codegen.triton.generate import generate
 from polytile.codegen.triton.kernel import Launch
 from polytile.ir import expr, ops
-from polytile.ir.program import Loop, Store
+from polytile.ir.loop import Loop, Store
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.facts import Facts

@@ -9,7 +9,7 @@ from polytile.candidates.triton_loops import label
 from polytile.cost import triton_loops as prior
 from polytile.cost.triton_work import work_at
 from polytile.ir import expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.gpu import catalogue

@@ -16,7 +16,8 @@ from polytile.codegen.triton.generate import generate
 from polytile.codegen.triton.segment_sums import size_of, table_of
 from polytile.dispatch.example_inputs import make_args
 from polytile.ir import evaluate, expr
-from polytile.ir.program import Buffer, Loop
+from polytile.ir.buffer import Buffer
+from polytile.ir.loop import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel, canonicalize

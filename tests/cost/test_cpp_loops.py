@@ -6,7 +6,7 @@ import pytest
 
 from polytile.cost.cpp_loops import LoopPrior
 from polytile.ir import expr
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.scheduled import apply_rewrites
 from polytile.schedule.nest import nest_of

@@ -28,7 +28,8 @@ from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.ir import sizes
-from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.program import Extern, Input, Program
 
 DEVICE = os.environ.get("POLYTILE_TEST_DEVICE", "cpu")
 COMPILES = "POLYTILE_TEST_DEVICE" in os.environ

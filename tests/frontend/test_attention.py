@@ -17,7 +17,9 @@ from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.lower.attention import OPERATORS
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.taken_apart import noting
-from polytile.ir.program import Loop, Program, Template
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.pipeline import optimize
 from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling
 from tests.frontend.lowering import lower_graph

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import polytile
 from polytile.compiler.programs import compiled_programs
-from polytile.ir.program import Attention
+from polytile.ir.attention import Attention
 
 
 def positions(q: Tensor, k: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend.attention.flex import is_elementwise
-from polytile.ir.program import Attention
+from polytile.ir.attention import Attention
 from tests.behaviour.helpers import compiled, graphs
 
 LENGTHS = ((3, 33, 17), (2, 24, 24), (5, 7, 40))

@@ -11,7 +11,8 @@ from polytile.frontend.host_numbers import Filled, gathered, kernel_number
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, computed, stored
 from polytile.ir import expr
-from polytile.ir.program import Extern, whole
+from polytile.ir.buffer import whole
+from polytile.ir.program import Extern
 
 HOST, THERE = torch.device("cpu"), torch.device("meta")
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from polytile.frontend.lower.positions import bounds, position
 from polytile.ir import expr, sizes
-from polytile.ir.program import Extern, Loop, Program
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Program
 from tests.frontend.lowering import check, library_calls, lower, run
 
 Function = Callable[..., Any]

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytile.ir.program import Loop, Program, Template
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from tests.frontend.lowering import check, library_calls, lower, run
 
 Function = Callable[..., Any]

@@ -15,7 +15,7 @@ from lowering import check, lower, run
 from training import check_training
 
 from polytile.ir import expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 
 TOLERANCES = {torch.bfloat16: 4e-2, torch.float16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-11}
 FLOATS = tuple(TOLERANCES)

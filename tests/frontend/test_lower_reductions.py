@@ -16,7 +16,7 @@ from lowering import check, check_each, library_calls, lower
 from values import ALL, FLOATS, numbers
 
 from polytile.ir import expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 2e-5, torch.float64: 1e-12}
 DIMS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lowering import check, check_each, lower
 from values import ALL, numbers
 
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 2e-6, torch.float64: 1e-12}
 

@@ -14,7 +14,8 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from polytile.errors import PolytileError
 from polytile.ir import expr
-from polytile.ir.program import Loop, Program
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
 from tests.frontend.lowering import check, library_calls, lower, run
 
 Function = Callable[..., Any]

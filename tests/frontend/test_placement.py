@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from polytile.frontend.graph import lower_graph
-from polytile.ir.program import Attention, Extern, Loop, Program, views_in
+from polytile.ir.attention import Attention
+from polytile.ir.library_call import views_in
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Program
 from tests.frontend.lowering import trace
 
 WIDTH, HEADS = 32, 2

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend import channels_last, layout_cost
-from polytile.ir.program import Extern, Ref, View
+from polytile.ir.buffer import View
+from polytile.ir.library_call import Ref
+from polytile.ir.program import Extern
 from tests.gpu.comparing import compare, data, with_gradients
 
 pytestmark = pytest.mark.gpu

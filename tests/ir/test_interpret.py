@@ -11,21 +11,11 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.errors import IRError
 from polytile.ir import expr, philox, sizes
-from polytile.ir.program import (
-    Assert,
-    Axis,
-    Buffer,
-    Extern,
-    Input,
-    Loop,
-    Operation,
-    Program,
-    Ref,
-    Store,
-    Template,
-    View,
-    whole,
-)
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Assert, Extern, Input, Operation, Program
+from polytile.ir.template import Template
 from tests import interpret
 
 F32, F64, I64, BOOL, BF16 = torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16

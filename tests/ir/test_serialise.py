@@ -12,7 +12,9 @@ import torch
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, Max, Min, Mod, ModularIndexing, TruncToInt
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, LibraryCall, Loop, Made, Ref, Store, View
+from polytile.ir.buffer import View
+from polytile.ir.library_call import LibraryCall, Made, Ref
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
 
 N, K = sizes.axis("n"), sympy.Symbol("k", integer=True, positive=True)

@@ -10,22 +10,12 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.expr import Node
-from polytile.ir.program import (
-    Assert,
-    Axis,
-    Buffer,
-    Extern,
-    Input,
-    Loop,
-    Operation,
-    Program,
-    Ref,
-    Store,
-    Template,
-    View,
-    whole,
-)
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Assert, Extern, Input, Operation, Program
+from polytile.ir.template import Template
 from polytile.ir.verify import verify
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool

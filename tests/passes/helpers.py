@@ -15,8 +15,12 @@ import torch
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.ir import expr, printer, sizes
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import Buffer, Input, Loop, Program, Store, Template, View, compute_dtype, whole
+from polytile.ir.loop import Loop, Store
+from polytile.ir.program import Input, Program
+from polytile.ir.template import Template
 from polytile.ir.verify import verify
 from polytile.passes.pipeline import optimize
 from tests import interpret

@@ -9,7 +9,9 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Buffer, Input, Loop, Program, Store, whole
+from polytile.ir.buffer import Buffer, whole
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Input, Program
 from polytile.passes.fusion.axes import unify
 from polytile.passes.loops import indices, linear
 from polytile.passes.merge_axes import merge_loop

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.program import Extern, Loop, Program, Ref
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Program
 from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
 from polytile.passes.inplace import reuse

@@ -11,7 +11,9 @@ import torch
 
 from polytile import options
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Loop, Program, Store, Template
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.dual_matmul import fuse_dual_matmul
 from polytile.passes.pipeline import PASSES, optimize
 from tests.frontend.lowering import lower

@@ -7,7 +7,9 @@ import torch
 
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import expr
-from polytile.ir.program import Loop, Program, Template
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.pipeline import optimize
 from tests.passes.helpers import BF16, F32, S0, S1, S2, Net, assert_same, kinds

@@ -12,8 +12,11 @@ import torch
 
 from polytile.frontend.lower.value import Point, Tensor, computed
 from polytile.ir import expr, levels, sizes
+from polytile.ir.buffer import Buffer, whole
 from polytile.ir.expr import Node, Op
-from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Ref, Store, whole
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Loop, Store
+from polytile.ir.program import Extern, Input, Program
 from polytile.passes.fusion.broadcasts import store_broadcasts
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import fuse_horizontally

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from polytile.frontend.lower.value import Tensor
-from polytile.ir.program import Loop, Program, Template, View
+from polytile.ir.buffer import View
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.layout import choose_layouts
 from polytile.passes.pipeline import optimize
 from tests.passes.helpers import S0, S1, S2, Net, assert_same, kinds

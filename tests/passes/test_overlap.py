@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from polytile.ir.program import Extern, Program, Ref, whole
+from polytile.ir.buffer import whole
+from polytile.ir.library_call import Ref
+from polytile.ir.program import Extern, Program
 from polytile.passes.overlap import is_start, is_wait, overlap_collectives
 from tests.passes.helpers import optimized
 

@@ -13,7 +13,8 @@ import hypothesis.strategies as st
 from polytile import options
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import expr, sizes
-from polytile.ir.program import Program, Store
+from polytile.ir.loop import Store
+from polytile.ir.program import Program
 from polytile.passes import inplace
 from polytile.passes.pipeline import optimize
 from tests.passes.helpers import I64, S0, S1, Net, assert_same

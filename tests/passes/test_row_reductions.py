@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from polytile import options
-from polytile.ir.program import Loop, Program, Template
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.pipeline import optimize
 from tests import interpret
 from tests.frontend.lowering import lower

@@ -11,8 +11,10 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.ir import expr, ops, printer, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node, Op
-from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.passes import rules
 from polytile.passes.simplify import simplify_loop
 from tests import interpret

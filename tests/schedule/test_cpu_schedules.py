@@ -6,7 +6,7 @@ import pytest
 
 from polytile.codegen.cpp import loops
 from polytile.codegen.cpp.loops import EMITTERS
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.schedule.answers import Combine, Hold, Share
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import NAMES, CpuSchedule, Lanes, Stores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polytile.ir import expr
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from polytile.schedule.answers import Combine, Hold, Share

@@ -10,8 +10,12 @@ import sympy
 import torch
 
 from polytile.frontend.lower.value import Tensor, stored
+from polytile.ir.buffer import View, whole
 from polytile.ir.evaluate import run_loop
-from polytile.ir.program import Extern, Loop, Program, Ref, Template, View, whole
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.graph import symbols_of
 from polytile.runtime import compile as compiling
 from polytile.wrapper import KernelCall, Line, Wrapped, backend, compiled, cpp, python, schedule

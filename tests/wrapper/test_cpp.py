@@ -13,7 +13,8 @@ import sympy
 import torch
 
 import polytile
-from polytile.ir.program import Buffer, Program
+from polytile.ir.buffer import Buffer
+from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import program as in_c

@@ -10,7 +10,8 @@ import pytest
 import sympy
 import torch
 
-from polytile.ir.program import Assert, Buffer, Input, Program, View, whole
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.program import Assert, Input, Program
 from polytile.packages.text import PackageWriter
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import Line, backend, cpp, fx, lines, python

@@ -16,7 +16,8 @@ import torch
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import Buffer, Program
+from polytile.ir.buffer import Buffer
+from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import backend, lines, memory
 from polytile.wrapper.lines import Line

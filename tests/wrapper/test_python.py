@@ -27,7 +27,8 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from polytile.ir.program import Buffer, Program
+from polytile.ir.buffer import Buffer
+from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import Wrapped, backend, lines, tensors
 from polytile.wrapper.lines import Argument, Line

@@ -24,7 +24,9 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from polytile.ir.program import Assert, Buffer, Extern, Input, Program, Ref, View, whole
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.library_call import Ref
+from polytile.ir.program import Assert, Extern, Input, Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import lines
 from polytile.wrapper.lines import Argument

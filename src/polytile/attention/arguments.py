@@ -14,9 +14,8 @@ import torch
 
 from polytile.attention.layout import INDICES
 from polytile.attention.problem import SIZES, AttentionProblem, symbol
-from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.attention import SCORES, attend, attend_backward, attend_sequences, attend_sequences_backward
 from polytile.ir.evaluate import changed_scores
-from polytile.ir.program import SCORES
 from polytile.runtime import noise
 from polytile.schedule import examples
 from polytile.schedule.canonical import LoopKernel, TensorArg, precision_of

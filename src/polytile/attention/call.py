@@ -11,7 +11,9 @@ import torch
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr
-from polytile.ir.program import SCORES, Attention, Axis, Buffer, Sequences, View
+from polytile.ir.attention import SCORES, Attention, Sequences
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.loop import Axis
 from polytile.ir.sizes import contiguous_strides
 from polytile.schedule import canonical
 from polytile.schedule.canonical import LoopKernel

@@ -91,7 +91,7 @@ class AttentionProblem:
     tf32
         Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled.
     scores
-        The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal (see ir.program.Attention).
+        The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal (see ir.attention.Attention).
     window
         How many keys before and after the bottom-right diagonal a row attends to, besides the diagonal; -1 means unlimited.
     layout

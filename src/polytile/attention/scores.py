@@ -18,8 +18,10 @@ import torch
 
 from polytile.attention.problem import AXES, AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr, sizes
+from polytile.ir.attention import SCORES
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Accumulator, Const, Index, Node, Op
-from polytile.ir.program import SCORES, Axis, Loop, Store, compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel
 
 BATCH, HEAD, QUERY, KEY = PLACE = tuple(sizes.axis(f"p{k}") for k in range(4))

@@ -18,8 +18,11 @@ import torch
 from polytile.attention.problem import AttentionProblem, Causal, symbol
 from polytile.ir import expr, sizes
 from polytile.ir.attention import EMPTY
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Buffer, Loop, Store, Template, View, compute_dtype, whole
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.template import Template
 
 ITEMS, ROWS = symbol("I"), symbol("R")
 """Number of key heads over all batches, and of query rows per key head."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polytile.ir import expr, ops
+from polytile.ir.loop import Loop
 from polytile.ir.names import IS_PACKED
-from polytile.ir.program import Loop
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel

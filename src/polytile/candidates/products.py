@@ -14,8 +14,8 @@ from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.sources import ProductRequest
 from polytile.ir import evaluate, expr, sizes
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.products import grouped_product, scaled_operand
-from polytile.ir.program import compute_dtype
 from polytile.matmul import prologue, scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel

@@ -12,8 +12,9 @@ import sympy
 import torch
 
 from polytile.ir import expr
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Node, Op, Reduce
-from polytile.ir.program import ROUNDING, Axis, Loop
+from polytile.ir.loop import Axis, Loop
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel

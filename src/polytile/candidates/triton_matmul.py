@@ -15,7 +15,7 @@ from polytile.candidates.triton import TritonCandidate, Work
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.cost import triton_matmul as prior
 from polytile.ir import levels
-from polytile.ir.program import SCALED_ALONG_K
+from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import symbol
 from polytile.matmul.triton.schedule import TILE, schedule_of

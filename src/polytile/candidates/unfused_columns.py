@@ -21,7 +21,8 @@ import torch
 from polytile.candidates.inner_kernel import Composed, InnerKernel, best_cost
 from polytile.ir import expr
 from polytile.ir import sizes as algebra
-from polytile.ir.program import Axis, Buffer, Loop, Store
+from polytile.ir.buffer import Buffer
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.problem import digest
 from polytile.runtime.formula import encode, evaluate
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize

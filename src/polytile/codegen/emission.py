@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from polytile.ir.expr import Const, Index, Load, Node, Op
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 
 
 def emission_order(

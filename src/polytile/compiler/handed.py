@@ -27,8 +27,10 @@ from polytile.dispatch import MultiKernel
 from polytile.dispatch.define import WORKS
 from polytile.errors import CompileFailed, LoweringError, PolytileError
 from polytile.frontend.graph import Lowered, OperatorReport
-from polytile.ir import program as ir
+from polytile.ir.attention import Attention
+from polytile.ir.program import Assert, Extern, Input, Operator, Program, Trace
 from polytile.ir.serialise import Reader, Unstorable, Writer
+from polytile.ir.template import Template
 from polytile.problem import digest
 from polytile.runtime import builder, compile
 from polytile.runtime.cache import current
@@ -40,8 +42,7 @@ from polytile.tuning import budget
 log = logging.getLogger("polytile")
 
 CLASSES = (
-    Lowered, OperatorReport, PackedConvolution, ir.Program, ir.Input, ir.Template, ir.Attention, ir.Extern, ir.Assert,
-    ir.Operator, ir.Trace,
+    Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Attention, Extern, Assert, Operator, Trace,
 )  # fmt: skip
 
 CPU = (torch.device("cpu"),)

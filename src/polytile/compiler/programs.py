@@ -31,7 +31,10 @@ from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.frontend.subgraphs import Called, Subgraph
 from polytile.ir import sizes
-from polytile.ir.program import Attention, Extern, Loop, PackedWeight, Program, Template
+from polytile.ir.attention import Attention
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Program
+from polytile.ir.template import PackedWeight, Template
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling

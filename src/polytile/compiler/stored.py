@@ -37,9 +37,9 @@ from polytile.errors import CacheError, CompilerMissing, PolytileError
 from polytile.frontend.failures import is_raised
 from polytile.frontend.graph import OperatorReport
 from polytile.frontend.graph_text import graph_text
-from polytile.ir.program import PackedWeight
 from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
 from polytile.ir.sizes import evaluate
+from polytile.ir.template import PackedWeight
 from polytile.matmul import packed_weights
 from polytile.problem import digest
 from polytile.runtime import programs, toolchain

@@ -24,7 +24,7 @@ import sympy
 from polytile.codegen.cpp.memory import SHUFFLED
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores

@@ -13,7 +13,7 @@ from polytile.codegen.triton.ops import summed_exponentials
 from polytile.codegen.triton.tile import Tile, divides, tile_of
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
 from polytile.schedule.gpu import vectors

@@ -29,8 +29,11 @@ from polytile.dispatch import recorded, specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
-from polytile.ir.program import Attention, Buffer, Loop, PackedWeight, Template, View
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.loop import Loop
 from polytile.ir.serialise import Writer
+from polytile.ir.template import PackedWeight, Template
 from polytile.matmul import gemm_kernel, packed_weights
 from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch

@@ -17,7 +17,7 @@ from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.tree import DecisionTree
 from polytile.facts import Fact
-from polytile.ir.program import CPU as CPU_DEVICE
+from polytile.ir.buffer import CPU as CPU_DEVICE
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.runtime.device import kind_of

@@ -15,7 +15,7 @@ from polytile.dispatch.keys import Condition, Keys
 from polytile.dispatch.plan_conditions import team
 from polytile.errors import HintError
 from polytile.facts import Fact
-from polytile.ir.program import CPU as CPU_DEVICE
+from polytile.ir.buffer import CPU as CPU_DEVICE
 from polytile.problem import Problem, sizes_text
 from polytile.runtime import device
 from polytile.runtime.arguments import CPU, CUDA

@@ -18,7 +18,7 @@ from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.facts import Layout
 from polytile.ir import evaluate
-from polytile.ir.program import CPU
+from polytile.ir.buffer import CPU
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.runtime import regime
 from polytile.schedule.canonical import LoopKernel, precision_of

@@ -40,7 +40,11 @@ from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, 
 from polytile.frontend.trace import trace_of
 from polytile.frontend.unsigned_products import sign_products
 from polytile.ir import expr, levels, sizes
-from polytile.ir.program import Attention, Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Input, Program
+from polytile.ir.template import Template
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -75,7 +79,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     name
         Name of the program.
     weights
-        Maps inputs that are weights to their kind, "constant" or "trained" (see ir.program.Buffer).
+        Maps inputs that are weights to their kind, "constant" or "trained" (see ir.buffer.Buffer).
 
     Returns
     -------

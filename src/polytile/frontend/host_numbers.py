@@ -21,8 +21,9 @@ from sympy.logic.boolalg import BooleanFunction
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.ir import expr
+from polytile.ir.buffer import View
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Extern, Operation, View
+from polytile.ir.program import Extern, Operation
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")

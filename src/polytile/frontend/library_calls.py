@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from polytile.frontend.lower.overloads import named_arguments
 from polytile.frontend.lower.value import Tensor
-from polytile.ir.program import View
+from polytile.ir.buffer import View
 
 WITH_A_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 """Higher-order operators that run another operator with a given random number state. torch records no fake results for them."""

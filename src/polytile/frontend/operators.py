@@ -15,7 +15,9 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Call, Tensor
 from polytile.frontend.placement import is_view
 from polytile.ir import sizes
-from polytile.ir.program import Operation, Ref, View
+from polytile.ir.buffer import View
+from polytile.ir.library_call import Ref
+from polytile.ir.program import Operation
 
 aten = torch.ops.aten
 

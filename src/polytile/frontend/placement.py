@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Point, Tensor, computed, stored
 from polytile.ir import expr, ops, sizes
-from polytile.ir.program import Template, View
+from polytile.ir.buffer import View
+from polytile.ir.template import Template
 
 KEEP_COST = 8.0
 """Multiply-adds per element from which a value with several users is stored.

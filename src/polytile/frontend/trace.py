@@ -14,7 +14,9 @@ from torch._ops import OpOverload
 from polytile.frontend.lower.value import Tensor
 from polytile.frontend.operators import is_reshape
 from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, shape_of
-from polytile.ir.program import Made, Operator, Ref, Trace, View
+from polytile.ir.buffer import View
+from polytile.ir.library_call import Made, Ref
+from polytile.ir.program import Operator, Trace
 
 _CALLABLE = ("aten", "prims")
 """Namespaces of operators that are free of side effects."""

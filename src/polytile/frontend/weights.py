@@ -7,7 +7,7 @@ from torch._guards import TracingContext
 
 
 def weights_of(graph: torch.fx.GraphModule, kind: str) -> dict[str, str]:
-    """The inputs that are weights, each with its kind (ir.program.Buffer). `kind` says which AOTAutograd graph this is:
+    """The inputs that are weights, each with its kind (ir.buffer.Buffer). `kind` says which AOTAutograd graph this is:
     "forward", "backward" or "inference".
 
     Dynamo marks parameters, buffers and tensors passed to `torch._dynamo.mark_static_address`. AOTAutograd records their

@@ -1,4 +1,4 @@
-"""The reference definition of attention, with all scores in memory. Every kernel must agree with it."""
+"""Attention as an operation of a program, and its reference definition, with which every kernel must agree."""
 
 from __future__ import annotations
 
@@ -7,12 +7,135 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
-from polytile.ir.program import compute_dtype
+from polytile.ir.buffer import View
+from polytile.ir.dtypes import compute_dtype
+from polytile.ir.loop import Loop
 
 EMPTY = -float("inf")
 """The score of a masked key."""
+
+SCORES = "scores"
+"""The buffer name to which an Attention's `scores` store. It has no memory."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
+    gradients of q, k and v are written to `dq`, `dk` and `dv`."""
+
+    grad: View
+    dq: View
+    dk: View
+    dv: View
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Describes packed or paged sequences by integer tensors (see attention.layout). There are `count` sequences of at most
+    `rows` rows and `keys` keys."""
+
+    count: sympy.Expr
+    rows: sympy.Expr
+    keys: sympy.Expr
+    q_starts: View | None = None
+    k_starts: View | None = None
+    table: View | None = None
+    k_used: View | None = None
+
+    @property
+    def named(self) -> dict[str, View]:
+        """The integer tensors that are present, by name, in order."""
+        given = {name: getattr(self, name) for name in ("q_starts", "k_starts", "table", "k_used")}
+        return {name: view for name, view in given.items() if view is not None}
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(self.named.values())
+
+
+@dataclass(frozen=True)
+class Attention:
+    """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked.
+
+    Attributes
+    ----------
+    q, k, v
+        Views of sizes (batch, heads, m, d), (batch, heads of k, n, d) and (batch, heads of k, n, d of v). `group` is the number
+        of query heads per key head.
+    scale
+        None means d ** -0.5.
+    causal
+        "", "top left" or "bottom right" (see ir.attention.causal_mask).
+    bias, fill
+        (batch, heads, m, n), with stride 0 along broadcast dimensions. A floating-point bias is added to the score; where a
+        boolean one is false, `fill` replaces the score.
+    empty_is_0
+        Whether a row whose scores are all -inf gives 0 instead of NaN.
+    lse
+        (batch, heads, m): if given, receives log Σ_n exp(score) in float32.
+    gradients
+        If given, the operation is the backward pass: `out` and `lse` are read and the gradients are written.
+    scores
+        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its only store computes the score from the
+        Accumulator, the scaled product. The store names the row-major buffer SCORES, which has no memory.
+    window
+        Masks further keys (see ir.attention.window_mask).
+    sequences
+        Set for packed or paged sequences; then q, k and v have the sizes of their memory (see attention.layout).
+    """
+
+    name: str
+    q: View
+    k: View
+    v: View
+    out: View
+    scale: float | None
+    causal: str = ""
+    bias: View | None = None
+    fill: float = -float("inf")
+    empty_is_0: bool = True
+    lse: View | None = None
+    origins: tuple[str, ...] = ()
+    gradients: Gradients | None = None
+    scores: Loop | None = None
+    window: tuple[int, int] | None = None
+    sequences: Sequences | None = None
+
+    @property
+    def extents(self) -> tuple[sympy.Expr, ...]:
+        """Batch, heads of q, heads of k, rows, keys, d and d of v; rows and keys are those of the longest sequence."""
+        (*_, q_heads, rows, d), (*_, heads, keys, _) = self.q.sizes, self.k.sizes
+        batch = self.q.sizes[0]
+        if self.sequences is not None:
+            batch, rows, keys = self.sequences.count, self.sequences.rows, self.sequences.keys
+        return batch, q_heads, heads, rows, keys, d, self.v.sizes[-1]
+
+    @property
+    def read(self) -> tuple[View, ...]:
+        places = self.sequences.views if self.sequences is not None else ()
+        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad)
+        own = (self.q, self.k, self.v, self.bias, *places, *left)
+        return tuple(view for view in own if view is not None)
+
+    @property
+    def written(self) -> tuple[View, ...]:
+        given = self.gradients
+        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv)
+        return tuple(view for view in own if view is not None)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The views that are read, followed by those that are written."""
+        return (*self.read, *self.written)
+
+    def reads(self) -> set[str]:
+        return {view.buffer for view in self.read} | (self.scores.reads() if self.scores is not None else set())
+
+    def writes(self) -> set[str]:
+        return {view.buffer for view in self.written}
 
 
 def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.Tensor:
@@ -65,7 +188,7 @@ def attend(
     scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
     window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of an ir.program.Attention.
+    """(out, lse) of an ir.attention.Attention.
 
     Parameters
     ----------

@@ -17,7 +17,9 @@ import sympy
 import torch
 
 from polytile.ir import expr
-from polytile.ir.program import Buffer, LibraryCall, Loop, Made, Ref, View, map_refs, refs_in
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.library_call import LibraryCall, Made, Ref, map_refs, refs_in
+from polytile.ir.loop import Loop
 
 NARROW = (torch.bfloat16, torch.float16)
 

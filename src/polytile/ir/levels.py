@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node, Op, Reduce
-from polytile.ir.program import Loop, depends_on_point, element_level
+from polytile.ir.loop import Loop, depends_on_point, element_level
 
 
 def depth(*roots: Node) -> int:

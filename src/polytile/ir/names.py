@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 IS_PACKED = "packed"
-"""The integer argument of a product that says whether its weight is packed (see ir.program.IS_PACKED)."""
+"""The integer argument of a product that says whether its weight is packed (see ir.template.IS_PACKED)."""

@@ -18,21 +18,13 @@ import sympy
 import torch
 
 from polytile.ir import expr
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import (
-    Attention,
-    Axis,
-    Buffer,
-    Extern,
-    Input,
-    Loop,
-    Operation,
-    Program,
-    Ref,
-    Store,
-    Template,
-    View,
-)
+from polytile.ir.library_call import Ref
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Extern, Input, Operation, Program
+from polytile.ir.template import Template
 
 _ASSIGN = {"set": "=", "add": "+=", "sum": "sum="}  # by the mode of a store
 

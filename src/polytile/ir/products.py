@@ -8,7 +8,7 @@ import torch
 
 
 def ranges(ends: torch.Tensor, length: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each group on an axis of this length (see ir.program.Grouping)."""
+    """(start, end) of each group on an axis of this length (see ir.template.Grouping)."""
     first = 0
     for end in ends.tolist():
         end = min(max(end, 0), length)

@@ -13,16 +13,17 @@ from sympy.core.basic import Basic
 from torch._ops import OpOverload
 from torch.utils._sympy import functions, numbers
 
-from polytile.ir import expr, program
+from polytile.ir import expr
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Node
+from polytile.ir.library_call import LibraryCall, Made, Ref
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.template import Grouping, PackedWeight, Scales
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (
-        program.Axis, program.Buffer, program.LibraryCall, program.Loop, program.Made, program.PackedWeight, program.Ref,
-        program.Grouping, program.Scales, program.Store, program.View,
-    )
-}  # fmt: skip
+    for cls in (Axis, Buffer, LibraryCall, Loop, Made, PackedWeight, Ref, Grouping, Scales, Store, View)
+}
 """Dataclasses that are written field by field."""
 
 NODES: dict[str, type[Node]] = {

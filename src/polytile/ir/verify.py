@@ -10,23 +10,14 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import expr, levels, ops, reductions, sizes
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.dtypes import COMPUTE_DTYPE, compute_dtype
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import (
-    COMPUTE_DTYPE,
-    SEGMENT_SUM,
-    Assert,
-    Attention,
-    Buffer,
-    Extern,
-    Loop,
-    Operation,
-    Program,
-    Template,
-    View,
-    compute_dtype,
-    refs_in,
-    views_in,
-)
+from polytile.ir.library_call import refs_in, views_in
+from polytile.ir.loop import SEGMENT_SUM, Loop
+from polytile.ir.program import Assert, Extern, Operation, Program
+from polytile.ir.template import Template
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.matmul import packed_weights, prologue, scales
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.runtime import noise

@@ -10,8 +10,10 @@ from functools import cached_property
 import sympy
 import torch
 
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.loop import Loop
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import IS_PACKED, Buffer, Loop, PackedWeight, Template, View
+from polytile.ir.template import IS_PACKED, PackedWeight, Template
 from polytile.matmul import prologue, scales
 from polytile.matmul.cpp import GemmSpec
 from polytile.matmul.cpp.spec import OUTPUT_SIZES, SIZES

@@ -18,8 +18,10 @@ import torch
 
 from polytile import options
 from polytile.ir import evaluate
+from polytile.ir.buffer import Buffer, View, whole
+from polytile.ir.loop import Loop
 from polytile.ir.printer import loop_text
-from polytile.ir.program import IS_PACKED, Buffer, Loop, PackedWeight, Template, View, whole
+from polytile.ir.template import IS_PACKED, PackedWeight, Template
 from polytile.matmul.cpp import GemmSpec, panels
 from polytile.runtime import toolchain, weights
 from polytile.schedule.canonical import TensorArg

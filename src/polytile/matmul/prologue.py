@@ -15,7 +15,8 @@ import sympy
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.program import Axis, Buffer, Loop
+from polytile.ir.buffer import Buffer
+from polytile.ir.loop import Axis, Loop
 from polytile.schedule import canonical
 from polytile.schedule.canonical import CallSite, LoopKernel
 

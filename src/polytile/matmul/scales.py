@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from polytile.ir.program import Scales
+from polytile.ir.template import Scales
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel

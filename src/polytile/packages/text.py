@@ -16,7 +16,8 @@ from polytile.compiler.programs import Scheduled
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.packaged import Leaf, PackagedTable
 from polytile.errors import PackageError
-from polytile.ir.program import Buffer, Program
+from polytile.ir.buffer import Buffer
+from polytile.ir.program import Program
 from polytile.packages.weights import Weights
 from polytile.runtime import native, program
 from polytile.runtime.cuda import cublaslt, launch

@@ -23,7 +23,8 @@ from polytile.dispatch.packaged import Leaf, Met, PackagedTable, packaged_table
 from polytile.errors import DeviceError, PackageError
 from polytile.frontend import hints as hinted
 from polytile.ir import sizes
-from polytile.ir.program import IS_PACKED, Buffer
+from polytile.ir.buffer import Buffer
+from polytile.ir.template import IS_PACKED
 from polytile.packages import archive, text
 from polytile.packages.archive import Content
 from polytile.packages.capture import Captured, capture, exported

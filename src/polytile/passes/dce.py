@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from polytile.ir.program import Assert, Attention, Extern, Loop, Operation, Program, Template, View
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import View
+from polytile.ir.loop import Loop
+from polytile.ir.program import Assert, Extern, Operation, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.graph import has_effect
 
 

@@ -12,8 +12,12 @@ from dataclasses import replace
 
 from polytile.ir import expr, sizes
 from polytile.ir.aliases import maybe_aliased
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View, map_refs, map_views
+from polytile.ir.library_call import Ref, map_refs
+from polytile.ir.loop import Loop
+from polytile.ir.program import Extern, Operation, Program, map_views
+from polytile.ir.template import Template
 from polytile.passes.loops import map_loop
 
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 
 from polytile.ir import levels, sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import Buffer, Loop, Operation, Program, Template
+from polytile.ir.buffer import Buffer
+from polytile.ir.loop import Loop
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 
 
 def reuse(program: Program) -> dict[str, str]:

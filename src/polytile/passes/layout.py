@@ -18,8 +18,11 @@ from dataclasses import dataclass, replace
 import sympy
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, Trace, View, element_level
+from polytile.ir.loop import Axis, Loop, Store, element_level
+from polytile.ir.program import Operation, Program, Trace
+from polytile.ir.template import Template
 from polytile.passes.fusion.axes import unify
 from polytile.passes.fusion.cost import estimate, touched
 from polytile.passes.fusion.merge import Unfit

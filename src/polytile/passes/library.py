@@ -18,8 +18,11 @@ import sympy
 import torch
 
 from polytile.ir import sizes
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.calls import calls_of, changes_nothing, mapped, numbers_in
-from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View, refs_in
+from polytile.ir.library_call import LibraryCall, Made, Ref, refs_in
+from polytile.ir.loop import Axis, Loop
+from polytile.ir.program import Operator, Program
 
 MOST_CALLS = 48
 """Maximum number of calls for one loop. More calls cannot compete with the loop, and each adds arguments to the kernel."""

@@ -11,8 +11,11 @@ import torch
 
 from polytile import options
 from polytile.ir import expr, sizes
+from polytile.ir.attention import Attention
 from polytile.ir.expr import Node, Scan
-from polytile.ir.program import Attention, Axis, Loop, Operation, Program, Template
+from polytile.ir.loop import Axis, Loop
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 
 Mapped = Mapping[sympy.Symbol, sympy.Expr]
 

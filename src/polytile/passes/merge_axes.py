@@ -24,7 +24,8 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
-from polytile.ir.program import Axis, Loop, Program
+from polytile.ir.loop import Axis, Loop
+from polytile.ir.program import Program
 from polytile.passes.fusion.cost import estimate, touched
 from polytile.passes.loops import canonical, has_scan, indices, linear, map_loops, reindexed
 

@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polytile.ir.aliases import maybe_aliased
+from polytile.ir.buffer import whole
 from polytile.ir.expr import Load
-from polytile.ir.program import Loop, Operation, Program, whole
+from polytile.ir.loop import Loop
+from polytile.ir.program import Operation, Program
 from polytile.passes.duplicates import renamed
 from polytile.passes.loops import touching
 

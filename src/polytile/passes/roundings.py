@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polytile.ir.attention import SCORES
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Op
-from polytile.ir.program import ROUNDING, SCORES, Loop, Program, Store
+from polytile.ir.loop import Loop, Store
+from polytile.ir.program import Program
 from polytile.passes.loops import map_loops
 
 

@@ -14,8 +14,11 @@ import sympy
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Reduce
-from polytile.ir.program import ROUNDING, Axis, Buffer, Loop, Program
+from polytile.ir.loop import Axis, Loop
+from polytile.ir.program import Program
 from polytile.passes import rules
 from polytile.passes.loops import map_loops
 

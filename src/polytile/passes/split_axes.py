@@ -15,7 +15,8 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.ir import sizes
-from polytile.ir.program import Axis, Loop, Program
+from polytile.ir.loop import Axis, Loop
+from polytile.ir.program import Program
 from polytile.passes.loops import Mapped, canonical, has_scan, indices, kept_axes, linear, map_loops, reindexed
 
 _DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)

@@ -15,8 +15,10 @@ import sympy
 from torch.utils._sympy.functions import Max
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Buffer, Loop, Operation, Program, Store, View, map_views
+from polytile.ir.loop import Loop, Store
+from polytile.ir.program import Operation, Program, map_views
 from polytile.passes.loops import map_loop
 
 _MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's

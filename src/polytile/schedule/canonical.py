@@ -12,8 +12,10 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 from polytile.ir import calls, evaluate, expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.library_call import LibraryCall
+from polytile.ir.loop import SEGMENT_SUM, Axis, Loop, Store
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import SEGMENT_SUM, Axis, Buffer, LibraryCall, Loop, Store
 from polytile.problem import digest
 from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 

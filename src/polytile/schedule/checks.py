@@ -5,7 +5,7 @@ from __future__ import annotations
 from polytile.errors import DivisionByZero
 from polytile.ir import expr, printer
 from polytile.ir.expr import Const, Index, Node, Op
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 
 NO_DIVISOR = str(DivisionByZero())
 

@@ -12,7 +12,7 @@ import sympy
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Node, Part, Reduce, Scan
-from polytile.ir.program import Axis, Loop, Store, element_level
+from polytile.ir.loop import Axis, Loop, Store, element_level
 from polytile.schedule.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector

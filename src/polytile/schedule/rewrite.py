@@ -20,7 +20,7 @@ import torch
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Node, Part, Reduce, Scan
 from polytile.ir.levels import softmax_argument
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 
 OF_BOOL = {"max": "any", "min": "all"}
 

@@ -20,8 +20,9 @@ import sympy
 
 from polytile.ir import expr
 from polytile.ir.calls import moved
+from polytile.ir.library_call import LibraryCall
+from polytile.ir.loop import Loop
 from polytile.ir.philox import COUNTERS_PER_OPERATOR
-from polytile.ir.program import LibraryCall, Loop
 from polytile.ir.sizes import expanded
 
 

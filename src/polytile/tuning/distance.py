@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from polytile.ir.program import FLOAT8
+from polytile.ir.dtypes import FLOAT8
 from polytile.runtime import openmp
 from polytile.tuning.headroom import COMPARED_AT_ONCE
 from polytile.tuning.near_ties import comparable

@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
-from polytile.ir.program import CPU
+from polytile.ir.buffer import CPU
 from polytile.problem import Measurement, Outcome, Problem, Scalar
 from polytile.store.records import GATE
 from polytile.tuning.environment import environment

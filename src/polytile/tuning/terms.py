@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from polytile.ir.program import FLOAT8
+from polytile.ir.dtypes import FLOAT8
 
 SAMPLES = 8
 """How often the reference runs with perturbed values. One run moves a scalar by less than a tenth of the usual amount in 8 % of

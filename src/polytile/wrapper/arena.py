@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from polytile.ir.program import Buffer
+from polytile.ir.buffer import Buffer
 from polytile.wrapper import lines
 from polytile.wrapper.lines import Line
 

@@ -14,7 +14,8 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir.program import Buffer, PackedWeight, View
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.template import PackedWeight
 from polytile.runtime.weights import Site
 
 

@@ -12,7 +12,8 @@ import sympy
 import torch
 
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import Buffer, Program
+from polytile.ir.buffer import Buffer
+from polytile.ir.program import Program
 from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
 
 UNKNOWN_SIZE = 256

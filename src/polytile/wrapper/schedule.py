@@ -11,20 +11,12 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import (
-    IS_PACKED,
-    Assert,
-    Attention,
-    Extern,
-    Loop,
-    Operation,
-    PackedWeight,
-    Program,
-    Template,
-    View,
-    map_refs,
-    place_of,
-)
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import View
+from polytile.ir.library_call import map_refs
+from polytile.ir.loop import Loop
+from polytile.ir.program import Assert, Extern, Operation, Program, place_of
+from polytile.ir.template import IS_PACKED, PackedWeight, Template
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, check_bound, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line

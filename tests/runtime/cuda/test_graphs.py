@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polytile.errors import LaunchFailed
-from polytile.ir.program import Buffer
+from polytile.ir.buffer import Buffer
 from polytile.runtime import Dispatcher, background, new_dispatcher, program, symbols
 from polytile.runtime import compile as compiling
 from polytile.runtime.cuda import driver, graphs, launch

@@ -23,8 +23,9 @@ from polytile.codegen.cpp.body import Body, Scope, always
 from polytile.codegen.cpp.unit import arguments
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
+from polytile.ir.attention import SCORES
 from polytile.ir.expr import Node
-from polytile.ir.program import SCORES, Store
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
 

@@ -29,7 +29,7 @@ from polytile.codegen.writer import Writer
 from polytile.errors import LoweringError
 from polytile.ir import expr
 from polytile.ir.expr import Const, Node
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import sympy
 
 from polytile.ir import sizes
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Accumulator, Load, Node, Op
-from polytile.ir.program import ROUNDING, Axis
+from polytile.ir.loop import Axis
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel

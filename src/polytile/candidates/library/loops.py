@@ -20,8 +20,9 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.errors import IRError
 from polytile.ir import sizes as algebra
+from polytile.ir.buffer import View
 from polytile.ir.calls import changes_nothing, expressions, mapped
-from polytile.ir.program import LibraryCall, Made, View
+from polytile.ir.library_call import LibraryCall, Made
 from polytile.problem import Config, digest
 from polytile.runtime.formula import encode, evaluate
 from polytile.runtime.functions import quickest

@@ -14,8 +14,8 @@ import torch
 
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.ir import sizes
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Accumulator, Load, Node, Op
-from polytile.ir.program import ROUNDING
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
 

@@ -13,7 +13,7 @@ from polytile.codegen.cpp.indices import index_vector
 from polytile.codegen.emission import Emitter
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Nest

@@ -22,7 +22,7 @@ from polytile.codegen.cpp.unit import LEAVE_KERNEL, LEAVE_THREAD, Unit, scratch
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.cpu.scheduled import COLUMNS, Pass, Threads
 from polytile.schedule.nest import is_result
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from polytile.codegen.cpp import text
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 
 
 def count(axes: Iterable[Axis]) -> str:

@@ -9,8 +9,9 @@ import torch
 
 from polytile.codegen.cpp import text
 from polytile.ir import sizes
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Load
-from polytile.ir.program import Store, compute_dtype, element_level
+from polytile.ir.loop import Store, element_level
 from polytile.schedule.cpu.fused_axes import repeats
 from polytile.schedule.nest import Form
 

@@ -11,7 +11,7 @@ from polytile.codegen.cpp import domain, sweeps, text
 from polytile.codegen.cpp.body import Scope
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.schedule.cpu.scheduled import Threads
 
 

@@ -11,7 +11,7 @@ from polytile.codegen.cpp.body import Body, Scope
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 
 Sweep = Callable[[Scope, str, str], None]
 

@@ -18,7 +18,7 @@ from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.cpu.transposing import BAND, BLOCK_ROWS, PIECE, Transposed
 
 

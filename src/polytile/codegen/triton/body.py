@@ -18,7 +18,7 @@ from polytile.codegen.triton import memory, ops, random, text
 from polytile.codegen.triton.tile import Dim, Tile, divides, quotient, with_facts
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit

@@ -22,7 +22,7 @@ from polytile.codegen.triton.tile import blocks
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
 from polytile.schedule.gpu.catalogue import looped, pointwise

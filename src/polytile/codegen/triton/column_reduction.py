@@ -28,7 +28,7 @@ from polytile.codegen.triton.scratch import on_scratch
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.answers import Hold
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts

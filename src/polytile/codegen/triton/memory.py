@@ -10,8 +10,9 @@ from polytile.codegen.triton import text
 from polytile.codegen.triton.ops import convert
 from polytile.errors import LoweringError
 from polytile.ir import sizes
+from polytile.ir.dtypes import FLOAT8, compute_dtype
 from polytile.ir.expr import Load
-from polytile.ir.program import FLOAT8, Store, compute_dtype, element_level
+from polytile.ir.loop import Store, element_level
 
 if TYPE_CHECKING:
     from polytile.codegen.triton.body import Body, Scope

@@ -25,7 +25,7 @@ from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.errors import LoweringError
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts, index_limit

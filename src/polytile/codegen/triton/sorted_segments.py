@@ -25,7 +25,7 @@ from polytile.codegen.triton.segment_sums import ROW, Table, begin_program, poin
 from polytile.codegen.triton.tile import Dim, Tile, blocks
 from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.ir import sizes
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts

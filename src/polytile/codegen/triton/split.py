@@ -28,7 +28,7 @@ from polytile.codegen.triton.schedules import gathered_row_loads, one_pass, swee
 from polytile.codegen.triton.unit import Chunk, Unit, program
 from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.facts import Facts
 from polytile.schedule.gpu.scheduled import Last, Over, ScheduledLaunch, ScheduledLoop
 from polytile.schedule.nest import Form

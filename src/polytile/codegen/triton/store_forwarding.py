@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Store, compute_dtype
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Nest
 

@@ -16,7 +16,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.schedule.answers import Share
 from polytile.schedule.facts import Facts
 from polytile.schedule.gpu.schedule import GpuSchedule

@@ -5,7 +5,7 @@
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
 
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
-bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program.Attention for the rest. `products` returns
+bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.attention.Attention for the rest. `products` returns
 the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them.
 """
 

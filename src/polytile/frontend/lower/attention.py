@@ -22,9 +22,10 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, ops, sizes
-from polytile.ir.attention import EMPTY
+from polytile.ir.attention import EMPTY, SCORES, Attention, Gradients, Sequences
+from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
-from polytile.ir.program import SCORES, Attention, Axis, Gradients, Loop, Sequences, Store, View, whole
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.ir.sizes import Size
 from polytile.runtime.target import Target
 

@@ -16,21 +16,12 @@ from torch._prims_common import elementwise_dtypes
 from polytile.frontend.lower.scalars import float_node
 from polytile.frontend.lower.value import Call, Point, Tensor, broadcast_point, computed, stored, widen
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.calls import shapes_alone
 from polytile.ir.expr import Node
-from polytile.ir.program import (
-    Assert,
-    Axis,
-    Buffer,
-    Extern,
-    LibraryCall,
-    Loop,
-    Operation,
-    Ref,
-    Store,
-    View,
-    whole,
-)
+from polytile.ir.library_call import LibraryCall, Ref
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Assert, Extern, Operation
 
 
 class Builder:

@@ -12,7 +12,7 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor
-from polytile.ir.program import Buffer, View, whole
+from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.sizes import Size
 from polytile.runtime.convolution import PackedConvolution, can_pack
 

@@ -18,9 +18,10 @@ from polytile.frontend.lower.registry import lowers, lowers_later
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
-from polytile.ir.program import Grouping, Template, View, whole
 from polytile.ir.sizes import ZERO, Size
+from polytile.ir.template import Grouping, Template
 
 aten = torch.ops.aten
 

@@ -23,8 +23,9 @@ from polytile.frontend.lower.slices import require_known_sizes, selected_index, 
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
 from polytile.frontend.lower.views import copied, diagonal_origin, reindexed, require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View, whole
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import View, compute_dtype, whole
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.frontend.lower.views import has_static_zero, require_loop_dtype
 from polytile.ir import sizes
-from polytile.ir.program import View
+from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten

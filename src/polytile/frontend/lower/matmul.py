@@ -26,9 +26,11 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View, whole
+from polytile.ir.dtypes import FLOAT8
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import FLOAT8, Scales, Template, View, whole
 from polytile.ir.sizes import ONE, ZERO, Size
+from polytile.ir.template import Scales, Template
 
 aten = torch.ops.aten
 

@@ -28,7 +28,7 @@ from polytile.frontend.lower.value import Call, Point, computed
 from polytile.frontend.lower.views import reindexed
 from polytile.ir import expr
 from polytile.ir.expr import Node
-from polytile.ir.program import Ref
+from polytile.ir.library_call import Ref
 from polytile.ir.sizes import ZERO, Size
 
 

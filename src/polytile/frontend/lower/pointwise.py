@@ -22,8 +22,8 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import scalar_tensor
 from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, convert, widen
 from polytile.ir import expr
+from polytile.ir.dtypes import FLOAT8
 from polytile.ir.expr import Node
-from polytile.ir.program import FLOAT8
 from polytile.ir.sizes import ONE
 from polytile.runtime.target import Target
 

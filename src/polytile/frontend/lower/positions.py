@@ -15,8 +15,9 @@ import torch
 from polytile.errors import LoweringError
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View
 from polytile.ir.expr import Node
-from polytile.ir.program import Store, View
+from polytile.ir.loop import Store
 from polytile.ir.sizes import ONE, ZERO, Size
 
 INDEX_DTYPES = (torch.int64, torch.int32)

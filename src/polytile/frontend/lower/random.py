@@ -24,9 +24,11 @@ from polytile.frontend.lower.pointwise_table import like, node, selected
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import whole
 from polytile.ir.expr import Node
+from polytile.ir.library_call import Ref
 from polytile.ir.philox import COUNTERS_PER_OPERATOR
-from polytile.ir.program import Extern, Ref, whole
+from polytile.ir.program import Extern
 from polytile.runtime import mersenne
 
 aten = torch.ops.aten

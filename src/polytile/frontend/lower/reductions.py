@@ -16,8 +16,8 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import float_node
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
 from polytile.ir import expr, sizes
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import compute_dtype
 
 Dims = int | Sequence[int] | None
 Row = Callable[[Node, Point], Node]  # (element, point of the source) → row-level node

@@ -18,7 +18,7 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, stored
 from polytile.frontend.lower.views import has_static_zero, reindexed
 from polytile.ir import sizes
-from polytile.ir.program import View
+from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten

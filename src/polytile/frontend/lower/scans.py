@@ -13,8 +13,10 @@ from polytile.frontend.lower.reductions import converted_first
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import whole
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Store, compute_dtype, whole
+from polytile.ir.loop import Axis, Store
 
 Element = Callable[[Node, Point], Node]  # (element, point) → node made of expr.scan
 

@@ -24,8 +24,10 @@ from polytile.frontend.lower.reshapes import reshape_point
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View, whole
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import SEGMENT_SUM, Store, View, compute_dtype, whole
+from polytile.ir.loop import SEGMENT_SUM, Store
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten

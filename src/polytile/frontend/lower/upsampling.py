@@ -22,8 +22,9 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Call, Point, Tensor, computed, convert
 from polytile.frontend.resizing import EXACT, LINEAR, UPSAMPLE, UPSAMPLE_BACKWARD, arguments
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View
 from polytile.ir.expr import Node
-from polytile.ir.program import Ref, View
+from polytile.ir.library_call import Ref
 from polytile.ir.sizes import Size
 
 Term = tuple[Size | Node, Node | None]

@@ -10,8 +10,9 @@ import sympy
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View
+from polytile.ir.dtypes import ROUNDING, compute_dtype
 from polytile.ir.expr import Node
-from polytile.ir.program import ROUNDING, View, compute_dtype
 
 Point = tuple[sympy.Expr, ...]
 
@@ -26,7 +27,7 @@ LOOP_DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Call:
-    """One ATen operator applied to stored tensors, with arguments as in ir.program.LibraryCall.
+    """One ATen operator applied to stored tensors, with arguments as in ir.library_call.LibraryCall.
 
     Its result has `sizes`; the tensor that holds the Call may be a row-major reshape of that result.
     """

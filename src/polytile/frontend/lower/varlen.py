@@ -15,9 +15,9 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor, computed, stored
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
-from polytile.ir.attention import EMPTY
+from polytile.ir.attention import EMPTY, Attention, Gradients, Sequences
+from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
-from polytile.ir.program import Attention, Gradients, Sequences, View, whole
 from polytile.runtime.target import Target
 
 INDEX_TYPES = (torch.int32, torch.int64)

@@ -19,7 +19,7 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, fresh_axes, stored
 from polytile.frontend.placement import is_view
 from polytile.ir import expr, sizes
-from polytile.ir.program import View
+from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten

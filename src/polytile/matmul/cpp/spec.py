@@ -40,7 +40,7 @@ class GemmSpec:
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
     With `group` an int8 B has a float32 scale for each column and so many k, row by row, behind B among the pointers. With
     `zeros` what is subtracted from B before that lies alike behind them.
-    With `grouped`, "m" or "k", it is a grouped product (ir.program.Grouping) of as many groups as `batch` says; where each ends
+    With `grouped`, "m" or "k", it is a grouped product (ir.template.Grouping) of as many groups as `batch` says; where each ends
     is behind B among the pointers.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
     """

@@ -23,7 +23,7 @@ from polytile.codegen.triton.tile import divides
 from polytile.errors import LoweringError
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.unit import epilogue_kernel
 from polytile.schedule.canonical import LoopKernel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from polytile.ir.program import SCALED_ALONG_K
+from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul import scales
 from polytile.matmul.triton.operands import Operand, symbol
 from polytile.matmul.triton.prologue import feed

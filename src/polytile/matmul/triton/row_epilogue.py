@@ -15,7 +15,7 @@ from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.tile import Dim, Tile, blocks
-from polytile.ir.program import Loop
+from polytile.ir.loop import Loop
 from polytile.matmul.triton.operands import symbol
 from polytile.schedule.nest import Form, Nest
 

@@ -15,7 +15,7 @@ from polytile.codegen.triton.tile import Dim, Tile
 from polytile.codegen.writer import Writer
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.matmul.configs.records import AMD
 from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.operands import Operand, operands, second_operands, symbol

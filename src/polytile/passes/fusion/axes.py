@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import sympy
 
 from polytile.ir import sizes
-from polytile.ir.program import Axis
+from polytile.ir.loop import Axis
 from polytile.passes.loops import linear
 
 Pair = tuple[sympy.Expr, sympy.Expr]

@@ -21,8 +21,10 @@ import torch
 
 from polytile import options
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Operation, Program
 from polytile.passes.fusion import cost
 
 COSTLY = 6.0

@@ -18,8 +18,11 @@ from dataclasses import replace
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Op, Reduce, Scan
-from polytile.ir.program import ROUNDING, SEGMENT_SUM, Buffer, Loop, Program, Store
+from polytile.ir.loop import SEGMENT_SUM, Loop, Store
+from polytile.ir.program import Program
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import WORTHWHILE

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import sympy
 
 from polytile.ir import expr, ops, sizes
+from polytile.ir.buffer import Buffer
 from polytile.ir.expr import Node
-from polytile.ir.program import Buffer, Loop
+from polytile.ir.loop import Loop
 
 STAND_IN = 64  # the value assumed for every symbol; only the order of fusions depends on it
 CHEAP = 8.0  # below this many multiply-adds, recomputing beats storing and loading (see OpDef.cost)

@@ -18,8 +18,12 @@ from dataclasses import replace
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import View
+from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Accumulator, Load, Node, Op
-from polytile.ir.program import ROUNDING, Loop, Operation, Program, Template, View
+from polytile.ir.loop import Loop
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.epilogue import plain_epilogue
 from polytile.passes.loops import merged_origins, on_gpu, touching
 

@@ -20,8 +20,11 @@ from dataclasses import replace
 import sympy
 
 from polytile.ir import expr, sizes
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Accumulator
-from polytile.ir.program import Axis, Loop, Operation, Program, Store, Template, compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.axes import Unified, unify
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.merge import Domain, Unfit, join, pairs_of, passed_buffers

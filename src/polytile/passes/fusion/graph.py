@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import sympy
 import torch
 
+from polytile.ir.attention import Attention
+from polytile.ir.buffer import View
 from polytile.ir.calls import numbers_in
-from polytile.ir.program import Assert, Attention, Extern, Loop, Made, Operation, Program, Template, View, refs_in
+from polytile.ir.library_call import Made, refs_in
+from polytile.ir.loop import Loop
+from polytile.ir.program import Assert, Extern, Operation, Program
+from polytile.ir.template import Template
 
 
 class Graph:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from polytile.ir import sizes
-from polytile.ir.program import Loop, Program
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.merge import Merged, Unfit, merge

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from polytile.ir import expr, ops
 from polytile.ir.expr import Op
-from polytile.ir.program import Loop, Program
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.greedy import Fuser, Proposal
 from polytile.passes.fusion.merge import Merged

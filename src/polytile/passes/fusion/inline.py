@@ -18,8 +18,12 @@ from dataclasses import replace
 import sympy
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Buffer, Loop, Operation, Program, Store, Template, compute_dtype
+from polytile.ir.loop import Loop, Store
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.merge import MAX_NODES, Unfit, stored_value, stores_on
 from polytile.passes.loops import Mapped, linear, node_count, touching

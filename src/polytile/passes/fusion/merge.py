@@ -19,8 +19,10 @@ import sympy
 import torch
 
 from polytile.ir import expr, levels, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import ROUNDING, compute_dtype
 from polytile.ir.expr import Index, Load, Node, Op, Reduce, Scan
-from polytile.ir.program import ROUNDING, Axis, Buffer, Loop, Store, compute_dtype, element_level
+from polytile.ir.loop import Axis, Loop, Store, element_level
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
 

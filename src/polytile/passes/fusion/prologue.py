@@ -29,7 +29,11 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, View, compute_dtype
+from polytile.ir.buffer import Buffer, View
+from polytile.ir.dtypes import compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Operation, Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.epilogue import hosted, is_pointwise
 from polytile.passes.fusion.merge import Unfit
 from polytile.passes.loops import indices, merged_origins, node_count, on_gpu, reindexed, touching

@@ -21,7 +21,9 @@ import torch
 
 from polytile.ir import expr, levels, sizes
 from polytile.ir.expr import Scan
-from polytile.ir.program import Loop, Program, Template
+from polytile.ir.loop import Loop
+from polytile.ir.program import Program
+from polytile.ir.template import Template
 from polytile.passes.fusion.epilogue import attached, finished_by, hosted, is_direct, plain_epilogue
 from polytile.passes.fusion.merge import Domain, Unfit, join
 from polytile.passes.loops import on_gpu

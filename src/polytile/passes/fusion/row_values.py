@@ -20,8 +20,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from polytile.ir import expr, sizes
+from polytile.ir.buffer import Buffer
+from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node, Reduce
-from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, compute_dtype
+from polytile.ir.loop import Axis, Loop, Store
+from polytile.ir.program import Operation, Program
 from polytile.passes.fusion.merge import Unfit, merge, stores_on
 from polytile.passes.loops import on_gpu, reindexed, touching
 

@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Scan
-from polytile.ir.program import Axis, Loop
+from polytile.ir.loop import Axis, Loop
 from polytile.schedule.nest import Form, Nest, nest_of
 
 REPEATS = (2, 4, 8)  # possible repetitions of one element in lanes: vectors start at multiples of these

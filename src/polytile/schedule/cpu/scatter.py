@@ -11,7 +11,7 @@ import sympy
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 
 
 def scattered_stores(loop: Loop) -> list[Store]:

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from polytile.ir import printer
 from polytile.ir.expr import Const, Node, Reduce, Scan
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.fused_axes import fuse_axes
 from polytile.schedule.cpu.scatter import owner_axis, scattered_stores

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Axis, Store, element_level
+from polytile.ir.loop import Axis, Store, element_level
 from polytile.schedule.cpu.lanes import NARROWEST, bytes_of, lane_bytes
 from polytile.schedule.cpu.scatter import scattered_stores
 from polytile.schedule.cpu.schedule import Lanes

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op, Part, Reduce
-from polytile.ir.program import Store
+from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
 

@@ -9,7 +9,7 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Scan
-from polytile.ir.program import Axis, Loop, element_level
+from polytile.ir.loop import Axis, Loop, element_level
 from polytile.schedule import rewrite
 from polytile.schedule.answers import Combine, Share
 from polytile.schedule.canonical import LoopKernel
