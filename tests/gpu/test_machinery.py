@@ -235,7 +235,7 @@ def test_a_program_may_wait_for_its_device_while_graphs_are_made() -> None:
         return x
 
     call, before = compiled(layers, cuda_graphs="auto", stall="never"), polytile.counters["cuda_graphs"]
-    for _ in range(2):
+    for _ in range(4):
         for rows in [8, 40, 100] * 80:
             x = data(rows, 256)
             out = call(x)
