@@ -174,6 +174,7 @@ TABLES = {
     ("docs/cuda-results.md", "gpu"): ("gpu.__main__", "--show", "benchmarks/results/gpu.json"),
     ("docs/products-results.md", "gpu_gemm"): ("gpu.gemm", "--show", "benchmarks/results/gpu_gemm.json"),
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
+    ("docs/cuda-graphs.md", "gpu_whole_calls"): ("gpu.whole_calls", "--show", "benchmarks/results/gpu_whole_calls.json"),
     ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
     ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),
