@@ -44,6 +44,36 @@ def test_what_modules_keep_is_fixed_at_once_and_what_the_caller_gives_is_not(mon
     assert len(traced) == 2
 
 
+class Decayed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.settings.decay)
+
+
+class Settings:
+    decay = 0.5
+
+
+def test_what_changes_in_a_module_is_an_argument_from_the_second_graph_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[int] = []
+    compile_graph = backend._compile
+
+    def counted(graph: torch.fx.GraphModule, inputs: Sequence[Any], *others: Any, **named: Any) -> Any:
+        arguments.append(len(inputs))
+        return compile_graph(graph, inputs, *others, **named)
+
+    monkeypatch.setattr(backend, "_compile", counted)
+    network, x = Decayed(), torch.randn(6, 3)
+    function = compiled(network)
+    for decay in (0.5, 0.25, 0.125, 2.0):
+        network.settings.decay = decay
+        torch.testing.assert_close(function(x), network(x))
+    assert len(arguments) == 2 and arguments[1] == arguments[0] + 1
+
+
 def test_other_compilers_have_their_floats_as_before() -> None:
     graphs: list[torch.fx.GraphModule] = []
 

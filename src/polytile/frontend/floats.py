@@ -1,15 +1,17 @@
 """Python floats that Dynamo made symbolic, and that operators need as numbers.
 
-Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`). AOTAutograd
-makes it retrace the function when it has found, after a whole pass of its own, that an operator needs the float's value. What
-torch's own modules keep as attributes (an `eps`, a slope, the bounds of a clamp) is constant: polytile's graphs have numbers
-there from the start (`settle_ahead`). Most others are visible in the graph's shape environment before AOTAutograd's pass;
-reporting them at once saves that pass (`restart_if_fixed`). Otherwise a MobileNet was traced three times, for its norms and for
-its ReLU6.
+Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`).
+AOTAutograd makes it retrace the function when it has found, after a whole pass of its own, that an operator needs the float's
+value. And each call turns each such float into a tensor, 25 of them in a Llama of four layers. What modules keep as
+attributes (an `eps`, a slope, the scale of an attention) is constant until a call finds another value there: polytile's
+graphs have numbers there from the start (`settle_ahead`), and the next graph has what changed as an argument. Most others are
+visible in the graph's shape environment before AOTAutograd's pass; reporting them at once saves that pass
+(`restart_if_fixed`). Otherwise a MobileNet was traced three times, for its norms and for its ReLU6.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.source import AttrSource, UnspecializedBuiltinNNModuleSource
+from torch._dynamo.source import AttrSource, ChainedSource, UnspecializedNNModuleSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._guards import TracingContext
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -44,7 +46,7 @@ def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
 
 
 def settle_ahead() -> None:
-    """Make Dynamo give polytile's graphs numbers for the floats that torch's own modules keep.
+    """Make Dynamo give polytile's graphs numbers for the floats that modules keep.
 
     Dynamo does so when it retraces a graph; asked for a name, this set knows those of the graph that is about to be compiled.
     Calling it again has no effect.
@@ -92,12 +94,34 @@ def _attributes(graph: torch.fx.Graph) -> Iterator[str]:
 
 
 def _settled(graph: torch.fx.Graph) -> Iterator[str]:
-    """The symbols of floats that are attributes of torch's own modules."""
+    """The symbols of floats that are attributes of modules, and have not been seen to change."""
     for node, symbol in _floats(graph):
         given = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], torch.fx.Node) else None
         source = getattr(given, "source", None)
-        if isinstance(source, AttrSource) and isinstance(source.base, UnspecializedBuiltinNNModuleSource):
+        if isinstance(source, AttrSource) and _of_module(source) and not _changed(source, node.meta["example_value"].node.hint):
             yield symbol
+
+
+def _of_module(source: Any) -> bool:
+    """Whether it is an attribute of a module, or of what a module keeps."""
+    while isinstance(source, ChainedSource):
+        if isinstance(source, UnspecializedNNModuleSource):
+            return True
+        source = source.base
+    return False
+
+
+_first_values: dict[tuple[Any, Any], float] = {}
+"""By traced function and source, the value that the first graph was made with; NaN once another one was found."""
+
+
+def _changed(source: AttrSource, value: float) -> bool:
+    """Whether graphs of the function being traced have been made with different values of a float."""
+    key = (InstructionTranslator.current_tx().f_code, source)
+    if _first_values.setdefault(key, value) != value:
+        _first_values[key] = math.nan
+        return True
+    return False
 
 
 def _floats(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
