@@ -37,6 +37,7 @@ from polytile.report.environment import accelerator
 from polytile.runtime import launcher
 from polytile.runtime.arguments import CUDA
 from polytile.runtime.cuda import cutlass as toolkit
+from polytile.runtime.dispatcher import Interface
 
 CHECKED: tuple[Shape, ...] = ((3, 64, 64), (130, 272, 80), (257, 528, 1008), (1024, 4096, 512), (3000, 1008, 2048))
 """Sizes whose rows the copy engine takes, most of them no multiple of any block."""
@@ -111,7 +112,7 @@ def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
 
 
 def _dispatcher(entry: Any, ints: int) -> Any:
-    return launcher.new_dispatcher("check", (0,) * ints, lambda key, args: entry, device=CUDA)
+    return launcher.new_dispatcher(Interface("check", (0,) * ints, lambda key, args: entry, device=CUDA))
 
 
 def resources(trials: Trials, shape: Shape) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from polytile.report import Table, show
 from polytile.report.environment import accelerator
 from polytile.runtime import launcher
 from polytile.runtime.arguments import CUDA
+from polytile.runtime.dispatcher import Interface
 
 BF16, DEVICE = torch.bfloat16, "cuda"
 EXPERTS = {
@@ -155,7 +156,7 @@ def right(result: dict[str, Any], deadline: float) -> None:
                 try:
                     entry: Any = candidate.entry()
                     make = lambda key, args, entry=entry: entry  # noqa: E731
-                    launcher.new_dispatcher("check", (0,) * len(ints), make, device=CUDA)(*args)
+                    launcher.new_dispatcher(Interface("check", (0,) * len(ints), make, device=CUDA))(*args)
                     torch.cuda.synchronize()
                     off = (args[3].double().view(wanted.shape) - wanted).abs().max() / wanted.abs().max()
                     errors[candidate.name] = float(off)

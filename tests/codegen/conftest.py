@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+
 import pytest
 
 from tests.codegen import helpers
+from tests.codegen.prelude import builder
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -21,3 +25,9 @@ def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
     monkeypatch.setattr(helpers, "GENERATOR", name)
     return name
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """build(source, march, lanes) -> a loaded translation unit on the C++ prelude."""
+    return builder(tmp_path_factory.mktemp("prelude"))

@@ -19,6 +19,7 @@ from polytile.matmul.gemm_args import make_args
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.matmul.triton.schedules import generate
 from polytile.problem import Config
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
 from polytile.schedule.facts import Facts
 from tests.codegen.triton_gemm import CHIP, facts_of, matrix
@@ -76,7 +77,7 @@ def test_every_form_in_cpp_is_right(axis: str, dtype: torch.dtype, a: str, b: st
     for candidate in made:
         candidate.prepare()
     for candidate in made:
-        run = new_dispatcher("grouped", (0,) * len(kernel.size_names), lambda key, args, own=candidate: own.entry())
+        run = new_dispatcher(Interface("grouped", (0,) * len(kernel.size_names), lambda key, args, own=candidate: own.entry()))
         for args in given:
             run(*args)
             check(kernel, args, candidate)
@@ -88,7 +89,7 @@ def test_threads_share_a_group_of_many_rows_and_groups_of_few_columns() -> None:
     for ends, m, n in (((0, 900, 901), 901, 33), ((300, 1000, 1300), 1300, 300)):
         args = arguments(kernel, ends, m, n, 40)
         (candidate,) = [each for each in product_candidates(kernel, "grouped", (7,)) if each.config["form"] == "tile_direct"][:1]
-        new_dispatcher("grouped", (0,) * len(kernel.size_names), lambda key, args, own=candidate: own.entry())(*args)
+        new_dispatcher(Interface("grouped", (0,) * len(kernel.size_names), lambda key, args, own=candidate: own.entry()))(*args)
         check(kernel, args, ends)
 
 

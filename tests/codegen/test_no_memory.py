@@ -17,6 +17,7 @@ from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.matmul.cpp import GemmConfig, GemmSpec, generate
 from polytile.problem import Config
 from polytile.runtime import compile_cpp, new_dispatcher, toolchain
+from polytile.runtime.dispatcher import Interface
 from tests.codegen import helpers
 from tests.codegen.helpers import F32, P0, R0, S0, S1, load, loop, op, store
 
@@ -87,6 +88,6 @@ def test_a_kernel_that_finds_no_memory_says_so(name: str) -> None:
     integers = [value for value in given if isinstance(value, int)]
     for threads in (1, 2):
         entry = NativeEntry(library.address(ENTRY), threads, library)
-        dispatch = new_dispatcher("starved", [0] * len(integers), lambda key, args, entry=entry: entry)
+        dispatch = new_dispatcher(Interface("starved", [0] * len(integers), lambda key, args, entry=entry: entry))
         with pytest.raises(torch.OutOfMemoryError, match="'starved': there is no memory left"):
             dispatch(*given)

@@ -15,6 +15,7 @@ from polytile.candidates import triton_variants as variants
 from polytile.candidates.triton import WORKER, job_of
 from polytile.codegen.triton.generate import generate
 from polytile.codegen.triton.kernel import Launch
+from polytile.codegen.triton.launch_text import HEADER
 from polytile.ir import expr, ops
 from polytile.ir.loop import Loop, Store
 from polytile.problem import Config
@@ -128,7 +129,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
 def test_generated_text(name: str) -> None:
     make, config, facts = GOLDEN[name]
     launches = generate(kernel_of(make()), config, facts).launches
-    bodies = [one.source[one.source.index("@triton.jit") :] for one in launches]
+    bodies = [one.source.removeprefix(HEADER).lstrip("\n") for one in launches]
     heads = [f"# grid {one.grid}, divisible {dict(one.divisible)}\n" for one in launches]
     assert_golden(f"{name}.triton", "\n".join(map("".join, zip(heads, bodies, strict=True))))
 

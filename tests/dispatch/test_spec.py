@@ -17,6 +17,7 @@ from polytile.dispatch.keys import Condition, PowerBelow16
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import Layout, PowerOfTwo, texts
 from polytile.runtime import dispatcher, regime
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.formula import power_below_16, power_of_two
 from polytile.runtime.python_dispatcher import PythonDispatcher
 from polytile.schedule.facts import Facts
@@ -30,7 +31,7 @@ def test_the_regime_text_differs_exactly_where_the_dispatch_key_does(
     first: tuple[int, int], second: tuple[int, int], keys: list[int]
 ) -> None:
     one = spec(size_codes=tuple(keys))
-    dispatch = PythonDispatcher("double", keys, lambda key, args: None)
+    dispatch = PythonDispatcher(Interface("double", keys, lambda key, args: None))
     same_key = dispatch.key_of(*first) == dispatch.key_of(*second)
     assert (one.keys.regime(one.keys.fields(first)) == one.keys.regime(one.keys.fields(second))) == same_key
 

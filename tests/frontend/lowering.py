@@ -252,3 +252,8 @@ def _compare(mine: Any, eager: Any, what: str, rtol: float | None, atol: float |
     if eager.numel():
         assert mine.stride() == eager.stride(), (what, mine.stride(), eager.stride())
     torch.testing.assert_close(mine, eager, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+def agrees(program: Program, fn: Callable[..., Any], *args: Any) -> None:
+    """Checks the first result of a program on arguments of other sizes than those it was traced with."""
+    torch.testing.assert_close(run(program, list(args))[0], fn(*args), equal_nan=True)

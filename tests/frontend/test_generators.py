@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import polytile
 from polytile.compiler import programs as compiler
-from polytile.frontend.graph import lower_graph, unsupported
+from polytile.frontend.graph import lower_graph
+from polytile.frontend.graph_checks import unsupported
 from polytile.frontend.library_calls import complete
 from polytile.ir.program import Extern
 from tests.frontend.lowering import trace

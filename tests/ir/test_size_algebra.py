@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from polytile.ir import sizes
+from polytile.ir import divisions, sizes
 
 S, T = (sympy.Symbol(name, integer=True, positive=True) for name in "st")
 P, Q = sizes.axis("p"), sizes.axis("q")
@@ -38,7 +38,7 @@ def values(index: sympy.Expr) -> list[int]:
 @given(INDICES)
 def test_expanding_and_simplifying_keep_the_value(index: sympy.Expr) -> None:
     assert values(sizes.expand(index)) == values(index)
-    assert values(sizes.simplify(index, RANGES)) == values(index)
+    assert values(divisions.simplify(index, RANGES)) == values(index)
 
 
 @given(INDICES, INDICES)
@@ -51,7 +51,7 @@ def test_symbols_and_structure_are_those_of_the_expression(a: sympy.Expr, b: sym
 def test_a_remainder_is_one(index: sympy.Expr) -> None:
     for divisor in (sympy.Integer(2), sympy.Integer(3), S, 2 * T):
         wanted = [n % d for n, d in zip(values(index), values(divisor), strict=True)]
-        assert values(sizes.modulo(index, divisor, RANGES)) == wanted
+        assert values(divisions.modulo(index, divisor, RANGES)) == wanted
 
 
 @given(INDICES)
@@ -69,7 +69,7 @@ def test_what_is_called_nonnegative_is(a: sympy.Expr, b: sympy.Expr) -> None:
 
 @given(INDICES)
 def test_no_index_is_above_its_bound(index: sympy.Expr) -> None:
-    bound = sizes.upper_bound(sizes.simplify(index, RANGES), RANGES)
+    bound = divisions.upper_bound(divisions.simplify(index, RANGES), RANGES)
     if bound is not None:
         assert all(here <= most for here, most in zip(values(index), values(bound), strict=True))
 
@@ -82,7 +82,7 @@ def test_indices_of_images_that_windows_made_smaller_keep_their_value(index: sym
     """Where p < s - 3 and q < t - 2 have points."""
     points = [(s, t, p, q) for s in (4, 5, 9) for t in (3, 4, 8) for p in {0, s - 4} for q in {0, t - 3}]
     for whole in (FloorDiv(index, divisor), Mod(index, divisor)):
-        simple = sizes.simplify(whole, SMALLER)
+        simple = divisions.simplify(whole, SMALLER)
         for s, t, p, q in points:
             given_values = {S: s, T: t, P: p, Q: q}
             assert sizes.evaluate(sympy.sympify(simple), given_values) == sizes.evaluate(sympy.sympify(whole), given_values)
@@ -92,9 +92,9 @@ def test_a_flat_position_in_such_an_image_is_taken_apart() -> None:
     """As the view of a convolution's result as groups of channels, whatever comes after it, reads it."""
     rows, columns, channel = S - 3, T - 2, sizes.axis("r")
     flat = sizes.expand(channel * rows * columns + P * columns + Q)
-    assert sizes.simplify(FloorDiv(flat, sizes.expand(rows * columns)), SMALLER) == channel
-    assert sizes.simplify(Mod(flat, columns), SMALLER) == Q
-    assert sizes.simplify(Mod(FloorDiv(flat, columns), rows), SMALLER) == P
+    assert divisions.simplify(FloorDiv(flat, sizes.expand(rows * columns)), SMALLER) == channel
+    assert divisions.simplify(Mod(flat, columns), SMALLER) == Q
+    assert divisions.simplify(Mod(FloorDiv(flat, columns), rows), SMALLER) == P
 
 
 def test_sizes_are_equal_where_a_quotient_is_exact() -> None:

@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import Buffer, whole
 from polytile.ir.loop import Axis, Loop, Store
 from polytile.ir.program import Input, Program
@@ -103,14 +103,14 @@ def test_unified_indices_agree_at_every_point(extents: list[int], data: st.DataO
 # splitting ---------------------------------------------------------------------------------------------------------------
 
 
-def divisions(loop: Loop) -> int:
+def count_divisions(loop: Loop) -> int:
     return sum(sizes.has_division(index) for n in expr.walk(*loop.roots) for index in n.indices)
 
 
 def test_a_transposing_copy_over_a_flat_axis_loses_its_divisions() -> None:
     before = copy(axes(p0=6 * S0), Mod(P0, 6) * S0 + FloorDiv(P0, 6), P0)
     after = split_loop(before)
-    assert not divisions(after) and len(after.axes) == 2
+    assert not count_divisions(after) and len(after.axes) == 2
     assert_same_copy(before, after, 30, {S0: 5})
 
 
@@ -119,22 +119,22 @@ def test_a_division_by_a_difference_of_sizes() -> None:
     n = S0 - 1
     before = copy(axes(p0=sympy.expand(S1 * n)), FloorDiv(P0, n) * S0 + Mod(P0, n), P0)
     after = split_loop(before)
-    assert not divisions(after)
+    assert not count_divisions(after)
     assert_same_copy(before, after, 100, {S0: 5, S1: 4})
 
 
 def test_nested_divisions_and_modular_indexing() -> None:
     before = copy(axes(p0=24 * S0), ModularIndexing(P0, 4, 6) + 6 * Mod(P0, 4) + 24 * FloorDiv(P0, 24), P0)
     after = split_loop(before)
-    assert not divisions(after) and len(after.axes) == 3
+    assert not count_divisions(after) and len(after.axes) == 3
     assert_same_copy(before, after, 72, {S0: 3})
 
 
 def test_grouping_wrappers_hide_no_pattern() -> None:
     """torch wraps what it does not want expanded."""
     ranges = {P0: S0, P1: sympy.Integer(4)}
-    assert sizes.simplify(FloorDiv(Identity(4 * P0 + P1), 4), ranges) == P0
-    assert sizes.simplify(4 * Identity(FloorDiv(P0, 4)) + Identity(Mod(P0, 4)), ranges) == P0
+    assert divisions.simplify(FloorDiv(Identity(4 * P0 + P1), 4), ranges) == P0
+    assert divisions.simplify(4 * Identity(FloorDiv(P0, 4)) + Identity(Mod(P0, 4)), ranges) == P0
     assert linear(Identity(P0 + 1) * S1, (P0,)) == linear(P0 * S1 + S1, (P0,))
     grouped = FloorDiv(Identity(P0), S0) + Identity(Mod(P0, S0)) * S1
     split = split_loop(copy(axes(p0=S0 * S1), grouped, P0))
@@ -224,7 +224,7 @@ def test_merged_and_split_copies_do_the_same(extents: list[int], data: st.DataOb
         point[axis.symbol] = ModularIndexing(flat, rest, axis.size)
     divided = copy((Axis(flat, sympy.Integer(total)),), *[sizes.substitute(layout, point) for layout in layouts])
     after = split_loop(divided)
-    assert not divisions(after)
+    assert not count_divisions(after)
     assert_same_copy(before, after, total, {})
 
 

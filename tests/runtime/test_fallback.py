@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates.entries import PythonEntry
 from polytile.runtime import Dispatcher, PythonDispatcher, dispatcher, new_dispatcher, programs, regime
-from polytile.runtime.dispatcher import pack_words
+from polytile.runtime.dispatcher import Interface, pack_words
 from polytile.runtime.formula import power_below_16
 
 Make = Callable[..., Dispatcher]
@@ -19,7 +19,8 @@ Facts = tuple[dispatcher.LeafFact, ...]
 
 @pytest.fixture(params=["c", "python"])
 def make(request: pytest.FixtureRequest) -> Make:
-    return new_dispatcher if request.param == "c" else PythonDispatcher
+    kind = new_dispatcher if request.param == "c" else PythonDispatcher
+    return lambda *given, **named: kind(Interface(*given, **named))
 
 
 class Table:

@@ -18,6 +18,7 @@ from polytile import counters, options
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.errors import InvalidInput
 from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, new_dispatcher, regime, time_burst
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.formula import power_below_16
 from tests.runtime.helpers import entry
 from tests.waiting import PATIENCE
@@ -27,7 +28,8 @@ Make = Callable[..., Dispatcher]
 
 @pytest.fixture(params=["c", "python"])
 def make(request: pytest.FixtureRequest) -> Make:
-    return new_dispatcher if request.param == "c" else PythonDispatcher
+    kind = new_dispatcher if request.param == "c" else PythonDispatcher
+    return lambda *given, **named: kind(Interface(*given, **named))
 
 
 def board() -> torch.Tensor:
@@ -46,10 +48,11 @@ class Asked:
         return self.given
 
 
-def test_the_two_implementations_are_dispatchers(make: Make) -> None:
-    dispatch = make("k", [1, 2], Asked(None))
+@pytest.mark.parametrize("kind", [new_dispatcher, PythonDispatcher])
+def test_the_two_implementations_are_dispatchers(kind: Callable[[Interface], Dispatcher]) -> None:
+    dispatch = kind(Interface("k", [1, 2], Asked(None)))
     assert isinstance(dispatch, Dispatcher)
-    assert isinstance(dispatch, PythonDispatcher) == (make is PythonDispatcher)
+    assert isinstance(dispatch, PythonDispatcher) == (kind is PythonDispatcher)
     assert (dispatch.name, dispatch.key, dispatch.tensor_key) == ("k", (1, 2), ())
 
 
@@ -472,7 +475,7 @@ def test_without_the_fast_path_tensors_are_still_read(
             native._configure(launcher_module)
         assert launcher_module.probe(BASE) is None and "data_ptr()" in caplog.text
         out = board()
-        new_dispatcher("k", [0, 0], Asked(entry("show")))(out, BASE[1:], 1, 2)
+        new_dispatcher(Interface("k", [0, 0], Asked(entry("show"))))(out, BASE[1:], 1, 2)
         assert out[2].item() == BASE[1:].data_ptr()
     finally:
         native._configure(launcher_module)
@@ -507,7 +510,7 @@ def test_without_python_headers_the_warning_says_what_to_install(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(native.sysconfig, "get_path", lambda name: str(tmp_path))
-            assert isinstance(new_dispatcher("k", [], Asked(None)), PythonDispatcher)
+            assert isinstance(new_dispatcher(Interface("k", [], Asked(None))), PythonDispatcher)
         assert "apt install python3-dev" in caplog.text
     finally:
         native.reset()
@@ -519,8 +522,8 @@ def test_without_compiler_dispatch_goes_through_ctypes_and_says_so(caplog: pytes
     native.reset()
     try:
         with caplog.at_level(logging.WARNING), options.override(cxx="no-such-compiler"):
-            dispatch = new_dispatcher("k", [0, 0], Asked(show))
-            new_dispatcher("another", [], Asked(show))
+            dispatch = new_dispatcher(Interface("k", [0, 0], Asked(show)))
+            new_dispatcher(Interface("another", [], Asked(show)))
         assert isinstance(dispatch, PythonDispatcher)
         assert len([r for r in caplog.records if "C launcher cannot be used" in r.getMessage()]) == 1
         out = board()

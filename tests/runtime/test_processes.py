@@ -21,13 +21,14 @@ sys.addaudithook(lambda event, _: event in {"subprocess.Popen", "os.posix_spawn"
 import torch
 of_torch, threads = len(started), threading.active_count()
 from polytile import counters, runtime
+from polytile.runtime.dispatcher import Interface
 from tests.runtime import helpers
 at_import = threading.active_count() - threads + len(started) - of_torch
 
 made = [runtime.compile_cpp(f"kernel {i}", helpers.tiny(i)) for i in range(5)]
 values = [helpers.returned(future.result().address("k")) for future in made]
 out = torch.zeros(6, dtype=torch.int64)
-dispatch = runtime.new_dispatcher("k", [1, 1], lambda key, arguments: helpers.entry("show"))
+dispatch = runtime.new_dispatcher(Interface("k", [1, 1], lambda key, arguments: helpers.entry("show")))
 dispatch(out, None, 3, 4)
 print(json.dumps({"at_import": at_import, "values": values, "shown": out.tolist()[3:], "started": len(started) - of_torch,
                   "compilers": counters["compiler_runs"], "fingerprint": runtime.fingerprint(),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytile.runtime import regime
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
 from polytile.runtime.python_dispatcher import PythonDispatcher
 
@@ -79,7 +80,7 @@ def test_c_and_python_agree_on_every_bucket_and_sub_bucket(launcher_module: Any,
 @given(CODED)
 def test_c_and_python_agree_on_every_key(coded: list[tuple[int, int]]) -> None:
     key, integers = [code for code, _ in coded], [size for _, size in coded]
-    native, python = new_dispatcher("k", key, never), PythonDispatcher("k", key, never)
+    native, python = new_dispatcher(Interface("k", key, never)), PythonDispatcher(Interface("k", key, never))
     packed = native.key_of(*integers)
     assert packed == python.key_of(*integers)
     assert regime.unpack(packed, regime.count(key)) == regime.fields_of(key, integers)
@@ -90,7 +91,7 @@ def test_keys_differ_exactly_where_something_that_matters_differs(
     coded: list[tuple[int, int]], others: list[int]
 ) -> None:
     key, integers = [code for code, _ in coded], [size for _, size in coded]
-    dispatch = new_dispatcher("k", key, never)
+    dispatch = new_dispatcher(Interface("k", key, never))
 
     def facts(sizes: list[int]) -> list[int]:
         return [regime.bucket(n) if code == 1 else n for code, n in zip(key, sizes, strict=True) if code]

@@ -12,6 +12,7 @@ import torch
 
 from polytile.compiler import tiers
 from polytile.runtime import background, new_dispatcher, openmp, spare_core
+from polytile.runtime.dispatcher import Interface
 from tests.runtime.helpers import entry
 
 SEEN: list[int] = []
@@ -66,7 +67,7 @@ def test_nothing_changes_where_a_core_is_free_anyway(four_threads: None) -> None
 @pytest.mark.parametrize(("threads", "asked"), [(2, 2), (4, 3), (6, 5)])
 def test_generated_kernels_leave_it(four_threads: None, threads: int, asked: int) -> None:
     told, other = torch.zeros(6, dtype=torch.int64), torch.zeros(2)
-    dispatch = new_dispatcher("k", [1, 0], lambda key, arguments: entry("show", threads=threads))
+    dispatch = new_dispatcher(Interface("k", [1, 0], lambda key, arguments: entry("show", threads=threads)))
     nobody = contextlib.nullcontext()
     for wanted, expected in ((nobody, threads), (spare_core.wanted(), asked), (nobody, threads)):
         with wanted:

@@ -38,7 +38,8 @@ from polytile.frontend.circular_pads import keep_pads_whole
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
-from polytile.frontend.graph import Lowered, OperatorReport, is_repeatable, lower_graph, unsupported
+from polytile.frontend.graph import Lowered, OperatorReport, lower_graph
+from polytile.frontend.graph_checks import is_repeatable, unsupported
 from polytile.frontend.graph_text import Symbols
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions

@@ -48,6 +48,7 @@ from polytile.errors import (
 )
 from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import background, programs, regime
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
 from polytile.schedule.checks import NO_DIVISOR
 from polytile.tuning.budget import Budget
@@ -88,7 +89,7 @@ class MultiKernel:
         self._tree = DecisionTree(spec.keys)
         self._noted: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
-        self.dispatcher = new_dispatcher(
+        interface = Interface(
             spec.name,
             spec.size_codes,
             self._on_miss,
@@ -99,6 +100,7 @@ class MultiKernel:
             on_due=self._on_due,
             label=spec.label,
         )
+        self.dispatcher = new_dispatcher(interface)
         self.learning = self._learner()
         self.fallbacks = None if self.learning is None else Fallbacks(self, self.learning.wake)
         with settings.restored(self.options):

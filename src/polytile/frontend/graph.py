@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
-from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
@@ -19,6 +18,7 @@ from polytile.frontend import subgraphs
 from polytile.frontend.attention.operator import COMPUTED
 from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
+from polytile.frontend.graph_checks import NUMBERS, OBJECTS, changed_inputs
 from polytile.frontend.host_numbers import gathered, kernel_number
 from polytile.frontend.library_calls import (
     Flat,
@@ -45,7 +45,6 @@ from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.loop import Loop
 from polytile.ir.program import Extern, Input, Program
 from polytile.ir.template import Template
-from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -97,41 +96,8 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     return _Driver(graph, name, weights or {}).run()
 
 
-def unsupported(graph: torch.fx.GraphModule) -> str:
-    """Why no program can be made of the graph; "" if one can.
-
-    Not supported are devices without a code generator, tensors without strides, arguments with the negative bit set, and
-    arguments that are neither tensors, numbers nor objects that library calls accept.
-    """
-    for node in graph.graph.nodes:
-        for value in tree_leaves(node.meta.get("val")):
-            if isinstance(value, torch.Tensor):
-                if why := Target.of(value.device).unavailable:
-                    return why
-                if value.layout is not torch.strided or value.is_quantized:
-                    kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
-                    return f"polytile generates no kernels for {kind} tensors"
-                if node.op == "placeholder" and value.is_neg():
-                    return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
-            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | _OBJECTS | str | None):
-                return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
-    return ""
-
-
-def is_repeatable(graph: torch.fx.GraphModule) -> bool:
-    """Whether the graph can be called again after a call failed half-way: it mutates no argument and draws no random numbers."""
-    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    opaque = any(isinstance(target, torch._ops.HigherOrderOperator) or is_drawn(target) for target in targets)
-    return not opaque and not _changed_inputs(graph.graph)
-
-
 IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
 """The reason reported for an attention whose score modification is fused into the kernel."""
-
-_OBJECTS = torch.Generator | FakeScriptObject
-"""Objects that are passed through unchanged to library calls or to the caller: generators, and DTensor's devices and groups."""
-
-_NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
 
 class _Driver:
@@ -153,7 +119,7 @@ class _Driver:
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
         adopt(node.target for node in graph.graph.nodes)
         self.bases = bases(graph.graph, (TABLE.keys() | _HANDLERS.keys()) - set(attention.OPERATORS))
-        self.changed = _changed_inputs(graph.graph)
+        self.changed = changed_inputs(graph.graph)
         self.partly_written = partly_written(graph.graph, self.changed)
 
     def run(self) -> Lowered:
@@ -176,8 +142,8 @@ class _Driver:
             self.env[node] = self._named(node.name, value, "input", kind)
             self._define(*value.shape, *value.stride())
             return
-        size = _number(value) if isinstance(value, _NUMBERS) else None
-        if isinstance(value, _OBJECTS):  # passed to library calls under a symbol, like a size
+        size = _number(value) if isinstance(value, NUMBERS) else None
+        if isinstance(value, OBJECTS):  # passed to library calls under a symbol, like a size
             size = sympy.Symbol(node.name)
         self._define(size)
         self.inputs.append(Input(node.name, size=size))
@@ -198,7 +164,7 @@ class _Driver:
             self.env[node] = self._placed(node, self.env[node.args[0]][node.args[1]])  # type: ignore[index]
         elif target in _HANDLERS:
             _HANDLERS[target](self, node)
-        elif isinstance(value, _NUMBERS) and self._known(_number(value)):
+        elif isinstance(value, NUMBERS) and self._known(_number(value)):
             self.env[node] = _number(value)
         else:
             self.env[node] = advised(self._placed(node, self._lowered(node)), value)
@@ -219,7 +185,7 @@ class _Driver:
         if lowering is None:
             if node.target in subgraphs.RUNNERS:
                 return self._run_subgraphs(node)
-            number = isinstance(node.meta.get("val"), _NUMBERS)
+            number = isinstance(node.meta.get("val"), NUMBERS)
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
             return self._unlowered(node, reason)
         args, kwargs = self._arguments(node)
@@ -486,16 +452,6 @@ def _check_devices(device: torch.device | None, *values: Any) -> None:
     others = {str(v.device) for v in tree_leaves(values) if isinstance(v, Tensor) and device not in (None, v.device)}
     if others:
         raise LoweringError(f"its result is on {device}, it reads tensors on {', '.join(sorted(others))}")
-
-
-def _changed_inputs(graph: torch.fx.Graph) -> set[str]:
-    """Names of the inputs that the graph overwrites."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            found |= {leaf.name for leaf in tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)}
-    return found
 
 
 def _converted(source: Tensor, target: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Point, Tensor, computed, stored
-from polytile.ir import expr, ops, sizes
+from polytile.ir import divisions, expr, ops, sizes
 from polytile.ir.buffer import View
 from polytile.ir.template import Template
 
@@ -182,7 +182,7 @@ def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr
     of the same rows do. None means a single run of all elements."""
     if every is None:
         return sizes.is_nonnegative(sizes.expand(gap - _reach(a) - 1))
-    gap = gap % every if gap.is_Integer and every.is_Integer else sizes.split_by(gap, every)[1]
+    gap = gap % every if gap.is_Integer and every.is_Integer else divisions.split_by(gap, every)[1]
     room = every - gap - _reach(b, every)
     return all(sizes.is_nonnegative(sizes.expand(e - 1)) for e in (gap - _reach(a, every), room))
 

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from polytile.errors import IRError
-from polytile.ir import expr, levels, ops, reductions, sizes
+from polytile.ir import divisions, expr, levels, ops, reductions, sizes
 from polytile.ir.attention import Attention
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.dtypes import COMPUTE_DTYPE, compute_dtype
@@ -445,7 +445,7 @@ def _in_range(loop: Loop, scope: Scope) -> Iterator[str]:
         if access.mask is not None or access.indirect:
             continue
         name, index = access.buffer, access.index
-        last = sizes.upper_bound(index, loop.ranges)
+        last = divisions.upper_bound(index, loop.ranges)
         if index.is_Integer and index < 0:
             yield f"reaches element {index} of {name}"
         if last is not None and _surely_outside(last, scope.buffer(name)):

@@ -17,7 +17,8 @@ from polytile.errors import PackageError
 from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import attention
 from polytile.frontend.channels_last import lay_channels_last
-from polytile.frontend.graph import Lowered, lower_graph, unsupported
+from polytile.frontend.graph import Lowered, lower_graph
+from polytile.frontend.graph_checks import unsupported
 from polytile.frontend.hints import Values, sizes_of
 from polytile.frontend.lower.decompositions import decompositions
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Load, Node
 from polytile.ir.loop import Axis, Loop, Store, element_level
@@ -87,7 +87,7 @@ class Layout:
             if any(not sizes.equal(wanted.coefficients.get(u, sizes.ZERO), unit * weight) for u, weight in held.items()):
                 raise Unfit("an axis of the reader would have two strides")
             result += unit * axis.symbol
-        return sizes.simplify(result, {})
+        return divisions.simplify(result, {})
 
 
 def _stores(operation: Operation) -> tuple[Store, ...]:
@@ -162,7 +162,7 @@ def _following(operation: Operation, name: str, layout: Layout, writes: bool) ->
 def _following_view(view: View, layout: Layout) -> View:
     axes = tuple(Axis(sizes.axis(f"v{i}"), n) for i, n in enumerate(view.sizes))
     symbols = tuple(a.symbol for a in axes)
-    form = linear(layout.index(sizes.simplify(view.index(symbols), {}), axes), symbols)
+    form = linear(layout.index(divisions.simplify(view.index(symbols), {}), axes), symbols)
     assert form is not None
     return replace(view, strides=tuple(form.coefficients.get(s, sizes.ZERO) for s in symbols), offset=form.rest)
 

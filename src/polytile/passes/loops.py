@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from polytile import options
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.attention import Attention
 from polytile.ir.expr import Node, Scan
 from polytile.ir.loop import Axis, Loop
@@ -26,7 +26,7 @@ def reindexed(loop: Loop, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], map
     ranges = new.ranges
 
     def index_map(index: sympy.Expr) -> sympy.Expr:
-        return sizes.simplify(sizes.substitute(index, mapping), ranges)
+        return divisions.simplify(sizes.substitute(index, mapping), ranges)
 
     return new.map_roots(lambda roots: expr.map_indices(roots, index_map), index_map)
 
@@ -75,7 +75,7 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
     coefficients: dict[sympy.Symbol, sympy.Expr] = {}
     rest = sizes.ZERO
     held = set(axes)
-    for term in sympy.Add.make_args(sizes.simplify(index, {})):
+    for term in sympy.Add.make_args(divisions.simplify(index, {})):
         inside = sizes.symbols(term) & held
         if not inside:
             rest += term

@@ -13,7 +13,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import Buffer
 from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Reduce
@@ -34,7 +34,7 @@ def _simple_buffer(buffer: Buffer) -> Buffer:
     """`buffer` with simplified sizes, for example s²//s → s."""
     if not any(sizes.has_division(n) for n in buffer.sizes + buffer.strides):
         return buffer
-    shape, strides = (tuple(sizes.simplify(n, {}) for n in group) for group in (buffer.sizes, buffer.strides))
+    shape, strides = (tuple(divisions.simplify(n, {}) for n in group) for group in (buffer.sizes, buffer.strides))
     return replace(buffer, sizes=shape, strides=strides)
 
 
@@ -49,7 +49,7 @@ def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
     single = bool(loop.reduced) and all(a.size == 1 for a in loop.reduced)
 
     def index_map(index: sympy.Expr) -> sympy.Expr:
-        return sizes.simplify(index, ranges)
+        return divisions.simplify(index, ranges)
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children, index_map)
@@ -75,7 +75,7 @@ def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
 
 
 def _simple_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    return tuple(Axis(a.symbol, sizes.simplify(a.size, {})) for a in axes)
+    return tuple(Axis(a.symbol, divisions.simplify(a.size, {})) for a in axes)
 
 
 def _decided_load(node: Load) -> Node:
@@ -116,7 +116,7 @@ def _of_one_element(node: Node) -> Node:
 # what the ranges decide ----------------------------------------------------------------------------------------------
 
 
-def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> Node:
+def _decided(node: Op, ranges: divisions.Ranges, buffers: Mapping[str, Buffer]) -> Node:
     if node.name in _COMPARISONS:
         sides = [_as_index(a) for a in node.args]
         if sides[0] is not None and sides[1] is not None:
@@ -125,7 +125,7 @@ def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> N
     if node.name in _INDEX_ARITHMETIC and node.dtype == torch.int64:
         sides = [_as_index(a) for a in node.args]
         if sides[0] is not None and sides[1] is not None and any(isinstance(a, Index) for a in node.args):
-            return expr.index_value(sizes.simplify(_INDEX_ARITHMETIC[node.name](*sides), ranges), torch.int64)
+            return expr.index_value(divisions.simplify(_INDEX_ARITHMETIC[node.name](*sides), ranges), torch.int64)
     if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.is_floating_point:
         return expr.index_value(node.args[0].expr, node.dtype) if node.args[0].dtype == torch.int64 else node
     if node.name in _HALF and is_rounded(node.args[0], node.name, buffers):
@@ -170,21 +170,21 @@ _INDEX_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
 }
 
 
-def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
+def _at_most(difference: sympy.Expr, limit: int, ranges: divisions.Ranges) -> bool:
     """Whether `difference` ≤ limit at every point."""
-    top = sizes.highest(difference, ranges)
+    top = divisions.highest(difference, ranges)
     return top is not None and sizes.is_nonnegative(sizes.expand(limit - top))
 
 
-def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
+def _less(difference: sympy.Expr, ranges: divisions.Ranges) -> bool | None:
     """Whether `difference` < 0; None if that varies between points or is unknown."""
     if _at_most(difference, -1, ranges):
         return True
     return False if _at_most(-difference, 0, ranges) else None
 
 
-def _equal(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
-    if sizes.simplify(difference, ranges) == 0:
+def _equal(difference: sympy.Expr, ranges: divisions.Ranges) -> bool | None:
+    if divisions.simplify(difference, ranges) == 0:
         return True
     return False if _at_most(difference, -1, ranges) or _at_most(-difference, -1, ranges) else None
 
@@ -193,7 +193,7 @@ def _negated(answer: bool | None) -> bool | None:
     return None if answer is None else not answer
 
 
-_COMPARISONS: dict[str, Callable[[sympy.Expr, sizes.Ranges], bool | None]] = {
+_COMPARISONS: dict[str, Callable[[sympy.Expr, divisions.Ranges], bool | None]] = {
     "lt": _less,
     "le": lambda difference, ranges: _less(difference - 1, ranges),
     "gt": lambda difference, ranges: _less(-difference, ranges),

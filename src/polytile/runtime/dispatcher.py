@@ -1,6 +1,6 @@
 """The interface of a kernel's dispatch table: the callable that picks a compiled form by the arguments of the call.
 
-    dispatch = new_dispatcher("softmax", key=[1, 1, 0], on_miss=choose)    # launcher.py
+    dispatch = new_dispatcher(Interface("softmax", key=[1, 1, 0], on_miss=choose))    # launcher.py
     dispatch(x, out, rows, columns, stride)     # tensors (or None) first, then integers; returns None
 
 `key` holds one code per integer argument: 0 ignores it, 1 keys on its regime bucket, 2 on its value, 3 on whether 16
@@ -23,9 +23,12 @@ import abc
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polytile.runtime import native
+from polytile.runtime.arguments import CPU
+from polytile.runtime.formula import Formula
 
 MAX_ARGUMENTS = 4096
 DECLINED = -(1 << 63)
@@ -82,6 +85,44 @@ and the file names of the calling programs (programs.py)."""
 def pack_words(words: Iterable[int]) -> bytes:
     """Concatenates integers as signed 64-bit little-endian words."""
     return b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The kernel behind a dispatcher: the arguments of its calls, and what they ask.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel, for error messages.
+    key
+        One code per integer argument; see the module's docstring.
+    on_miss
+        `on_miss(key, arguments)` returns the entry for a key that the table does not hold.
+    tensor_key
+        One code per tensor argument; empty if no property of a tensor matters.
+    on_error
+        `on_error(code)` may raise the error of a failed run-time check. If it returns, or is None, the call raises
+        IndexError.
+    formulas
+        Formulas over the integers whose values are key fields.
+    device
+        CPU or CUDA (arguments.py): where the data of the tensors must be.
+    on_due
+        `on_due(arguments)` runs before each call that `watch` asked for. With leaves, the call is noted instead.
+    label
+        Name in torch's profiler; `name` if empty.
+    """
+
+    name: str
+    key: Sequence[int]
+    on_miss: OnMiss
+    tensor_key: Sequence[int] = ()
+    on_error: OnError | None = None
+    formulas: Sequence[Formula] = ()
+    device: int = CPU
+    on_due: OnDue | None = None
+    label: str = ""
 
 
 class Dispatcher(abc.ABC):

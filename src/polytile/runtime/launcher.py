@@ -14,50 +14,14 @@ import torch
 
 from polytile.runtime import forks, native
 from polytile.runtime.arguments import CPU, CUDA
-from polytile.runtime.dispatcher import DECLINED, Dispatcher, Entry, NativeEntry, OnDue, OnError, OnMiss
-from polytile.runtime.formula import Formula
+from polytile.runtime.dispatcher import DECLINED, Dispatcher, Entry, Interface, NativeEntry
 from polytile.runtime.python_dispatcher import OncePerKey, PythonDispatcher, Reporter, native_call, parse_arguments
 
 
-def new_dispatcher(
-    name: str,
-    key: Sequence[int],
-    on_miss: OnMiss,
-    tensor_key: Sequence[int] = (),
-    on_error: OnError | None = None,
-    formulas: Sequence[Formula] = (),
-    device: int = CPU,
-    on_due: OnDue | None = None,
-    label: str = "",
-) -> Dispatcher:
-    """Returns the C dispatcher, or a PythonDispatcher where the C extension cannot be built.
+def new_dispatcher(interface: Interface) -> Dispatcher:
+    """Returns the C dispatcher of a kernel, or a PythonDispatcher where the C extension cannot be built.
 
-    Parameters
-    ----------
-    name : str
-        Name of the kernel, for error messages.
-    key : sequence of int
-        One code per integer argument; see dispatcher.py.
-    on_miss : callable
-        `on_miss(key, arguments)` returns the entry for a key that the table does not hold.
-    tensor_key : sequence of int
-        One code per tensor argument; empty if no property of a tensor matters.
-    on_error : callable, optional
-        `on_error(code)` may raise the error of a failed run-time check. If it returns, or is None, the call raises
-        IndexError.
-    formulas : sequence of Formula
-        Formulas over the integers whose values are key fields.
-    device : int
-        CPU or CUDA (arguments.py): where the data of the tensors must be.
-    on_due : callable, optional
-        `on_due(arguments)` runs before each call that `watch` asked for. With leaves, the call is noted instead.
-    label : str
-        Name in torch's profiler; `name` if empty.
-
-    Returns
-    -------
-    Dispatcher
-        Its calls raise TypeError for wrong arguments and InvalidInput for tensors that the kernel cannot read.
+    Its calls raise TypeError for wrong arguments and InvalidInput for tensors that the kernel cannot read.
 
     Raises
     ------
@@ -66,19 +30,19 @@ def new_dispatcher(
     """
     module = native.module()
     if module is None:
-        return PythonDispatcher(name, key, on_miss, tensor_key, on_error, formulas, device, on_due, label)
+        return PythonDispatcher(interface)
     if not issubclass(module.Dispatcher, Dispatcher):
         Dispatcher.register(module.Dispatcher)
     dispatcher: Dispatcher = module.Dispatcher(
-        name,
-        tuple(key),
-        tuple(tensor_key),
-        OncePerKey(on_miss),
-        Reporter(name, on_error),
-        tuple(struct.pack(f"{len(code)}q", *code) for code in formulas),
-        device,
-        on_due,
-        label or name,
+        interface.name,
+        tuple(interface.key),
+        tuple(interface.tensor_key),
+        OncePerKey(interface.on_miss),
+        Reporter(interface.name, interface.on_error),
+        tuple(struct.pack(f"{len(code)}q", *code) for code in interface.formulas),
+        interface.device,
+        interface.on_due,
+        interface.label or interface.name,
     )
     return dispatcher
 

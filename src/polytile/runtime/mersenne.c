@@ -1,7 +1,7 @@
 // Bernoulli numbers of torch's CPU generator (MT19937), from its state as torch.Generator.get_state() lays it out.
 //
-// Eager draws two 32-bit words a number, the first one the upper half, and compares the lower 53 bits with p: one number
-// in the time that its chain of calls takes. Here the 624 words of a round are renewed and compared vector by vector.
+// Eager draws two 32-bit words per number, the upper half first, and compares the lower 53 bits with p, one number after
+// the other. Here the 624 words of a round are generated and compared vector by vector.
 // Source: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998).
 #include <string.h>
 
@@ -12,17 +12,17 @@ typedef u32 Word __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef u64 Pair __attribute__((vector_size(8 * NUMBERS), aligned(4)));
 typedef unsigned char Bytes __attribute__((vector_size(NUMBERS)));
 
-struct State {  // the beginning of what get_state() gives
+struct State {  // the first fields of get_state()'s result
   u64 seed;
-  int left;  // words until the next round, and 1
+  int left;  // words until the next round, plus 1
   int seeded;
-  u64 next;  // the word that is drawn next
+  u64 next;  // index of the next word to draw
   u64 words[WORDS];
 };
 
 static inline Word load(const u32* p) { return *(const Word*)p; }
 
-// words fresh[k...] of the next round; `far` is where the words FAR further on stand for k = 0.
+// Generates the words fresh[k...] of the next round; `far` points to the words FAR positions after k = 0.
 static inline void renew_vector(const u32* old, u32* fresh, const u32* far, int k) {
   const Word here = load(old + k), then = load(old + k + 1);
   const Word mixed = (here & 0x80000000u) | (then & 0x7fffffffu);

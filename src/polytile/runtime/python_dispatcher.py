@@ -15,16 +15,16 @@ import torch
 from polytile import locks
 from polytile.counters import counters
 from polytile.runtime import programs, regime
-from polytile.runtime.arguments import CPU, bad_count, integer, slow_pointer
+from polytile.runtime.arguments import bad_count, integer, slow_pointer
 from polytile.runtime.cuda import launch
 from polytile.runtime.dispatcher import (
     DECLINED,
     MAX_ARGUMENTS,
     Dispatcher,
     Entry,
+    Interface,
     Leaf,
     Note,
-    OnDue,
     OnError,
     OnMiss,
     Orders,
@@ -32,7 +32,6 @@ from polytile.runtime.dispatcher import (
     holds,
     pack_words,
 )
-from polytile.runtime.formula import Formula
 
 
 class OncePerKey:
@@ -89,32 +88,20 @@ def native_call(entry: Any, pointers: Sequence[int], integers: Sequence[int]) ->
 class PythonDispatcher(Dispatcher):
     """A Dispatcher in Python and ctypes. Behaves like the C one, at about 5 us a call."""
 
-    def __init__(
-        self,
-        name: str,
-        key: Sequence[int],
-        on_miss: OnMiss,
-        tensor_key: Sequence[int] = (),
-        on_error: OnError | None = None,
-        formulas: Sequence[Formula] = (),
-        device: int = CPU,
-        on_due: OnDue | None = None,
-        label: str = "",
-    ) -> None:
-        self.name, self.key, self.tensor_key = name, tuple(key), tuple(tensor_key)
-        self._formulas, self._device = tuple(formulas), device
+    def __init__(self, interface: Interface) -> None:
+        self.name, self.key, self.tensor_key = interface.name, tuple(interface.key), tuple(interface.tensor_key)
+        self._formulas, self._device = tuple(interface.formulas), interface.device
         for codes, most in ((self.key, regime.DIVISIBLE), (self.tensor_key, regime.ALIGNMENT)):
             for position, code in enumerate(codes):
                 if code not in range(most + 1):
                     raise ValueError(f"key code {code} at position {position} is not in 0..{most}")
         self._tensors = len(self.tensor_key) or -1
         self._field_count = regime.count(self.key, self.tensor_key, self._formulas)
-        self._resolve = OncePerKey(on_miss)
-        self._report = Reporter(name, on_error)
+        self._resolve = OncePerKey(interface.on_miss)
+        self._report = Reporter(self.name, interface.on_error)
         self._table: dict[tuple[int, ...], Any] = {}
         """Maps fields to an entry, to None for a subdivided regime, or to Ellipsis for an undecided one."""
-        self._on_due = on_due
-        self._label = label or name
+        self._on_due, self._label = interface.on_due, interface.label or self.name
         self._leaves: tuple[Leaf, ...] | None = None
         self._orders: Orders = {}
         self._notes: list[Note] = []

@@ -21,8 +21,8 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     PT_FN void merge(const Acc0& o) { sum0 = sum0 + o.sum0; }
   };
   struct State {};
-  Scratch<Slots<Acc0, 4>> all0(2 * threads);
-  if (all0.is_missing(error)) return error;
+  Scratch<Slots<Acc0, 4>> by_thread0(2 * threads);
+  if (by_thread0.is_missing(error)) return error;
   parallel(threads, [&](long thread, long workers) {
     const float* const a0 = (const float*)ptrs[0];
     float* const a1 = (float*)ptrs[1];
@@ -48,7 +48,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
               each(states, part, [&](long u, State& s, Acc0& acc) PT_INLINE { pass0(tail, column + u * L, n, s, acc, r0); });
             }
           });
-          put_together(totals, (Slots<Acc0, 4>*)all0, turn++, thread, workers);
+          combine_threads(totals, (Slots<Acc0, 4>*)by_thread0, turn++, thread, workers);
           each(states, totals, [&](long u, State& s, Acc0& acc) PT_INLINE { state1(tail, column + u * L, n, s, acc); });
         }
       };

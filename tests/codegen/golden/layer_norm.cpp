@@ -54,7 +54,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
       Acc0 total0;
       sweep<L, 4>(0, n1, total0, [&](auto tail, const long r0, const long n, Acc0& acc) PT_INLINE {
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-        acc.sum0 = acc.sum0 + keep<float, L>(tail, t0, 0.0f, n);
+        acc.sum0 = acc.sum0 + mask_tail<float, L>(tail, t0, 0.0f, n);
       });
       const V<float, 1> t1 = hsum(total0.sum0);
       const V<float, 1> t4 = t1 / t3;
@@ -68,7 +68,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
         const V<float, L> t5 = t0 - splat<float, L>(t4[0]);
         const V<float, L> t6 = t5 * t5;
-        acc.sum0 = acc.sum0 + keep<float, L>(tail, t6, 0.0f, n);
+        acc.sum0 = acc.sum0 + mask_tail<float, L>(tail, t6, 0.0f, n);
       });
       const V<float, 1> t7 = hsum(total1.sum0);
       const V<float, 1> t8 = t7 / t3;

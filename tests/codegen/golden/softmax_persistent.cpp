@@ -35,7 +35,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
       Acc0 total0;
       sweep<L, 4>(0, n1, total0, [&](auto tail, const long r0, const long n, Acc0& acc) PT_INLINE {
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-        acc.max0 = maximum(acc.max0, keep<float, L>(tail, t0, -__builtin_inff(), n));
+        acc.max0 = maximum(acc.max0, mask_tail<float, L>(tail, t0, -__builtin_inff(), n));
       });
       const V<float, 1> t1 = hmax(total0.max0);
       // pass 1
@@ -48,7 +48,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
         const V<float, L> t2 = t0 - splat<float, L>(t1[0]);
         const V<float, L> t3 = exp(t2);
-        acc.sum0 = acc.sum0 + keep<float, L>(tail, t3, 0.0f, n);
+        acc.sum0 = acc.sum0 + mask_tail<float, L>(tail, t3, 0.0f, n);
         vstore<float, L>(tail, a1 + p0*n1 + r0, t3, n);
       });
       const V<float, 1> t4 = hsum(total1.sum0);

@@ -23,14 +23,14 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     V<float, L> max0 = splat<float, L>(-__builtin_inff());
     PT_FN void merge(const Acc0& o) { max0 = maximum(max0, o.max0); }
   };
-  Scratch<Acc0> all0(2 * threads);
-  if (all0.is_missing(error)) return error;
+  Scratch<Acc0> by_thread0(2 * threads);
+  if (by_thread0.is_missing(error)) return error;
   struct Acc1 {
     V<float, L> sum0 = splat<float, L>(0.0f);
     PT_FN void merge(const Acc1& o) { sum0 = sum0 + o.sum0; }
   };
-  Scratch<Acc1> all1(2 * threads);
-  if (all1.is_missing(error)) return error;
+  Scratch<Acc1> by_thread1(2 * threads);
+  if (by_thread1.is_missing(error)) return error;
   parallel(threads, [&](long thread, long workers) {
     const float* const a0 = (const float*)ptrs[0];
     float* const a1 = (float*)ptrs[1];
@@ -43,9 +43,9 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
       Acc0 total0;
       sweep<L, 4>(first, last, total0, [&](auto tail, const long r0, const long n, Acc0& acc) PT_INLINE {
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-        acc.max0 = maximum(acc.max0, keep<float, L>(tail, t0, -__builtin_inff(), n));
+        acc.max0 = maximum(acc.max0, mask_tail<float, L>(tail, t0, -__builtin_inff(), n));
       });
-      put_together(total0, (Acc0*)all0, row, thread, workers);
+      combine_threads(total0, (Acc0*)by_thread0, row, thread, workers);
       const V<float, 1> t1 = hmax(total0.max0);
       // pass 1
       Acc1 total1;
@@ -53,10 +53,10 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
         const V<float, L> t2 = t0 - splat<float, L>(t1[0]);
         const V<float, L> t3 = exp(t2);
-        acc.sum0 = acc.sum0 + keep<float, L>(tail, t3, 0.0f, n);
+        acc.sum0 = acc.sum0 + mask_tail<float, L>(tail, t3, 0.0f, n);
         vstore<float, L>(tail, a1 + p0*n1 + r0, t3, n);
       });
-      put_together(total1, (Acc1*)all1, row, thread, workers);
+      combine_threads(total1, (Acc1*)by_thread1, row, thread, workers);
       const V<float, 1> t4 = hsum(total1.sum0);
       // pass 2
       each_vector<L>(first, last, lead<L>(a1 + first + p0*n1, last - first), [&](auto tail, const long r0, const long n) PT_INLINE {

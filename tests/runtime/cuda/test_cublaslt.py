@@ -24,6 +24,7 @@ from polytile.problem import Measurement, Outcome, Problem
 from polytile.runtime import compile as compiler
 from polytile.runtime import launcher
 from polytile.runtime.cuda import cublaslt, products
+from polytile.runtime.dispatcher import Interface
 from polytile.schedule.canonical import TensorArg
 from polytile.tuning.run_conditions import with_run_conditions
 from tests.codegen.triton_gemm import integers, operands, product
@@ -70,7 +71,7 @@ def sizes(kernel: GemmKernel, ints: tuple[int, ...]) -> dict[str, int]:
 def run(candidate: NativeProduct, *args: Any) -> None:
     """A call as the dispatch table makes it."""
     count = len(args) - len(candidate.kernel.tensors)
-    launcher.new_dispatcher("product", (0,) * count, lambda key, given: candidate.entry())(*args)
+    launcher.new_dispatcher(Interface("product", (0,) * count, lambda key, given: candidate.entry()))(*args)
 
 
 def call(kernel: GemmKernel, rank: int, *args: Any) -> None:

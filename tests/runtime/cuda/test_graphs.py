@@ -21,6 +21,7 @@ from polytile.ir.buffer import Buffer
 from polytile.runtime import Dispatcher, background, new_dispatcher, program, symbols
 from polytile.runtime import compile as compiling
 from polytile.runtime.cuda import driver, graphs, launch
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.formula import encode
 from polytile.runtime.regime import BUCKET
 from polytile.wrapper import compiled, cpp, lines, python
@@ -68,7 +69,7 @@ def kernel(scratch: tuple[launch.Scratch, ...] = (), overlaps: bool = False) -> 
     def on_error(code: int) -> None:
         launch.failed("kernel", code)
 
-    return new_dispatcher("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error)
+    return new_dispatcher(Interface("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error))
 
 
 def chain(run: Dispatcher, between: Callable[..., Any] | None = None) -> tuple[lines.Line, ...]:

@@ -14,6 +14,7 @@ from polytile.candidates.entries import NativeEntry
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.runtime import new_dispatcher, time_burst
 from polytile.runtime.cuda import driver, launch
+from polytile.runtime.dispatcher import Interface
 from polytile.runtime.formula import encode
 from tests.runtime.cuda.conftest import Stub
 
@@ -157,7 +158,7 @@ def test_no_memory_for_scratch_is_out_of_memory(stub: Stub) -> None:
 
 def test_a_refused_launch_names_kernel_and_driver_error(stub: Stub) -> None:
     stub.launch_error = 701
-    dispatch = new_dispatcher("softmax", [0, 0], lambda key, args: entry(plan(stub, (launch.TENSOR, 0))))
+    dispatch = new_dispatcher(Interface("softmax", [0, 0], lambda key, args: entry(plan(stub, (launch.TENSOR, 0)))))
     with pytest.raises(
         LaunchFailed, match=r"kernel 'softmax' could not be launched: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
     ):

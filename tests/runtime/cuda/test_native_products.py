@@ -17,6 +17,7 @@ from polytile.errors import DeviceError
 from polytile.runtime import Dispatcher, PythonDispatcher, launcher
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import products
+from polytile.runtime.dispatcher import Interface
 from polytile.schedule.canonical import TensorArg
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat
@@ -87,7 +88,7 @@ class Doubled:
             }"""
         library = compiler.compile_c("test_doubled", source).result()
         entry = NativeEntry(library.address("doubled"), keep=library)
-        self.dispatch = launcher.new_dispatcher("doubled", (0,), lambda key, args: entry)
+        self.dispatch = launcher.new_dispatcher(Interface("doubled", (0,), lambda key, args: entry))
 
     def __call__(self, *args: Any) -> None:
         self.dispatch(*args)
@@ -107,7 +108,7 @@ def test_a_product_and_the_kernel_of_its_epilogue_are_one_call(monkeypatch: pyte
 
     monkeypatch.setattr(AtenProduct, "_apart", counted)
     entry = AtenProduct(fused, Doubled(), CPU).entry()  # type: ignore[arg-type]
-    call = launcher.new_dispatcher("both", (0,) * 11, lambda key, args: entry)
+    call = launcher.new_dispatcher(Interface("both", (0,) * 11, lambda key, args: entry))
     for m in (5, 5, 3, 0, 64):
         x, y, _ = operands(kernel, 1, m, 7, 9)
         out = torch.full((m, 7), float("nan"))
@@ -137,7 +138,7 @@ def test_what_a_native_kernel_declines_its_callable_takes(kind: Callable[..., Di
     taken: list[int] = []
     entry = NativeEntry.of_product(plan, lambda *args: taken.append(len(args)))
     ints = integers(x, y, c)  # a batch of int8 matrices: no function of ATen's multiplies these
-    call = kind("declined", (0,) * len(ints), lambda key, args: entry)
+    call = kind(Interface("declined", (0,) * len(ints), lambda key, args: entry))
     for _ in range(2):
         call(x, y, c, *ints)
     launcher.time_burst(entry, (x, y, c, *ints), 3)

@@ -25,7 +25,7 @@ from polytile.runtime import launcher
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.cuda import products
 from polytile.runtime.cuda.products import AtenPlan, Operand, Product
-from polytile.runtime.dispatcher import Dispatcher
+from polytile.runtime.dispatcher import Dispatcher, Interface
 from polytile.runtime.formula import encode
 
 log = logging.getLogger("polytile.candidates")
@@ -138,7 +138,7 @@ class NativeProduct(MatmulLibrary):
         """The product alone as a function of A, B, the result and the integers that matter."""
         on = CPU if self.device < 0 else CUDA
         codes = (0,) * self.product.integers
-        return launcher.new_dispatcher(f"product {self.name}", codes, lambda key, args: native, device=on)
+        return launcher.new_dispatcher(Interface(f"product {self.name}", codes, lambda key, args: native, device=on))
 
     def _apart(self, *args: Any) -> None:
         """A call that takes more than the product: copies of the operands in one type, or the epilogue's own kernel."""

@@ -44,7 +44,7 @@ def split_columns(unit: Unit, out: Writer) -> None:
     tile.declare(out)
     for one in unit.loop.passes:
         if one.reduces:
-            scratch(out, f"Slots<Acc{one.number}, {COLUMNS}>", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
+            scratch(out, f"Slots<Acc{one.number}, {COLUMNS}>", f"by_thread{one.number}", "2 * threads", LEAVE_KERNEL)
     with unit.parallel(out):
         out.line("long turn = 0;")
         _tiles(unit, out, tile, "0", "total")
@@ -286,7 +286,7 @@ class _Tile:
                     out.line(f"Slots<Acc{k}, width.value> totals;")
                 self._loops(out, one)
                 if self.split and one.reduces:
-                    out.line(f"put_together(totals, (Slots<Acc{k}, {COLUMNS}>*)all{k}, turn++, thread, workers);")
+                    out.line(f"combine_threads(totals, (Slots<Acc{k}, {COLUMNS}>*)by_thread{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
         for store in self.transposed.stores if self.transposed else ():
             self._transpose(out, "store_tiles", store)

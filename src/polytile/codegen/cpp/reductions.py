@@ -95,13 +95,13 @@ def update(r: Running, body: Body, scope: Scope, masked: bool) -> None:
     """Emits the update of the accumulator `acc` by the current vector. `masked` excludes lanes past the end."""
     value = body.operand(r.reduce.args[0], body.lanes, scope)
     if masked:
-        value = f"keep<{r.kind}, L>(tail, {value}, {r.start}, n)"
+        value = f"mask_tail<{r.kind}, L>(tail, {value}, {r.start}, n)"
     if r.reduce.kind not in ARG:
         scope.lines.append(f"acc.{r.name} = {SINGLE[r.reduce.kind].combine.format('acc.' + r.name, value)};")
         return
     at = body.operand(r.reduce.args[1], body.lanes, scope)
     if masked:
-        at = f"keep<i64, L>(tail, {at}, {NOWHERE}, n)"
+        at = f"mask_tail<i64, L>(tail, {at}, {NOWHERE}, n)"
     scope.lines.append(f"arg_update<{r.better}>(acc.{r.name}, acc.{r.name}_at, {value}, {at});")
 
 

@@ -38,7 +38,7 @@ def split_rows(unit: Unit, out: Writer) -> None:
     for one in unit.loop.passes:
         if one.reduces:
             _accumulator(out, one)
-            scratch(out, f"Acc{one.number}", f"all{one.number}", "2 * threads", LEAVE_KERNEL)
+            scratch(out, f"Acc{one.number}", f"by_thread{one.number}", "2 * threads", LEAVE_KERNEL)
     for scan in nest.scans:
         name = scans.carry_name(nest, scan)
         scratch(out, f"V<{text.value_type(scan.args[0].dtype)}, 1>", f"shares_{name}", "2 * threads", LEAVE_KERNEL)
@@ -114,7 +114,7 @@ def _pass(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
                 _carry_of_share(unit, out, scope)
             _sweep(unit, out, scope, one)
     if split and one.reduces:
-        out.line(f"put_together(total{k}, (Acc{k}*)all{k}, row, thread, workers);")
+        out.line(f"combine_threads(total{k}, (Acc{k}*)by_thread{k}, row, thread, workers);")
     for r in running(one.reduces):
         for node, value in reductions.results(r, nest, f"total{k}", across=True):
             name = unit.body.name(node)

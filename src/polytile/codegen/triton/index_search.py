@@ -42,7 +42,7 @@ def owner_computes(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts,
 
 
 class _IndexSearch:
-    """Builds a launch. `unit` has blocks of columns and one point at a time, `ahead` many points."""
+    """Builds a launch. `unit` has blocks of columns and one point at a time, `ahead` a block of points."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         table = table_of(kernel.loop)
@@ -50,13 +50,13 @@ class _IndexSearch:
         self.unit, self.table = Unit(kernel, nest, points_of(config), facts, overlaps), table
         self.wide = ".to(tl.int64)" if facts.wide else ""
         (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
-        self.unit.constants["MANY"] = int(config["many"])
+        self.unit.constants["POINTS"] = int(config["many"])
         self.points = self.unit.body.index(table.points.size)
-        many = Axis(sizes.axis("many"), table.points.size)
-        indices = table.index_loop("asked", many, kernel.loop.origins)
+        points = Axis(sizes.axis("points"), table.points.size)
+        indices = table.index_loop("search", points, kernel.loop.origins)
         self.roots, own = indices.roots, nest_of(indices)
-        self.many = Dim("MANY", (many,), int(config["many"]))
-        self.ahead = Body(kernel, Tile(replace(own, cutting=False), facts, (self.many,), ()), facts, prefix="m")
+        self.searched = Dim("POINTS", (points,), int(config["many"]))
+        self.ahead = Body(kernel, Tile(replace(own, cutting=False), facts, (self.searched,), ()), facts, prefix="m")
 
     def _add_points(self, condition: str) -> None:
         """Adds up the row's points, block after block of indices, while `condition` holds."""
@@ -65,25 +65,25 @@ class _IndexSearch:
         out.line("first = 0")
         with out.indented(f"while {condition}(first < {self.points}):"):
             self._block(condition)
-            out.line("first += MANY")
+            out.line("first += POINTS")
 
     def _block(self, condition: str) -> None:
         """Adds the row's points in the current block of indices. The search for the next point overlaps with loading
         the current one."""
-        unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
-        scope.lines.append(f"many = first + tl.arange(0, MANY){self.wide}")
-        scope.lines.append(f"{self.many.mask} = many < {self.points}")
+        unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, points, {self.points}), 0)"
+        scope.lines.append(f"points = first + tl.arange(0, POINTS){self.wide}")
+        scope.lines.append(f"{self.searched.mask} = points < {self.points}")
         row, *conditions = self._row_of_point(self.ahead, self.roots, scope)
-        scope.lines.append(f"same = {' & '.join([f'({row} == {ROW})', *conditions, self.many.mask])}")
-        scope.lines.append(f"at = {nearest.format('same')}")
+        scope.lines.append(f"same = {' & '.join([f'({row} == {ROW})', *conditions, self.searched.mask])}")
+        scope.lines.append(f"match = {nearest.format('same')}")
         if condition:
-            scope.lines.append(f"leads = at >= {POINT}")
+            scope.lines.append(f"is_first = match >= {POINT}")
         unit.flush(scope)
-        with unit.out.indented(f"while {condition}(at < {self.points}):"):
+        with unit.out.indented(f"while {condition}(match < {self.points}):"):
             inner = unit.scope.inner()
-            inner.lines.append(f"{self.table.points.symbol} = at")
+            inner.lines.append(f"{self.table.points.symbol} = match")
             value = unit.body.full(self.table.store.value, unit.tile.all_dims, inner)
-            inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
+            inner.lines.append(f"match = {nearest.format('same & (points > match)')}")
             inner.lines.append(f"total += {value}")
             unit.flush(inner)
 
@@ -111,9 +111,9 @@ class FirstOccurrence(_IndexSearch):
         points, out = self.table.points.size, self.unit.out
         begin_program(self.unit, POINT, self.points, self.columns)
         self._own_row()
-        out.line(f"leads = {POINT} >= 0")
-        self._add_points("leads & ")
-        with out.indented("if leads:"):
+        out.line(f"is_first = {POINT} >= 0")
+        self._add_points("is_first & ")
+        with out.indented("if is_first:"):
             self._store()
         return self._launch(points)
 

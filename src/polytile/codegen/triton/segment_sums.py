@@ -55,10 +55,10 @@ class Table:
         """A point's index and, if there is one, its mask."""
         return tuple(root for root in self.store.roots if root is not self.store.value)
 
-    def index_loop(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
-        """A loop along `many`, which ranges over the table's points, that computes only `own` of each."""
-        roots = expr.substitute(self.own, {self.points.symbol: many.symbol})
-        return Loop(name, (many,), (), tuple(Store("asked", many.symbol, root) for root in roots), origins)
+    def index_loop(self, name: str, points: Axis, origins: tuple[str, ...]) -> Loop:
+        """A loop along `points`, which ranges over the table's points, that computes only `own` of each."""
+        roots = expr.substitute(self.own, {self.points.symbol: points.symbol})
+        return Loop(name, (points,), (), tuple(Store("segment", points.symbol, root) for root in roots), origins)
 
     def store_total(self, unit: Unit, masks: Sequence[str]) -> None:
         """Stores `total` in the columns of ROW."""

@@ -68,17 +68,17 @@ class PointSort(_Sorted):
     """Launch 0: `unit` has a block of points."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table) -> None:
-        many = Axis(sizes.axis("many"), table.points.size)
-        loop = table.index_loop("sort", many, kernel.loop.origins)
+        points = Axis(sizes.axis("points"), table.points.size)
+        loop = table.index_loop("sort", points, kernel.loop.origins)
         self.roots = loop.roots
         tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
         alone = LoopKernel(loop, tensors, kernel.symbols)
         unit = Unit(alone, nest_of(loop), pointwise(x=int(config["many"]), warps=SORTING), facts, overlaps)
-        self.many = Dim("MANY", (Axis(many.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may be empty
-        unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.many,), ())
+        self.block = Dim("POINTS", (Axis(points.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may be empty
+        unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.block,), ())
         unit.constants = {}
         super().__init__(unit, config, table)
-        unit.constants |= {name.upper(): int(config[name]) for name in ("many", "rows", "chunks")}
+        unit.constants |= {"POINTS": int(config["many"]), "ROWS": int(config["rows"]), "CHUNKS": int(config["chunks"])}
         unit.constants["LISTED"] = LISTED
 
     def build(self) -> Launch:
@@ -87,8 +87,8 @@ class PointSort(_Sorted):
             "bucket, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS",
             f"row = bucket{self.wide} * ROWS",
             "rows = tl.arange(0, ROWS)",
-            f"first = chunk{self.wide} * MANY",
-            f"many = first + tl.arange(0, MANY){self.wide}",
+            f"first = chunk{self.wide} * POINTS",
+            f"points = first + tl.arange(0, POINTS){self.wide}",
         ])  # fmt: skip
         unit.wait()
         self._count()
@@ -101,17 +101,17 @@ class PointSort(_Sorted):
     def _count(self) -> None:
         """Counts the points in each of the program's rows, and in all preceding rows."""
         unit, out, scope = self.unit, self.out, Scope()
-        scope.lines.append(f"{self.many.mask} = many < {self.points}")
-        fallen, *others = [unit.body.emit(root, scope) for root in self.roots]
-        inside = [self.many.mask, *others, *unit.body.guards(self.roots[:1])]
-        scope.lines.append(f"own = {fallen}{self.wide or '.to(tl.int32)'} - row")
+        scope.lines.append(f"{self.block.mask} = points < {self.points}")
+        segment, *others = [unit.body.emit(root, scope) for root in self.roots]
+        inside = [self.block.mask, *others, *unit.body.guards(self.roots[:1])]
+        scope.lines.append(f"local_row = {segment}{self.wide or '.to(tl.int32)'} - row")
         unit.flush(scope)
         out.extend([
-            f"less = {' & '.join(['(own < 0)', *inside])}",
-            f"mine = {' & '.join(['(own >= 0) & (own < ROWS)', *inside])}",
-            "own = tl.where(mine, own, 0).to(tl.int32)",
-            "before, count = tl.reduce((less.to(tl.int32), mine.to(tl.int32)), 0, pt_add_two)",
-            "upto = before + tl.associative_scan(tl.histogram(own, ROWS, mask=mine), 0, pt_add)",
+            f"below = {' & '.join(['(local_row < 0)', *inside])}",
+            f"in_bucket = {' & '.join(['(local_row >= 0) & (local_row < ROWS)', *inside])}",
+            "local_row = tl.where(in_bucket, local_row, 0).to(tl.int32)",
+            "before, count = tl.reduce((below.to(tl.int32), in_bucket.to(tl.int32)), 0, pt_add_two)",
+            "up_to_row = before + tl.associative_scan(tl.histogram(local_row, ROWS, mask=in_bucket), 0, pt_add)",
         ])  # fmt: skip
 
     def _exchange(self) -> None:
@@ -119,20 +119,20 @@ class PointSort(_Sorted):
         first place on, after the places for those of preceding rows."""
         out, counts = self.out, self.memory(COUNTS)
         out.extend([
-            f"told = {counts} + tl.program_id(0){self.wide} * (ROWS + 1)",
-            "tl.store(told, before)",
-            "tl.store(told + 1 + rows, upto)",
+            f"shared = {counts} + tl.program_id(0){self.wide} * (ROWS + 1)",
+            "tl.store(shared, before)",
+            "tl.store(shared + 1 + rows, up_to_row)",
             "start = first + before",
-            "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
-            f"tl.store({self.memory(MATCHED)} + place, (many - first).to(tl.int32) * ROWS + own, mask=mine)",
+            "place = start + tl.associative_scan(in_bucket.to(tl.int32), 0, pt_add) - 1",
+            f"tl.store({self.memory(MATCHED)} + place, (points - first).to(tl.int32) * ROWS + local_row, mask=in_bucket)",
         ])  # fmt: skip
         out.line(BARRIER if self.unit.constants["CHUNKS"] > 1 else "tl.debug_barrier()")
         out.extend([
             "chunks = tl.arange(0, CHUNKS)[:, None]",
-            f"told = {counts} + (bucket * CHUNKS + chunks){self.wide} * (ROWS + 1)",
+            f"shared = {counts} + (bucket * CHUNKS + chunks){self.wide} * (ROWS + 1)",
         ])  # fmt: skip
         with out.indented("if chunk == 0:"):
-            ends = 'tl.sum(tl.load(told + 1 + rows[None, :], cache_modifier=".cg"), 0)'
+            ends = 'tl.sum(tl.load(shared + 1 + rows[None, :], cache_modifier=".cg"), 0)'
             out.line(f"tl.store({self.memory(ENDS)} + row + rows, {ends}, mask=row + rows < {self.rows})")
 
     def _list(self) -> None:
@@ -142,21 +142,21 @@ class PointSort(_Sorted):
         out.extend([
             "numbers = tl.arange(0, LISTED)[None, :]",
             "earlier = tl.arange(0, LISTED)[:, None]",
-            "told += (chunks < chunk).to(tl.int32)",
+            "shared += (chunks < chunk).to(tl.int32)",
         ])  # fmt: skip
         with out.indented("for at in range(0, count, LISTED):"):
             out.extend([
-                f"kept = tl.load({matched} + at + numbers, mask=at + numbers < count, other=0)",
-                "theirs = kept % ROWS",
-                'to = tl.sum(tl.load(told + theirs, cache_modifier=".cg"), 0, keep_dims=True)',
+                f"matched = tl.load({matched} + at + numbers, mask=at + numbers < count, other=0)",
+                "matched_rows = matched % ROWS",
+                'position = tl.sum(tl.load(shared + matched_rows, cache_modifier=".cg"), 0, keep_dims=True)',
             ])  # fmt: skip
             with out.indented("for other in range(0, at + LISTED, LISTED):"):
                 out.extend([
-                    f"others = tl.load({matched} + other + earlier, mask=other + earlier < count, other=0) % ROWS",
-                    "same = (others == theirs) & (other + earlier < at + numbers)",
-                    "to += tl.sum(same.to(tl.int32), 0, keep_dims=True)",
+                    f"other_rows = tl.load({matched} + other + earlier, mask=other + earlier < count, other=0) % ROWS",
+                    "same = (other_rows == matched_rows) & (other + earlier < at + numbers)",
+                    "position += tl.sum(same.to(tl.int32), 0, keep_dims=True)",
                 ])  # fmt: skip
-            out.line(f"tl.store({self.memory(ORDER)} + to, first + kept // ROWS, mask=at + numbers < count)")
+            out.line(f"tl.store({self.memory(ORDER)} + position, first + matched // ROWS, mask=at + numbers < count)")
 
 
 class SegmentReduction(_Sorted):

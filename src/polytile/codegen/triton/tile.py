@@ -15,7 +15,7 @@ from functools import cached_property
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.loop import Axis
 from polytile.schedule.answers import Share
 from polytile.schedule.facts import Facts
@@ -152,7 +152,7 @@ def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
             mapping[s] = sympy.Integer(facts.values[s.name])
         elif (by := facts.divisor(s.name)) > 1:
             mapping[s] = by * quotient(s, facts)
-    return sizes.simplify(sizes.substitute(e, mapping), {}) if mapping else e
+    return divisions.simplify(sizes.substitute(e, mapping), {}) if mapping else e
 
 
 # from a config -------------------------------------------------------------------------------------------------------

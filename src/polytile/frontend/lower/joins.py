@@ -22,7 +22,7 @@ from polytile.frontend.lower.scattering import duplicate
 from polytile.frontend.lower.slices import require_known_sizes, selected_index, slice_start
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
 from polytile.frontend.lower.views import copied, diagonal_origin, reindexed, require_loop_dtype, wrap_dim
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import View, whole
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
@@ -170,7 +170,7 @@ def _rolled(source: Tensor, shift: Size, dim: int) -> Tensor:
     n = source.sizes[dim]
     if n == 0:
         return copied(source)
-    head = sizes.simplify(PythonMod(shift, n), {})
+    head = divisions.simplify(PythonMod(shift, n), {})
 
     def element_at(point: Point) -> Node:
         index = point[dim]

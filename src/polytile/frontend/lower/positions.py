@@ -14,7 +14,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.value import Tensor
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import View
 from polytile.ir.expr import Node
 from polytile.ir.loop import Store
@@ -83,7 +83,7 @@ def place_at(rank: int, point: Sequence[Size]) -> Place:
     return Place([*point, ZERO][:rank])
 
 
-def position(value: Node, n: Size, ranges: sizes.Ranges, wraps: bool = True, checked: bool = True) -> Size | Node:
+def position(value: Node, n: Size, ranges: divisions.Ranges, wraps: bool = True, checked: bool = True) -> Size | Node:
     """The index that `value` refers to in a dimension of size `n`.
 
     Parameters
@@ -154,7 +154,7 @@ class Bounds:
         return Bounds(tuple(-bound for bound in self.high), tuple(-bound for bound in self.low))
 
 
-def bounds(root: Node, ranges: sizes.Ranges) -> Bounds:
+def bounds(root: Node, ranges: divisions.Ranges) -> Bounds:
     """Bounds of an integer node whose axes have these ranges; unknown operations are unbounded. Integers are assumed not to
     overflow."""
     found: dict[int, Bounds] = {}
@@ -163,7 +163,7 @@ def bounds(root: Node, ranges: sizes.Ranges) -> Bounds:
     return found[id(root)]
 
 
-def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bounds:
+def _node_bounds(node: Node, args: Sequence[Bounds], ranges: divisions.Ranges) -> Bounds:
     if node.dtype not in _INTEGERS:
         return Bounds()
     match node:
@@ -171,7 +171,7 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
             value = sympy.Integer(int(node.value))
             return Bounds((value,), (value,))
         case expr.Index():
-            low, high = sizes.highest(-node.expr, ranges), sizes.highest(node.expr, ranges)
+            low, high = divisions.highest(-node.expr, ranges), divisions.highest(node.expr, ranges)
             return Bounds(() if low is None else (-low,), () if high is None else (high,))
         case expr.Op(name="add"):
             return args[0] + args[1]

@@ -17,7 +17,7 @@ from polytile.frontend.lower.layouts import traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, stored
 from polytile.frontend.lower.views import has_static_zero, reindexed
-from polytile.ir import sizes
+from polytile.ir import divisions, sizes
 from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size
 
@@ -34,7 +34,7 @@ def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[tuple[int, ...], 
     """
     ins = [d for d, n in enumerate(source) if n != 1]
     outs = [d for d, n in enumerate(target) if n != 1]
-    in_sizes, out_sizes = ([sizes.simplify(shape[d], {}) for d in dims] for shape, dims in ((source, ins), (target, outs)))
+    in_sizes, out_sizes = ([divisions.simplify(shape[d], {}) for d in dims] for shape, dims in ((source, ins), (target, outs)))
     marks = _equal_prefixes(in_sizes, out_sizes)
     marks |= {(len(ins) - i, len(outs) - j) for i, j in _equal_prefixes(in_sizes[::-1], out_sizes[::-1])}
     at = (0, 0)
@@ -91,12 +91,12 @@ def reshape_point(shape: Shape, target: Shape) -> Callable[[Point], Point]:
     return where
 
 
-def unflatten(flat: Size, shape: Sequence[Size], ranges: sizes.Ranges) -> list[Size]:
+def unflatten(flat: Size, shape: Sequence[Size], ranges: divisions.Ranges) -> list[Size]:
     """The indices, one per dimension of `shape`, of the element with row-major index `flat`."""
     indices: list[Size] = []
     for n in reversed(shape[1:]):
-        indices.append(sizes.modulo(flat, n, ranges))
-        flat = sizes.floor_div(flat, n, ranges)
+        indices.append(divisions.modulo(flat, n, ranges))
+        flat = divisions.floor_div(flat, n, ranges)
     return [flat, *reversed(indices)]
 
 

@@ -8,7 +8,7 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor
 from polytile.frontend.lower.views import reindexed
-from polytile.ir import sizes
+from polytile.ir import divisions
 from polytile.ir.sizes import Size, as_size
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def pixel_shuffle(builder: Builder, source: Tensor, upscale_factor: Size | int) 
     def where(point: Point) -> Point:
         ranges = dict(zip(point, result, strict=True))
         *lead, c, h, w = point
-        (row, i), (column, j) = ((sizes.floor_div(x, f, ranges), sizes.modulo(x, f, ranges)) for x in (h, w))
+        (row, i), (column, j) = ((divisions.floor_div(x, f, ranges), divisions.modulo(x, f, ranges)) for x in (h, w))
         return (*lead, c * f * f + i * f + j, row, column)
 
     return reindexed(source, result, where)
@@ -36,8 +36,8 @@ def pixel_unshuffle(builder: Builder, source: Tensor, downscale_factor: Size | i
     def where(point: Point) -> Point:
         ranges = dict(zip(point, result, strict=True))
         *lead, c, h, w = point
-        inner = sizes.modulo(c, f * f, ranges)
-        i, j = sizes.floor_div(inner, f, ranges), sizes.modulo(c, f, ranges)
-        return (*lead, sizes.floor_div(c, f * f, ranges), h * f + i, w * f + j)
+        inner = divisions.modulo(c, f * f, ranges)
+        i, j = divisions.floor_div(inner, f, ranges), divisions.modulo(c, f, ranges)
+        return (*lead, divisions.floor_div(c, f * f, ranges), h * f + i, w * f + j)
 
     return reindexed(source, result, where)

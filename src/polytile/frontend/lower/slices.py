@@ -17,7 +17,7 @@ from polytile.frontend.lower.layouts import traced_argument
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor
 from polytile.frontend.lower.views import Dim, kept, strided, wrap_dim
-from polytile.ir import sizes
+from polytile.ir import divisions, sizes
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def slice_start(
     fitting = [
         a
         for a in _bounds(builder, first, n)
-        if any(sizes.equal(_slice_length(a, b, step), sizes.simplify(length, {})) for b in ends)
+        if any(sizes.equal(_slice_length(a, b, step), divisions.simplify(length, {})) for b in ends)
     ]
     if len(set(fitting)) == 1:
         return fitting[0]
@@ -73,7 +73,7 @@ def _bounds(builder: Builder, bound: Size, n: Size) -> list[Size]:
     """The possible meanings of a slice bound: itself, counted from the end, or clamped to 0 or `n`."""
     if bound.is_Integer and bound >= _NO_END:
         return [n]
-    from_front, from_end = [bound, n], [sizes.simplify(bound + n, {}), ZERO]
+    from_front, from_end = [bound, n], [divisions.simplify(bound + n, {}), ZERO]
     known = counts_from_front(builder, bound)
     return from_front + from_end if known is None else from_front if known else from_end
 
@@ -95,7 +95,7 @@ def counts_from_front(builder: Builder, index: Size) -> bool | None:
 
 
 def _slice_length(start: Size, end: Size, step: Size) -> Size:
-    return sizes.simplify(sizes.floor_div(sizes.expand(end - start + step - 1), step, {}), {})
+    return divisions.simplify(divisions.floor_div(sizes.expand(end - start + step - 1), step, {}), {})
 
 
 def _traced_start(builder: Builder, dim: int) -> Size:

@@ -18,7 +18,7 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, fresh_axes, stored
 from polytile.frontend.placement import is_view
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
@@ -77,7 +77,7 @@ def reindexed(source: Tensor, out_sizes: Sequence[Size], where: Callable[[Point]
     axes = fresh_axes(out_sizes)
     ranges = dict(zip(axes, out_sizes, strict=True))
     node = source.at(where(axes))
-    node = expr.map_indices((node,), lambda index: sizes.simplify(index, ranges))[0]
+    node = expr.map_indices((node,), lambda index: divisions.simplify(index, ranges))[0]
     return Tensor(tuple(out_sizes), source.dtype, source.device, axes=axes, node=node)
 
 
@@ -201,7 +201,7 @@ def repeat(builder: Builder, source: Tensor, repeats: Sequence[Size | int]) -> T
 
     def where(point: Point) -> Point:
         ranges = dict(zip(point, target, strict=True))
-        return tuple(sizes.modulo(point[lead + d], n, ranges) for d, n in enumerate(source.sizes))
+        return tuple(divisions.modulo(point[lead + d], n, ranges) for d, n in enumerate(source.sizes))
 
     return reindexed(source, target, where)
 

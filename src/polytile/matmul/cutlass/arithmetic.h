@@ -1,4 +1,4 @@
-/* What epilogues compute with: the less and the greater of two numbers, NaN where either is. */
+/* Functions for epilogues: the minimum and maximum of two numbers, NaN if either is NaN. */
 template <class T> CUTLASS_DEVICE T least(T a, T b)
 {
     return a != a || a < b ? a : b;

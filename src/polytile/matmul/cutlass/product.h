@@ -60,7 +60,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
 
-/* Blocks of C in the order in which clusters take them: GROUP rows of clusters at a time, column by column. */
+/* The blocks of C in the order in which clusters process them: GROUP rows of clusters at a time, column by column. */
 struct Blocks {
     int rows, columns, total;
 
@@ -78,7 +78,7 @@ struct Blocks {
     }
 };
 
-/* Asks for this block's slice of an operand: ROWS x BK elements from (row, k) on, swizzled as CollectiveMma reads them. */
+/* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) on, swizzled as CollectiveMma reads them. */
 template <int ROWS, bool ALONG_K, int SLICES>
 CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Number *stage, int row, int k, int slice)
 {
@@ -102,13 +102,13 @@ template <class Value> CUTLASS_DEVICE uint32_t packed(Value low, Value high)
     return reinterpret_cast<const uint32_t &>(both);
 }
 
-/* Four threads that share a row exchange words, so that each has all of one word in four: 16 bytes of the row. */
+/* The four threads that share a row exchange words, so that each holds 16 contiguous bytes of the row. */
 CUTLASS_DEVICE void transpose(uint32_t (&word)[4], int lane)
 {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; i += 2) {
         uint32_t other = __shfl_xor_sync(0xffffffff, lane & 1 ? word[i] : word[i + 1], 1);
-        word[i] = lane & 1 ? other : word[i]; /* an index that depends on the lane would take memory */
+        word[i] = lane & 1 ? other : word[i]; /* an index that depends on the lane would force local memory */
         word[i + 1] = lane & 1 ? word[i + 1] : other;
     }
     CUTLASS_PRAGMA_UNROLL
@@ -119,7 +119,7 @@ CUTLASS_DEVICE void transpose(uint32_t (&word)[4], int lane)
     }
 }
 
-/* Stores 16 bytes of a row from column x on, as far as the row goes. */
+/* Stores 16 bytes of a row from column x on, up to the end of the row. */
 CUTLASS_DEVICE void store_words(Output *line, const uint32_t (&word)[4], int x, int n)
 {
     if (x + 8 <= n) {
@@ -134,7 +134,7 @@ CUTLASS_DEVICE void store_words(Output *line, const uint32_t (&word)[4], int x, 
     }
 }
 
-/* Stores two neighbours of a row from column x on, as far as the row goes. */
+/* Stores two adjacent elements of a row from column x on, up to the end of the row. */
 CUTLASS_DEVICE void store_pair(Output *line, Output low, Output high, int x, int n)
 {
     alignas(2 * sizeof(Output)) Output pair[2] = {low, high};
@@ -148,7 +148,7 @@ CUTLASS_DEVICE void store_pair(Output *line, Output low, Output high, int x, int
         line[x + 1] = high;
 }
 
-/* Stores what becomes of a warp group's sums: `row` and `column` are where its thread's first one is. */
+/* Applies the epilogue to a warp group's sums and stores them: `row` and `column` are those of the thread's first sum. */
 template <class Sums>
 CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int n, int row, int column)
 {
@@ -202,7 +202,7 @@ CUTLASS_DEVICE void produce(Shared &shared, Pipeline &pipeline, const Map &a, co
     pipeline.producer_tail(state);
 }
 
-/* Of the parameters, mma reads one at most: after how many instructions sums are promoted. */
+/* mma reads at most one parameter: the number of instructions after which sums are promoted. */
 template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &parameters)
 {
     if constexpr (PROMOTED)
@@ -260,7 +260,7 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, in
     how.num_consumers = CONSUMERS * GROUP_THREADS;
     Pipeline pipeline(shared.pipeline, how, Cluster{});
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 4; i++) /* of the order in which two groups take turns */
+        for (int i = 0; i < 4; i++) /* barriers that order the turns of the two groups */
             (&shared.order.barrier_[0][0])[i].init(GROUP_THREADS);
         cutlass::arch::fence_barrier_init();
     }

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from polytile.ir import sizes
+from polytile.ir import divisions, sizes
 from polytile.ir.loop import Axis
 from polytile.passes.loops import linear
 
@@ -74,7 +74,7 @@ def unify(first: tuple[Axis, ...], second: tuple[Axis, ...], pairs: tuple[Pair, 
 
 
 def _whole(axes: tuple[Axis, ...]) -> list[_Piece]:
-    return [_Piece(a.symbol, sizes.simplify(a.size, {}), sizes.ONE) for a in axes if a.size != 1]
+    return [_Piece(a.symbol, divisions.simplify(a.size, {}), sizes.ONE) for a in axes if a.size != 1]
 
 
 def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs: Strides | None) -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import sympy
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Accumulator
 from polytile.ir.loop import Axis, Loop, Store
@@ -144,7 +144,7 @@ def hosted(host: Loop, consumer: Loop) -> Domain:
         raise Unfit("the consumer's points are not the product's")
     pieces = _pieces(unified, split)
     second = {symbol: sizes.substitute(index, pieces) for symbol, index in unified.second.items()}
-    back = {symbol: sizes.simplify(sizes.substitute(index, origin), host.ranges) for symbol, index in second.items()}
+    back = {symbol: divisions.simplify(sizes.substitute(index, origin), host.ranges) for symbol, index in second.items()}
     return Domain(host.axes, (), {}, back)
 
 
@@ -156,8 +156,8 @@ def _pieces(unified: Unified, loop: Loop) -> dict[sympy.Symbol, sympy.Expr]:
         held = [s for s in unified.shared if s.first == axis.symbol]
         weight = sizes.ONE
         for shared in reversed(held):  # innermost piece first
-            quotient = sizes.floor_div(axis.symbol, weight, ranges)
+            quotient = divisions.floor_div(axis.symbol, weight, ranges)
             outermost = shared is held[0]
-            pieces[shared.axis.symbol] = quotient if outermost else sizes.modulo(quotient, shared.axis.size, ranges)
+            pieces[shared.axis.symbol] = quotient if outermost else divisions.modulo(quotient, shared.axis.size, ranges)
             weight = sizes.expand(weight * shared.axis.size)
     return pieces

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import sympy
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import Buffer
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Load, Node
@@ -130,7 +130,7 @@ def _value_at(load: Load, producer: Loop, store: Store, buffer: Buffer, ranges: 
     """The producer's value at the element that `load` reads."""
     mapping = solve(store.index, load.index, producer, ranges)
     value = expr.map_indices(
-        (stored_value(store.value, buffer),), lambda e: sizes.simplify(sizes.substitute(e, mapping), ranges)
+        (stored_value(store.value, buffer),), lambda e: divisions.simplify(sizes.substitute(e, mapping), ranges)
     )[0]
     if load.mask is None:
         return value
@@ -152,14 +152,14 @@ def solve(stored: sympy.Expr, wanted: sympy.Expr, producer: Loop, ranges: Mapped
     if form is None or any(a.symbol not in form.coefficients for a in axes):
         raise Unfit("the store does not go over the buffer one element a point")
     mapping = {a.symbol: sizes.ZERO for a in producer.axes if a.size == 1}
-    rest, stride = sizes.simplify(wanted - form.rest, ranges), sizes.ONE
+    rest, stride = divisions.simplify(wanted - form.rest, ranges), sizes.ONE
     while axes:
         axis = next((a for a in axes if form.coefficients[a.symbol] == stride), None)
         if axis is None:
             raise Unfit("the store's strides are not those of a dense buffer")
         axes.remove(axis)
-        mapping[axis.symbol] = rest if not axes else sizes.modulo(rest, axis.size, ranges)
-        rest = sizes.floor_div(rest, axis.size, ranges)
+        mapping[axis.symbol] = rest if not axes else divisions.modulo(rest, axis.size, ranges)
+        rest = divisions.floor_div(rest, axis.size, ranges)
         stride = sizes.expand(stride * axis.size)
     if any(sizes.has_division(e) for e in mapping.values()):
         raise Unfit("the element read needs a division")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sympy
 
-from polytile.ir import expr, sizes
+from polytile.ir import divisions, expr, sizes
 from polytile.ir.expr import Const, Index, Node, Op
 from polytile.ir.loop import Axis, Loop, Store
 
@@ -38,8 +38,8 @@ def _keeps_apart(store: Store, axis: Axis, loop: Loop) -> bool:
     if c is None or c == 0 or not sizes.is_nonnegative(c - 1):
         return False
     others = sympy.expand(store.index - c * axis.symbol)
-    _, rest = sizes.split_by(others, sympy.expand(c * axis.size))
-    bound = sizes.upper_bound(rest, {**loop.ranges, **_indirect_ranges(store)})
+    _, rest = divisions.split_by(others, sympy.expand(c * axis.size))
+    bound = divisions.upper_bound(rest, {**loop.ranges, **_indirect_ranges(store)})
     return bound is not None and sizes.is_nonnegative(sympy.expand(c - 1 - bound))
 
 

@@ -1,4 +1,4 @@
-// arc: inverse trigonometric functions. Vectors for float; double goes to the C library.
+// arc: inverse trigonometric functions. Floats are vectorised; doubles use the C library.
 // needs: arith
 // gives: asin acos atan atan2
 namespace pt {

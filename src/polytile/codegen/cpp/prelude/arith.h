@@ -1,4 +1,4 @@
-// arith: arithmetic that has no operator: rounding, roots, extremes, signs, tests; for integers where it makes sense.
+// arith: arithmetic without an operator: rounding, roots, extremes, signs, tests; also for integers where meaningful.
 // needs: convert
 // gives: abs sign sqrt rsqrt reciprocal floor ceil trunc round minimum maximum min max fmin fmax copysign isnan isinf
 //        isfinite signbit fma mad lesser greater horner each
@@ -7,7 +7,7 @@ namespace {
 
 template <class T> constexpr bool is_vector = false;
 template <class T, int L> constexpr bool is_vector<V<T, L>> = true;
-// The same function of plain numbers.
+// The same function for scalars.
 #define PT_SCALAR1(name) \
   template <class T, when<!is_vector<T>> = 0> PT_FN T name(T x) { return name(V<T, 1>(x))[0]; }
 #define PT_SCALAR2(name) \
@@ -19,7 +19,7 @@ template <class T> constexpr u64 sign_bit = u64(1) << (8 * sizeof(T) - 1);
 
 template <class T, int L> PT_FN V<unsigned_of<T>, L> bits_of(V<T, L> v) { return as<unsigned_of<T>>(v); }
 
-// a·b + c, rounded once where the machine can.
+// a·b + c, rounded once if the machine has a fused instruction.
 template <class T, int L> PT_FN V<T, L> mad(V<T, L> a, alone<V<T, L>> b, alone<V<T, L>> c) {
   if constexpr (wide<T, L>) return {mad(a.lo, b.lo, c.lo), mad(a.hi, b.hi, c.hi)};
   else return V<T, L>(a.n * b.n + c.n);
@@ -31,7 +31,7 @@ template <class T, int L, class... C> PT_FN V<T, L> horner(V<T, L> x, double top
   return p;
 }
 
-// One register at a time: instructions where the machine has them, lanes where not. -----------------------------------
+// One register at a time: by instructions if the machine has them, else lane by lane. ---------------------------------
 #define PT_LANES1(name, f, d)                                                                    \
   template <class R> PT_FN R raw_##name(R v) {                                                   \
     R r;                                                                                         \
@@ -58,7 +58,7 @@ PT_RAW1(sqrt, float, 4, __builtin_aarch64_sqrtv4sf(v))
 PT_RAW1(sqrt, double, 2, __builtin_aarch64_sqrtv2df(v))
 #endif
 
-// a < b ? a : b and a > b ? a : b: b where either is NaN, as x86's own instructions have it.
+// a < b ? a : b and a > b ? a : b. If either is NaN, the result is b, as with x86's instructions.
 template <class R> PT_FN R raw_lesser(R a, R b) { return a < b ? a : b; }
 template <class R> PT_FN R raw_greater(R a, R b) { return a > b ? a : b; }
 #if defined(PT_GCC_X86)
@@ -78,7 +78,7 @@ PT_EXTREMES(double, 8, pd512_mask, , a, u8(-1), 4)
 #undef PT_EXTREMES
 #endif
 
-// Rounding to whole numbers; Mode as x86 numbers it: 0 to nearest even, 1 down, 2 up, 3 towards zero.
+// Rounds to an integer. Modes are numbered as on x86: 0 to nearest even, 1 down, 2 up, 3 towards zero.
 template <int Mode, class R> PT_FN R raw_round(R v) {
   constexpr int bytes = sizeof(R), lane = sizeof(v[0]);
   (void)bytes;
@@ -101,7 +101,7 @@ template <int Mode, class R> PT_FN R raw_round(R v) {
   {
     using T = __typeof__(v[0] + v[0]);
     using Bits = Raw<int_of<T>, sizeof(R) / sizeof(T)>;
-    constexpr T big = lane == 4 ? T(0x1p23) : T(0x1p52);  // from here on every number is whole
+    constexpr T big = lane == 4 ? T(0x1p23) : T(0x1p52);  // all numbers from here on are integers
     const Bits sign = (Bits)v & int_of<T>(sign_bit<T>);
     const R size = (R)((Bits)v & ~int_of<T>(sign_bit<T>)), down = size + big - big;
     R whole = (R)((Bits)down | sign);
@@ -131,7 +131,7 @@ template <class T, int L> PT_FN V<T, L> sqrt(V<T, L> v) {
 }
 template <class T, int L> PT_FN V<T, L> rsqrt(V<T, L> v) { return V<T, L>(T(1)) / sqrt(v); }
 template <class T, int L> PT_FN V<T, L> reciprocal(V<T, L> v) { return V<T, L>(T(1)) / v; }
-template <class T, int L> PT_FN V<T, L> round(V<T, L> v) { return whole<0>(v); }  // halves to even
+template <class T, int L> PT_FN V<T, L> round(V<T, L> v) { return whole<0>(v); }  // ties to even
 template <class T, int L> PT_FN V<T, L> floor(V<T, L> v) { return whole<1>(v); }
 template <class T, int L> PT_FN V<T, L> ceil(V<T, L> v) { return whole<2>(v); }
 template <class T, int L> PT_FN V<T, L> trunc(V<T, L> v) { return whole<3>(v); }
@@ -142,7 +142,7 @@ template <class T, int L> PT_FN V<T, L> abs(V<T, L> v) {
   else if constexpr (is_signed<T>) return select(v < V<T, L>(T(0)), -v, v);
   else return v;
 }
-// The size of `size` with the sign of `sign`.
+// The magnitude of `size` with the sign of `sign`.
 template <class T, int L> PT_FN V<T, L> copysign(V<T, L> size, alone<V<T, L>> sign) {
   using U = V<unsigned_of<T>, L>;
   const U mask(unsigned_of<T>(sign_bit<T>));
@@ -159,14 +159,14 @@ template <class T, int L> PT_FN V<int_of<T>, L> isfinite(V<T, L> v) {
   if constexpr (is_float<T>) return abs(v) < V<T, L>(infinity<T>); else return v == v;
 }
 
-// 1, 0 or -1; 0 for NaN, as torch.sign has it.
+// 1, 0 or -1; 0 for NaN, as in torch.sign.
 template <class T, int L> PT_FN V<T, L> sign(V<T, L> v) {
   const V<T, L> zero(T(0)), one(T(1));
   if constexpr (is_signed<T>) return select(v < zero, -one, select(v > zero, one, zero));
   else return select(v != zero, one, zero);
 }
 
-// NaN if either is NaN. In a running minimum, `a`, what waits for the step before is the extreme itself, not the test.
+// NaN if either is NaN. In a running minimum `a`, only the minimum itself depends on the previous step, not the NaN test.
 template <class T, int L> PT_FN V<T, L> minimum(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (is_float<T>) return select(b != b, b, lesser(b, a)); else return lesser(b, a);
 }
@@ -175,7 +175,7 @@ template <class T, int L> PT_FN V<T, L> maximum(V<T, L> a, alone<V<T, L>> b) {
 }
 template <class T, int L> PT_FN V<T, L> min(V<T, L> a, alone<V<T, L>> b) { return minimum(a, b); }
 template <class T, int L> PT_FN V<T, L> max(V<T, L> a, alone<V<T, L>> b) { return maximum(a, b); }
-// The other one if one is NaN.
+// If one operand is NaN, the result is the other.
 template <class T, int L> PT_FN V<T, L> fmin(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (is_float<T>) return select(b != b, a, lesser(a, b)); else return lesser(a, b);
 }
@@ -197,7 +197,7 @@ template <class T, int L> PT_FN V<T, L> fma(V<T, L> a, alone<V<T, L>> b, alone<V
 #endif
 }
 
-// f of every lane: the way of functions that are rare, or long.
+// f of each lane, one after the other: for rare or long functions.
 template <class F, class T, int L> PT_FN V<T, L> each(F f, V<T, L> a) {
   V<T, L> r;
   PT_NO_UNROLL for (int i = 0; i < L; ++i) r[i] = f(a[i]);
@@ -208,7 +208,7 @@ template <class F, class T, int L> PT_FN V<T, L> each(F f, V<T, L> a, V<T, L> b)
   PT_NO_UNROLL for (int i = 0; i < L; ++i) r[i] = f(a[i], b[i]);
   return r;
 }
-// The C library's function, by lane: LIBM1(sin) makes libm_sin.
+// The C library's function, lane by lane: LIBM1(sin) defines libm_sin.
 #define PT_LIBM1(name)                                                                           \
   template <class T, int L> PT_FN V<T, L> libm_##name(V<T, L> v) {                               \
     return each([](T x) {                                                                        \

@@ -1,10 +1,10 @@
-// atomic: updates of elements that several threads may update, without order (relaxed).
+// atomic: relaxed atomic updates of elements that several threads may update.
 // needs: convert
 // gives: atomic_add atomic_apply
 namespace pt {
 namespace {
 
-// *p = f(*p), all at once.
+// *p = f(*p), atomically.
 template <class S, class F> inline void atomic_apply(S* p, F f) {
   using Bits = unsigned_of<stored<S>>;
   using B = stored<S>;

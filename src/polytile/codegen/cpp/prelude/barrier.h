@@ -1,4 +1,4 @@
-// barrier: the threads of a parallel() wait for each other.
+// barrier: synchronises the threads of a parallel().
 // needs:
 // gives: barrier
 extern "C" void GOMP_barrier();
@@ -7,8 +7,8 @@ extern "C" void GOMP_barrier();
 namespace pt {
 namespace {
 
-// Threads of the innermost parallel() of this thread. The runtime's own team will not do: a parallel(1, f) is no team
-// of the runtime's, and a barrier in it would wait for the threads of a region around it.
+// Threads of this thread's innermost parallel(). OpenMP's own team would be wrong: parallel(1, f) creates none, so a
+// barrier in it would wait for the threads of an enclosing region.
 static __thread long team_size = 1;
 
 inline void barrier() {

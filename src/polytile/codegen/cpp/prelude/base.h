@@ -4,9 +4,9 @@
 //
 // V<T, L> is L lanes of T (L a power of two, 1..64). It behaves like a GCC vector: operators, comparisons that give
 // -1/0 masks, v[i] to read and to write. It is a class because GCC scalarises or spills generic vectors that are wider
-// than a register; here a wide vector is two halves, each handled on its own. A vector of at most one register holds
-// one GCC vector `n`, padded to 16 bytes where it is narrower: what the padding lanes hold is anybody's guess, and no
-// operation on them traps.
+// than a register; here a wide vector is two halves, each handled separately. A vector of at most one register holds
+// one GCC vector `n`, padded to 16 bytes if it is narrower. The padding lanes hold unspecified values, and no operation
+// on them traps.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #if !defined(__clang__) && __GNUC__ < 12
 #error "polytile's kernels need GCC 12 or newer, or clang"
@@ -49,7 +49,7 @@ using u32 = unsigned;
 using u64 = unsigned long;
 static_assert(sizeof(i64) == 8, "polytile's kernels need an LP64 system");
 
-// Storage types: how elements lie in memory where the value type is another one.
+// Storage types: the layout in memory of elements that are computed in another type.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 struct bool8 { u8 bits; };  // 0 or 1
@@ -59,7 +59,7 @@ template <class A> constexpr bool same<A, A> = true;
 template <class T> constexpr bool is_float = same<T, float> || same<T, double>;
 template <class T> constexpr bool is_signed = T(-1) < T(0);
 template <class T> struct Alone { using type = T; };
-template <class T> using alone = typename Alone<T>::type;  // takes no part in argument deduction
+template <class T> using alone = typename Alone<T>::type;  // excluded from template argument deduction
 template <bool Yes> struct When {};
 template <> struct When<true> { using type = int; };
 template <bool Yes> using when = typename When<Yes>::type;
@@ -89,7 +89,7 @@ template <class T, int L> constexpr int raw_lanes = sizeof(T) * L < 16 ? 16 / in
 
 struct NoRaw {};
 template <class T, int L, bool Wide = wide<T, L>> struct Body { Raw<T, raw_lanes<T, L>> n; };
-template <class T, int L> struct Body<T, L, true> {  // copied half by half, which GCC keeps in registers
+template <class T, int L> struct Body<T, L, true> {  // copied half by half, so that GCC keeps it in registers
   V<T, L / 2> lo, hi;
   Body() = default;
   PT_FN Body(const Body& b) : lo(b.lo), hi(b.hi) {}
@@ -125,9 +125,9 @@ template <class T, int L> struct V : Body<T, L> {
   using Inner = typename Inside<T, L>::type;
   static constexpr int lanes = L;
 
-  V() = default;  // not set; V{} is zero
+  V() = default;  // uninitialised; V{} is zero
   PT_FN V(Inner raw) { if constexpr (!wide<T, L>) this->n = raw; }
-  PT_FN V(T x) {  // every lane x
+  PT_FN V(T x) {  // x in every lane
     if constexpr (wide<T, L>) this->lo = V<T, L / 2>(x), this->hi = V<T, L / 2>(x);
     else this->n = x - Inner{};
   }
@@ -176,7 +176,7 @@ template <class T, int L> PT_FN V<T, L / 2> high(V<T, L> v) {
   if constexpr (wide<T, L>) return v.hi;
   else return half<T, L, L / 2>(v, Up<raw_lanes<T, L / 2>>{});
 }
-// Lanes 0..L-1 of two raw vectors of N lanes, the first L/2 from each.
+// Concatenates the first L/2 lanes of two raw vectors of N lanes.
 template <int L, class R, int N, int... I> PT_FN auto raw_join(R a, R b, Lanes<I...>) {
   return __builtin_shufflevector(a, b, (I % L < L / 2 ? I % L : N + I % L - L / 2)...);
 }
@@ -185,7 +185,7 @@ template <class T, int L> PT_FN V<T, 2 * L> join(V<T, L> lo, V<T, L> hi) {
   else return {raw_join<2 * L, typename V<T, L>::Inner, raw_lanes<T, L>>(lo.n, hi.n, Up<raw_lanes<T, 2 * L>>{})};
 }
 
-// Lanes of a and b in turn: the first half of the result, or the second. Of one register each.
+// Interleaves the lanes of a and b, one register each: the first half of the result, or the second.
 template <int Half, int L, class R, int N, int... I> PT_FN R raw_zip(R a, R b, Lanes<I...>) {
   return __builtin_shufflevector(a, b, (I % 2 * N + (Half * (L / 2) + I / 2) % L)...);
 }
@@ -201,12 +201,12 @@ template <class T, int L> PT_FN V<T, L> iota() {  // 0, 1, 2, ...
   else return {raw_iota<T>(Up<raw_lanes<T, L>>{})};
 }
 
-// Mask of T lanes: those below n.
+// A mask of T lanes that is set for lanes below n.
 template <class T, int L> PT_FN V<int_of<T>, L> first_n(long n) {
   return iota<int_of<T>, L>() < V<int_of<T>, L>(int_of<T>(n < L ? n : L));
 }
 
-template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m);  // convert.h: a mask for lanes of T's size
+template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m);  // convert.h: the mask with lanes of T's size
 
 // m ? a : b, lane by lane. The mask may have lanes of any size.
 template <class M, class T, int L> PT_FN V<T, L> select(V<M, L> m, V<T, L> a, alone<V<T, L>> b) {
@@ -215,7 +215,7 @@ template <class M, class T, int L> PT_FN V<T, L> select(V<M, L> m, V<T, L> a, al
   else return {m.n ? a.n : b.n};
 }
 
-// One bit a lane: whether it is set. For one register of at most 64 lanes.
+// One bit per lane: whether the lane is set. The mask is one register of at most 64 lanes.
 template <class M, int L> PT_FN u64 mask_bits(V<M, L> m) {
   static_assert(!is_float<M>, "a mask has integer lanes");
   [[maybe_unused]] constexpr u64 live = L == 64 ? ~u64(0) : (u64(1) << (L % 64)) - 1;

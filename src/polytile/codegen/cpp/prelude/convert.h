@@ -1,12 +1,12 @@
-// convert: values from one lane type to another, masks from one lane size to another, bf16 and f16.
+// convert: converts values between lane types and masks between lane sizes; bf16 and f16.
 // needs: base
 // gives: cast mask_cast round_to from_storage to_storage value_of stored
 namespace pt {
 namespace {
 
 // Integers between lane sizes. ----------------------------------------------------------------------------------------
-// GCC 12 takes its conversions of vectors apart, so on x86 the instructions are named: one row for each size of lane
-// before and after, and each register width on the wider side.
+// GCC 12 scalarises its vector conversions, so on x86 the instructions are named: one row for each pair of lane sizes
+// and each register width on the wider side.
 #if defined(PT_GCC_X86)
 using Bytes16 = Raw<char, 16>;
 using Bytes32 = Raw<char, 32>;
@@ -81,7 +81,7 @@ template <int From, int To, int Width, class R> PT_FN auto x86_narrow(R v) {
 #undef PT_NARROW
 #endif
 
-// The compiler's own conversion of the first lanes, and lanes added to fill a register.
+// The compiler's own conversion of the first lanes, padded to fill a register.
 template <class To, class In, int... I> PT_FN auto first_lanes(In x, Lanes<I...>) {
   if constexpr (sizeof...(I) * sizeof(x[0]) == sizeof(x)) return __builtin_convertvector(x, Raw<To, sizeof...(I)>);
   else return __builtin_convertvector(__builtin_shufflevector(x, x, I...), Raw<To, sizeof...(I)>);
@@ -95,11 +95,11 @@ template <class To, class From, int L> PT_FN V<To, L> convert_plain(V<From, L> v
   return {padded<To, live>(first_lanes<To>(v.n, Up<live>{}), Up<to>{})};
 }
 
-// Lanes of `extension` between those of x: a widening by two, on little-endian machines.
+// Interleaves the lanes of x with those of `extension`: doubles the lane size on little-endian machines.
 template <class R, int N, int... I> PT_FN R interleave(R x, R extension, Lanes<I...>) {
   return __builtin_shufflevector(x, extension, (I % 2 * N + I / 2)...);
 }
-// Every Step-th lane, from the first; the rest of the result repeats them.
+// Every Step-th lane, from the first; the remaining lanes repeat them.
 template <int Step, class R, int N, int... I> PT_FN auto every(R x, Lanes<I...>) {
   return __builtin_shufflevector(x, x, (I * Step % N)...);
 }
@@ -132,7 +132,7 @@ template <class To, class From, int L> PT_FN V<To, L> resize_one(V<From, L> v) {
 #endif
 }
 
-// Whether a conversion between these two is done in halves: one side is wider than a register, or both are a whole one.
+// Whether a conversion is done in halves: one side is wider than a register, or both fill a register.
 #if defined(__clang__) || (defined(PT_GCC_X86) && defined(__SSE4_1__))
 template <class A, class B, int L> constexpr bool in_halves = wide<A, L> || wide<B, L>;
 #else
@@ -146,7 +146,7 @@ template <class To, class From, int L> PT_FN V<To, L> resize(V<From, L> v) {
   else return resize_one<To>(v);
 }
 
-// A mask for lanes of T's size.
+// The mask with lanes of T's size.
 template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m) {
   return resize<int_of<T>>(as<int_of<M>>(m));
 }
@@ -187,7 +187,7 @@ template <class To, class From, int L> PT_FN V<To, L> convert_one(V<From, L> v) 
   return convert_plain<To>(v);
 }
 
-// To a float or from one, by way of a lane type that a machine converts directly.
+// To or from a float, through a lane type that the machine converts directly.
 template <class To, class From, int L> PT_FN V<To, L> convert(V<From, L> v) {
   constexpr bool from_float = is_float<From>, to_float = is_float<To>;
   if constexpr (from_float && !to_float && sizeof(To) < 4) return resize<To>(convert<i32>(v));
@@ -195,7 +195,7 @@ template <class To, class From, int L> PT_FN V<To, L> convert(V<From, L> v) {
   else if constexpr (from_float && same<To, u32>) return resize<u32>(convert<i64>(v));
   else if constexpr (same<From, u32> && sizeof(To) == 8) return convert<To>(resize<i64>(v));
   else if constexpr (wide<From, L> || wide<To, L>) return join(convert<To>(low(v)), convert<To>(high(v)));
-  else if constexpr (from_float && same<To, u64>) {  // values below 0 wrap, as a C++ compiler's code does on x86
+  else if constexpr (from_float && same<To, u64>) {  // negative values wrap, as in compiled C++ on x86
     const V<u64, L> small = as<u64>(convert_one<i64>(v));
     return select(v < V<From, L>(From(9223372036854775808.0)), small, convert_one<u64>(v));
   } else return convert_one<To>(v);
@@ -225,7 +225,7 @@ template <int L> PT_FN V<float, L> f16_to_float(V<u16, L> h) {
 #endif
   else if constexpr (L <= 4) return {(Raw<float, 4>)__builtin_ia32_vcvtph2ps((Raw<short, 8>)h.n)};
 #endif
-  else {  // the exponent is moved by a product, which also makes subnormals normal
+  else {  // a multiplication rebiases the exponent, which also normalises subnormals
     using U = V<u32, L>;
     const U bits = resize<u32>(h), magnitude = (bits & U(0x7fffu)) << U(13u);
     const U value = as<u32>(as<float>(magnitude) * V<float, L>(0x1p112f));
@@ -252,8 +252,8 @@ template <int L> PT_FN V<u16, L> float_to_f16(V<float, L> v) {
     using U = V<u32, L>;
     const U bits = as<u32>(v), sign = (bits >> U(16u)) & U(0x8000u), magnitude = bits & U(0x7fffffffu);
     const U odd = (magnitude >> U(13u)) & U(1u);
-    const U normal = (magnitude - U(0x37fff001u) + odd) >> U(13u);  // exponent less 112, and half a last place
-    const U tiny = as<u32>(as<float>(magnitude) + V<float, L>(0.5f)) - U(0x3f000000u);  // the sum rounds to 2^-24
+    const U normal = (magnitude - U(0x37fff001u) + odd) >> U(13u);  // exponent - 112, plus half an ulp
+    const U tiny = as<u32>(as<float>(magnitude) + V<float, L>(0.5f)) - U(0x3f000000u);  // rounds to multiples of 2^-24
     const U special = select(magnitude > U(0x7f800000u), U(0x7e00u), U(0x7c00u));
     const U finite = select(magnitude < U(0x38800000u), tiny, normal);
     return resize<u16>(select(magnitude < U(0x477ff000u), finite, special) | sign);
@@ -266,16 +266,16 @@ template <> struct Stored<bf16> { using type = u16; };
 template <> struct Stored<f16> { using type = u16; };
 template <> struct Stored<bool8> { using type = u8; };
 template <> struct Stored<bool> { using type = u8; };
-template <class S> using stored = typename Stored<S>::type;  // the lanes in which elements of S are moved
+template <class S> using stored = typename Stored<S>::type;  // lanes in which elements of S are loaded and stored
 template <class S> constexpr bool is_bool = same<S, bool8> || same<S, bool>;
 
 template <class S> struct ValueOf { using type = S; };
 template <> struct ValueOf<bf16> { using type = float; };
 template <> struct ValueOf<f16> { using type = float; };
 template <> struct ValueOf<bool8> { using type = u8; };
-template <class S> using value_of = typename ValueOf<S>::type;  // what an element of S is computed in
+template <class S> using value_of = typename ValueOf<S>::type;  // the type in which elements of S are computed
 
-// The value v as lanes of To; floats truncate towards zero; bool8 gives u8 lanes, 1 where v is not 0 (NaN is not).
+// v converted to To. Floats truncate towards zero; bool8 gives u8 lanes, 1 where v is nonzero (NaN counts as nonzero).
 template <class To, class From, int L> PT_FN V<stored<To>, L> cast(V<From, L> v) {
   static_assert(!same<To, bf16> && !same<To, f16>, "bf16 and f16 are storage types: see round_to and store");
   if constexpr (same<To, From>) return v;
@@ -295,7 +295,7 @@ template <class S, class T, int L> PT_FN V<stored<S>, L> to_storage(V<T, L> v) {
   else return cast<S>(v);
 }
 
-// v rounded to what S can hold.
+// v rounded to the precision of S.
 template <class S, class T, int L> PT_FN V<T, L> round_to(V<T, L> v) { return from_storage<T, S>(to_storage<S>(v)); }
 
 }  // namespace

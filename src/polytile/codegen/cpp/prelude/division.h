@@ -1,8 +1,8 @@
-// division: quotients and remainders, of floats and of integers, common divisors, and shifts. No argument traps.
+// division: quotients and remainders of floats and integers, and shifts. No argument traps.
 // needs: arith
 // gives: floordiv truncdiv remainder fmod shift_left shift_right
 //
-// Integers: a divisor of 0 counts as 1, as the reference interpreter has it; the lowest value over -1 wraps.
+// Integers: a divisor of 0 counts as 1, as in the reference interpreter; the lowest value divided by -1 wraps.
 namespace pt {
 namespace {
 
@@ -13,8 +13,8 @@ template <class T> inline __attribute__((noinline)) T divide_one(T a, T b) {
   if constexpr (is_signed<T>) if (b == T(-1)) return T(unsigned_of<T>(0) - unsigned_of<T>(a));
   return a / b;
 }
-// Through floats that hold every value of the type (and double those below 2^52), the quotient's rounding cannot reach
-// the next whole number.
+// Divides in a float type that represents every value exactly (double: those below 2^52), so that rounding cannot carry
+// the quotient to the next integer.
 template <class T, int L> PT_FN V<T, L> divide_trunc(V<T, L> a, V<T, L> b) {
   b = select(b == V<T, L>(T(0)), V<T, L>(T(1)), b);
   if constexpr (sizeof(T) < 4) return cast<T>(cast<float>(a) / cast<float>(b));
@@ -28,21 +28,21 @@ template <class T, int L> PT_FN V<T, L> divide_trunc(V<T, L> a, V<T, L> b) {
     return each([](T x, T y) { return divide_one(x, y); }, a, b);
   }
 }
-// Where the remainder r of a truncated quotient by b has the other sign than b.
+// Whether the remainder r of a truncated division by b has the opposite sign of b.
 template <class T, int L> PT_FN V<int_of<T>, L> opposed(V<T, L> r, V<T, L> b) {
   const V<T, L> zero(T(0));
   return (r != zero) & ((r < zero) ^ (b < zero));
 }
 
 // Floats. -------------------------------------------------------------------------------------------------------------
-// a - trunc(a/b)·b, exactly. For float in double while the quotient has at most 52 bits; else by the C library.
+// a - trunc(a/b)·b, exact. Floats use double while the quotient has at most 52 bits, else the C library.
 template <int L> PT_FN V<float, L> fmod_of_float(V<float, L> a, V<float, L> b) {
 #if defined(PT_FMA)
   using D = V<double, L>;
   const D x = cast<double>(abs(a)), y = cast<double>(abs(b)), zero(0.0);
   const D q = trunc(x / y);
   if (__builtin_expect(hany((q >= D(0x1p52)) & (q < D(__builtin_inf()))), 0)) return libm_fmod(a, b);
-  D r = mad(-q, y, x);  // q may be one too many, rounded up
+  D r = mad(-q, y, x);  // rounding up may make q too large by one
   r = select(r < zero, r + y, r);
   r = select((y == D(__builtin_inf())) & (x < y), x, r);
   return copysign(cast<float>(r), a);
@@ -66,7 +66,7 @@ template <class T, int L> PT_FN V<T, L> fmod(V<T, L> a, alone<V<T, L>> b) {
   else if constexpr (same<T, double>) return libm_fmod(a, b);
   else return a - divide_trunc(a, b) * select(b == V<T, L>(T(0)), V<T, L>(T(1)), b);
 }
-// The remainder with the sign of b, as Python and torch.remainder have it.
+// The remainder with the sign of b, as in Python and torch.remainder.
 template <class T, int L> PT_FN V<T, L> remainder(V<T, L> a, alone<V<T, L>> b) {
   const V<T, L> r = fmod(a, b);
   if constexpr (!is_signed<T>) return r; else return select(opposed<T, L>(r, b), r + b, r);
@@ -75,7 +75,7 @@ template <class T, int L> PT_FN V<T, L> remainder(V<T, L> a, alone<V<T, L>> b) {
 template <class T, int L> PT_FN V<T, L> truncdiv(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (is_float<T>) return trunc(a / b); else return divide_trunc<T, L>(a, b);
 }
-// a/b rounded down; floats as torch.floor_divide: (a - fmod(a, b))/b, put right.
+// a/b rounded down; for floats as in torch.floor_divide: (a - fmod(a, b))/b, corrected.
 template <class T, int L> PT_FN V<T, L> floordiv(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (is_float<T>) return floordiv_of_floats<T, L>(a, b, fmod(a, b));
   else if constexpr (!is_signed<T>) return divide_trunc<T, L>(a, b);
@@ -85,7 +85,7 @@ template <class T, int L> PT_FN V<T, L> floordiv(V<T, L> a, alone<V<T, L>> b) {
   }
 }
 
-// Shifts: by less than 0 or by the type's width or more, 0 to the left and all sign bits to the right, as torch has it.
+// Shifts by a negative amount or by at least the type's width give 0 to the left and all sign bits to the right, as in torch.
 template <class T, int L> PT_FN V<T, L> shift_left(V<T, L> a, alone<V<T, L>> count) {
   using U = V<unsigned_of<T>, L>;
   const auto fits = bits_of<T, L>(count) < U(unsigned_of<T>(8 * sizeof(T)));

@@ -17,7 +17,7 @@ template <int L> PT_FN V<float, L> pick(Raw<float, 16> table, V<i32, L> at) {
   else return {__builtin_ia32_permvarsf512_mask(table, at.n, table, u16(-1))};
 #endif
 }
-// P(r) with one polynomial for every k = round(4·|x|), r = |x| - k/4 and, for k = 0, with r itself added at the end: half the
+// P(r), r = |x| - k/4, with a polynomial for each k = round(4·|x|); for k = 0, r itself is added at the end. This takes half the
 // instructions of the polynomials and the power of 2 below, since one register holds a coefficient of all sixteen.
 template <int L> PT_FN V<float, L> erf_by_pieces(V<float, L> x) {
   constexpr Raw<float, 16> c5 = {
@@ -43,7 +43,7 @@ template <int L> PT_FN V<float, L> erf_by_pieces(V<float, L> x) {
   using F = V<float, L>;
   const F a = lesser(F(3.87f), abs(x)), at = mad(a, F(4.0f), F(magic<float>));
   const F r = a - (at - F(magic<float>)) * F(0.25f);
-  const V<i32, L> k = as<i32>(at);  // its low bits
+  const V<i32, L> k = as<i32>(at);  // the low bits of `at`
   F p = mad(pick(c5, k), r, pick(c4, k));
   p = mad(p, r, pick(c3, k));
   p = mad(p, r, pick(c2, k));
@@ -52,7 +52,7 @@ template <int L> PT_FN V<float, L> erf_by_pieces(V<float, L> x) {
 }
 #endif
 
-// float: x + x·P(x²) up to 1, beyond it 1 - 2^Q(|x|), where Q stands for log2(erfc).
+// float: x + x·P(x²) up to 1; beyond it 1 - 2^Q(|x|), where Q approximates log2(erfc).
 template <class T, int L> PT_FN V<T, L> erf(V<T, L> x) {
   if constexpr (!same<T, float>) return libm_erf(x);
 #if defined(PT_AVX512)
@@ -84,7 +84,7 @@ template <class T, int L> PT_FN V<T, L> erfc(V<T, L> x) {
   }
 }
 
-// erfinv(x)/x as a function of w = -log(1 - x²), after Giles, "Approximating the erfinv function", 2010; own
+// erfinv(x)/x as a function of w = -log(1 - x²), after Giles, "Approximating the erfinv function", 2010, with other
 // coefficients.
 template <int L> PT_FN V<float, L> erfinv_of_float(V<float, L> x) {
   using F = V<float, L>;
@@ -96,7 +96,7 @@ template <int L> PT_FN V<float, L> erfinv_of_float(V<float, L> x) {
   return select(abs(x) == one, x * F(infinity<float>), x * select(w < F(5.0f), p, q));
 }
 
-// double: a start good to a few digits, then Halley's method on erf, or on erfc where erf is too close to 1.
+// double: an initial value of a few digits, then Halley's method on erf, or on erfc where erf is too close to 1.
 inline __attribute__((noinline)) double erfinv_of_double(double y) {
   const double a = y < 0 ? -y : y;
   if (!(a < 1)) return a == 1 ? y * __builtin_inf() : __builtin_nan("");

@@ -2,8 +2,8 @@
 // needs: arith
 // gives: exp exp2 expm1 sigmoid exp_times
 //
-// e^x = 2^n·e^r with n = round(x·log2 e) and |r| <= ln(2)/2; e^r is a polynomial (near-minimax fits, coefficients
-// rounded one by one; relative errors below 2^-28 for float and 2^-57 for double, then rounding).
+// e^x = 2^n·e^r with n = round(x·log2 e) and |r| <= ln(2)/2. e^r is a polynomial: near-minimax fits whose coefficients
+// are rounded one by one. Relative errors before the final rounding are below 2^-28 for float and 2^-57 for double.
 namespace pt {
 namespace {
 
@@ -30,7 +30,7 @@ PT_SCALE(float, 4, ps128, u8(-1))
 PT_SCALE(double, 2, pd128, u8(-1))
 #undef PT_SCALE
 #endif
-// p·2^n, n a whole number; into the subnormal numbers with one rounding.
+// p·2^n for an integer n; subnormal results are rounded once.
 template <class T, int L> PT_FN V<T, L> scale(V<T, L> p, V<T, L> n) {
 #if defined(PT_AVX512)
   if constexpr (wide<T, L>) return {scale(p.lo, n.lo), scale(p.hi, n.hi)};
@@ -43,14 +43,14 @@ template <class T, int L> PT_FN V<T, L> scale(V<T, L> p, V<T, L> n) {
 #endif
 }
 
-// 2^n, n a whole number and the result a normal one.
+// 2^n for an integer n with a normal result.
 template <class T, int L> PT_FN V<T, L> scale_one(V<T, L> n) {
   return power_of_two<T, L>(as<int_of<T>>(n + V<T, L>(magic<T>)) - as<int_of<T>>(V<T, L>(magic<T>)));
 }
 
 template <class T, int L> struct Reduced { V<T, L> n, r; };  // x = n·ln 2 + r
 
-// For x that clamp_exponent has seen; NaN stays NaN.
+// For x clamped by clamp_exponent; NaN stays NaN.
 template <class T, int L> PT_FN Reduced<T, L> reduce_ln2(V<T, L> x) {
   constexpr bool f = same<T, float>;
   constexpr T high = f ? T(0x1.62e4p-1) : T(0x1.62e42feep-1), low = f ? T(0x1.7f7d1cp-20) : T(0x1.a39ef35793c76p-33);
@@ -62,7 +62,7 @@ template <class T, int L> PT_FN V<T, L> clamp_exponent(V<T, L> x, T lowest, T hi
   return greater(V<T, L>(lowest), lesser(V<T, L>(highest), x));
 }
 
-// e^x·2^bias, right also where e^x itself would overflow.
+// e^x·2^bias, correct even where e^x itself would overflow.
 template <class T, int L> PT_FN V<T, L> exp_times(V<T, L> x, T bias) {
   constexpr bool f = same<T, float>;
   const auto [n, r] = reduce_ln2(clamp_exponent(x, f ? T(-105) : T(-746), f ? T(90) : T(711)));
@@ -108,15 +108,15 @@ template <class T, int L> PT_FN V<T, L> expm1_small(V<T, L> x) {
   const V<T, L> s = scale_one(n);
   return mad(s, expm1_near(r), s - V<T, L>(T(1)));
 }
-// The same by halves, 2·(s·(e^r - 1) + (s - 1/2)) with s = 2^(n-1), which cannot overflow before the result does.
+// The same as 2·(s·(e^r - 1) + (s - 1/2)) with s = 2^(n-1), which cannot overflow before the result does.
 template <class T, int L> PT_FN V<T, L> expm1(V<T, L> x) {
   constexpr bool f = same<T, float>;
   const auto [n, r] = reduce_ln2(clamp_exponent(x, f ? T(-20) : T(-40), f ? T(89) : T(709.9)));
   const V<T, L> half(T(0.5)), s = scale(half, n), y = mad(s, expm1_near(r), s - half);
-  return select(x == V<T, L>(T(0)), x, y + y);  // the sign of 0 stays
+  return select(x == V<T, L>(T(0)), x, y + y);  // keeps the sign of 0
 }
 
-// 1/(1 + e^-x), through e^-|x| so that small results keep their digits.
+// 1/(1 + e^-x), computed from e^-|x| so that small results keep their precision.
 template <class T, int L> PT_FN V<T, L> sigmoid(V<T, L> x) {
   const V<T, L> e = exp(-abs(x)), one(T(1));
   return select(x < V<T, L>(T(0)), e, one) / (one + e);

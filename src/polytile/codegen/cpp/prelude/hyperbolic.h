@@ -4,7 +4,7 @@
 namespace pt {
 namespace {
 
-// -u/(u + 2) with u = e^-2|x| - 1, which lies between -1 and 0.
+// -u/(u + 2) with u = e^-2|x| - 1 in (-1, 0].
 template <class T, int L> PT_FN V<T, L> tanh(V<T, L> x) {
   const V<T, L> u = expm1_small(greater(V<T, L>(T(-40)), abs(x) * V<T, L>(T(-2))));
   return copysign(u / (u + V<T, L>(T(2))), x);
@@ -20,7 +20,7 @@ template <class T, int L> PT_FN V<T, L> sinh(V<T, L> x) {
   return copysign(select(a < one, near, h - V<T, L>(T(0.25)) / h), x);
 }
 
-// Where the square of a would say nothing more (and at last overflow), log(2a).
+// log(2a) for a so large that adding 1 to its square changes nothing, or the square overflows.
 template <class T, int L> PT_FN V<T, L> log1p_or_double(V<T, L> near, V<T, L> a) {
   const auto far = a > V<T, L>(same<T, float> ? T(0x1p30) : T(0x1p60));
   return log1p(select(far, a, near)) + select(far, V<T, L>(T(0.69314718055994531)), V<T, L>(T(0)));

@@ -2,15 +2,15 @@
 // needs: exp
 // gives: log log2 log10 log1p
 //
-// x = 2^e·m with m in [3/4, 3/2), so that e = 0 for x near 1 and nothing cancels; log(1 + f) = f - f²/2 + f³·P(f) for
-// float, by way of s = f/(2 + f) for double.
+// x = 2^e·m with m in [3/4, 3/2), so that e = 0 for x near 1 and nothing cancels. log(1 + f) = f - f²/2 + f³·P(f) for
+// float; double uses a series in s = f/(2 + f).
 namespace pt {
 namespace {
 
 template <class T, int L> struct Parted { V<T, L> e, m; };
 
 #if defined(PT_AVX512)
-// Exponent (a float) and mantissa by the instructions made for it: they know zero, subnormal, negative and infinite
+// Exponent (as a float) and mantissa by dedicated instructions, which handle zero, subnormal, negative and infinite
 // numbers.
 #define PT_PART(T, N, code, mask, ...)                                                                               \
   PT_FN Raw<T, N> raw_exponent(Raw<T, N> v) { return __builtin_ia32_getexp##code##_mask(v, v, mask __VA_ARGS__); }   \
@@ -45,10 +45,10 @@ template <class T, int L> PT_FN Parted<T, L> part(V<T, L> x) {
 #endif
 }
 
-// What a logarithm of x is where x is 0, negative, infinite or NaN; y elsewhere.
+// The logarithm of x where x is 0, negative, infinite or NaN; y elsewhere.
 template <class T, int L> PT_FN V<T, L> log_edges(V<T, L> x, V<T, L> y) {
 #if defined(PT_AVX512)
-  return y;  // part() has seen to it
+  return y;  // part() has handled these
 #else
   const V<T, L> zero(T(0)), infinite(infinity<T>);
   y = select(x < infinite, y, x);
@@ -91,7 +91,7 @@ template <class T, int L> PT_FN V<T, L> log10(V<T, L> x) {
   return log_edges(x, mad(e, V<T, L>(high), y));
 }
 
-// log(1 + x): e and m are those of 1 + x, but f = (1 + x)·2^-e - 1 is x·2^-e + (2^-e - 1), which loses nothing.
+// log(1 + x): e and m are those of 1 + x, but f = (1 + x)·2^-e - 1 is x·2^-e + (2^-e - 1), which loses no digits.
 template <class T, int L> PT_FN V<T, L> log1p(V<T, L> x) {
   constexpr bool f = same<T, float>;
   const V<T, L> one(T(1)), u = one + x;
@@ -100,7 +100,7 @@ template <class T, int L> PT_FN V<T, L> log1p(V<T, L> x) {
   const V<T, L> s = scale(one, V<T, L>(T(0)) - e), g = select(exact, mad(x, s, s - one), m - one);
   const V<T, L> y = mad(e, V<T, L>(f ? T(0x1.7f7d1cp-20) : T(0x1.a39ef35793c76p-33)), log1p_near(g));
   const V<T, L> z = log_edges(u, mad(e, V<T, L>(f ? T(0x1.62e4p-1) : T(0x1.62e42feep-1)), y));
-  return select(x == V<T, L>(T(0)), x, z);  // the sign of 0 stays
+  return select(x == V<T, L>(T(0)), x, z);  // keeps the sign of 0
 }
 
 PT_SCALAR1(log) PT_SCALAR1(log2) PT_SCALAR1(log10) PT_SCALAR1(log1p)

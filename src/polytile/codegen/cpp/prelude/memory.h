@@ -3,9 +3,9 @@
 // gives: load load_n load_strided load_strided_n gather gather_mask
 //        load_where store store_n store_strided store_strided_n store_stream stream_fence scatter scatter_mask
 //
-// A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n
-// forms touch the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the
-// elements whose mask is set.
+// A load converts elements of S to lanes of T; a store converts lanes of T to elements of S (see cast and to_storage).
+// The _n forms access only the first n elements (0 <= n <= L) and set the other lanes to 0; the _mask forms access only
+// the elements whose mask is set.
 namespace pt {
 namespace {
 
@@ -21,7 +21,7 @@ template <class B, int L> PT_FN V<B, L> load_lanes(const void* p) {
       __builtin_memcpy(&x, p, bytes);
       n = (typename V<B, L>::Inner)Raw<u64, 2>{x, 0};
 #if defined(PT_AVX512) && defined(PT_GCC_X86)
-      asm("" : "+v"(n));  // of this load, a widening and a selection GCC 12 makes one instruction, which it then fails to take apart
+      asm("" : "+v"(n));  // GCC 12 merges this load, a widening and a select into one instruction, which it then fails to split
 #endif
     }
     return {n};
@@ -38,7 +38,7 @@ template <class B, int L> PT_FN void store_lanes(void* p, V<B, L> v) {
 }
 
 // The first n lanes. --------------------------------------------------------------------------------------------------
-struct Pointer {  // the compilers differ in what their masked loads and stores point to
+struct Pointer {  // compilers differ in the pointer type of masked loads and stores
   void* p;
   template <class P> PT_FN operator P*() const { return (P*)p; }
 };
@@ -51,7 +51,7 @@ PT_FN u64 low_bits(long n) { return n >= 64 ? ~u64(0) : ~(~u64(0) << n); }
     if constexpr (Store) __builtin_ia32_storedqu##code##_mask(Pointer{(void*)p}, (Reg)v.n, Mask(bits));       \
     else v.n = (typename V<B, L>::Inner)__builtin_ia32_loaddqu##code##_mask(Pointer{(void*)p}, Reg{}, Mask(bits)); \
   } else
-// Moves the lanes whose bit is set.
+// Loads or stores the lanes whose bit is set.
 template <bool Store, class B, int L> PT_FN void move_masked(V<B, L>& v, const void* p, u64 bits) {
   PT_MASKED(1, 16, char, qi128, u16)
   PT_MASKED(1, 32, char, qi256, u32)
@@ -139,7 +139,7 @@ template <class S, int L, class T> PT_FN void store_n(alone<S>* p, V<T, L> v, lo
   store_lanes_n(p, to_storage<S>(v), n);
 }
 
-// A store that leaves the caches alone where the machine can (p a multiple of the vector's size, else a plain store).
+// A store that bypasses the caches if the machine can and p is a multiple of the vector's size; else a plain store.
 template <class B, int L> PT_FN void stream_lanes(void* p, V<B, L> v) {
   constexpr int bytes = sizeof(B) * L;
   if constexpr (wide<B, L>) stream_lanes(p, v.lo), stream_lanes((char*)p + bytes / 2, v.hi);
@@ -161,7 +161,7 @@ template <class B, int L> PT_FN void stream_lanes(void* p, V<B, L> v) {
   else store_lanes(p, v);
 }
 template <class S, class T, int L> PT_FN void store_stream(S* p, V<T, L> v) { stream_lanes(p, to_storage<S>(v)); }
-// Other threads see what this one has streamed only after it.
+// Makes this thread's streaming stores visible to other threads.
 PT_FN void stream_fence() {
 #if defined(__SSE2__)
   __builtin_ia32_sfence();
@@ -169,8 +169,8 @@ PT_FN void stream_fence() {
 }
 
 // Strided and indexed. ------------------------------------------------------------------------------------------------
-// Lane by lane: gather instructions are no faster on most machines, and slow where they were mended against data
-// sampling.
+// Lane by lane: gather instructions are no faster on most machines, and slow where microcode mitigates Gather Data
+// Sampling.
 template <class B> PT_FN B one(const void* p, long i) {
   B x;
   __builtin_memcpy(&x, (const B*)p + i, sizeof(B));
@@ -230,7 +230,7 @@ template <class T, int L, class S, class M> PT_FN V<T, L> gather_mask(const S* p
   }
   return from_storage<T, S>(load_lanes<B, L>(row));
 }
-// The lanes for which the mask holds; of the others nothing is read.
+// Reads only the lanes whose mask is set.
 template <class T, int L, class S> PT_FN V<T, L> load_where(const S* p, V<i32, L> mask) {
 #if defined(PT_AVX512)
   if constexpr (!wide<stored<S>, L>) {
@@ -241,7 +241,7 @@ template <class T, int L, class S> PT_FN V<T, L> load_where(const S* p, V<i32, L
 #endif
   return gather_mask<T, L>(p, iota<i64, L>(), mask);
 }
-// Lanes are stored in their order: of two lanes with one index the later stays.
+// Lanes are stored in order: if two share an index, the later one remains.
 template <class S, class T, int L> PT_FN void scatter(S* p, V<i64, L> index, V<T, L> v) {
   const V<stored<S>, L> x = to_storage<S>(v);
   PT_UNROLL for (long i = 0; i < L; ++i) put(p, index[i], x[i]);

@@ -1,4 +1,4 @@
-// parallel: work on the threads of the OpenMP runtime that torch has loaded into the process.
+// parallel: runs work on the threads of the OpenMP runtime that torch has loaded into the process.
 // needs:
 // gives: parallel
 extern "C" void GOMP_parallel(void (*f)(void*), void* data, unsigned threads, unsigned flags);
@@ -9,7 +9,7 @@ namespace pt {
 namespace {
 
 #if defined(PT_BARRIER)
-// Which threads barrier() waits for: those of the innermost parallel().
+// The threads that barrier() waits for: those of the innermost parallel().
 struct Team {
   long before;
   explicit Team(long size) : before(team_size) { team_size = size; }
@@ -29,8 +29,8 @@ template <class F> void run_member(void* f) {
   (*static_cast<F*>(f))(long(omp_get_thread_num()), threads);
 }
 
-// Calls f(thread, threads) on `threads` threads, or on fewer: inside another parallel region there is one. One thread
-// asked for is the caller, without a word to the runtime.
+// Calls f(thread, threads) on at most `threads` threads: inside another parallel region there is only one. A single
+// thread is the caller itself, without a call to the runtime.
 template <class F> inline void parallel(long threads, F&& f) {
   if (threads <= 1) {
     const Team team(1);

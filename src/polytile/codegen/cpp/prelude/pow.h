@@ -6,8 +6,7 @@ namespace {
 
 PT_LIBM2(pow)
 
-// |x|^y in double: x is a float, so its exponent is in range, and 2^(y·log2|x|) leaves the floats long before the
-// doubles.
+// |x|^y in double. x is a float, so its exponent is in range, and 2^(y·log2|x|) overflows float long before double.
 template <int L> PT_FN V<double, L> power_of_floats(V<double, L> x, V<double, L> y) {
   using D = V<double, L>;
   using I = V<i64, L>;
@@ -36,7 +35,7 @@ template <int L> PT_FN V<float, L> pow_of_float(V<float, L> x, V<float, L> y) {
   return select((y == zero) | (x == one) | ((a == one) & (abs(y) == infinite)), one, r);
 }
 
-// Whole powers by squaring, wrapping as the type does; a negative power of a whole number is 0 except for 1 and -1.
+// Integer powers by squaring, wrapping as the type does. Negative powers of integers other than 1 and -1 are 0.
 template <class T, int L> PT_FN V<T, L> pow_of_integer(V<T, L> x, V<T, L> y) {
   using I = V<T, L>;
   const I zero(T(0)), one(T(1));

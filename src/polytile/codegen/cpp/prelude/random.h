@@ -2,7 +2,7 @@
 // needs: convert log memory trig
 // gives: philox_words philox_uniform philox_run philox_normal philox_int
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of
-// ir/philox.py; four neighbouring uniform numbers share the words of one counter.
+// ir/philox.py; four consecutive uniform numbers share the words of one counter.
 namespace pt {
 namespace {
 
@@ -56,7 +56,7 @@ template <int L> PT_FN Words<L> philox_words(alone<V<i64, L>> seed, V<i64, L> of
   return {{c0, c1, c2, c3}};
 }
 
-// The upper 24 bits as a whole number, exactly.
+// The upper 24 bits as an integer, exact.
 template <int L> PT_FN V<float, L> upper_bits(V<u32, L> word) { return cast<float>(as<i32>(word >> V<u32, L>(8u))); }
 
 // In [0, 1), 24 bits.
@@ -67,7 +67,7 @@ template <int L> PT_FN V<float, L> philox_uniform(alone<V<i64, L>> seed, V<i64, 
   const U low = select(place == U(0u), four.w[0], four.w[1]), high = select(place == U(2u), four.w[2], four.w[3]);
   return upper_bits(select(place < U(2u), low, high)) * V<float, L>(0x1p-24f);
 }
-// words[k]: the word of number first + k, for the numbers of C counters. A function of its own: it is long.
+// words[k]: the word of number first + k, for the numbers of C counters. Not inlined, since it is long.
 template <int C> __attribute__((noinline)) void philox_block(i64 seed, i64 counter, u32* words) {
   const Words<C> four = philox_words<C>(V<i64, C>(seed), iota<i64, C>() + V<i64, C>(counter));
   const V<u32, C> even0 = zip<0>(four.w[0], four.w[2]), even1 = zip<1>(four.w[0], four.w[2]);
@@ -75,7 +75,7 @@ template <int C> __attribute__((noinline)) void philox_block(i64 seed, i64 count
   store<u32>(words, zip<0>(even0, odd0)), store<u32>(words + C, zip<1>(even0, odd0));
   store<u32>(words + 2 * C, zip<0>(even1, odd1)), store<u32>(words + 3 * C, zip<1>(even1, odd1));
 }
-// philox_uniform of the offsets first, first + 1, ...: those of a whole counter at once.
+// philox_uniform of the offsets first, first + 1, ...: all numbers of a counter at once.
 template <int L> PT_FN V<float, L> philox_run(i64 seed, i64 first) {
   static_assert(L >= 4, "a run is as long as the words of a counter");
   alignas(64) u32 words[2 * L];
@@ -83,14 +83,14 @@ template <int L> PT_FN V<float, L> philox_run(i64 seed, i64 first) {
   if (first & 3) philox_block<L / 4>(seed, (first >> 2) + L / 4, words + L);
   return upper_bits(load<u32, L>(words + (first & 3))) * V<float, L>(0x1p-24f);
 }
-// Standard normal, by Box and Muller.
+// Standard normal, by the Box-Muller transform.
 template <int L> PT_FN V<float, L> philox_normal(alone<V<i64, L>> seed, V<i64, L> offset) {
   using F = V<float, L>;
   const Words<L> words = philox_words<L>(seed, offset);
   const F u = (upper_bits(words.w[0]) + F(1.0f)) * F(0x1p-24f), v = upper_bits(words.w[1]) * F(0x1p-24f);
   return sqrt(F(-2.0f) * log(u)) * cos(F(6.28318530717958647693f) * v);
 }
-// Never negative: 63 bits.
+// 63 random bits, never negative.
 template <int L> PT_FN V<i64, L> philox_int(alone<V<i64, L>> seed, V<i64, L> offset) {
   const Words<L> words = philox_words<L>(seed, offset);
   return (cast<i64>(words.w[1] & V<u32, L>(0x7fffffffu)) << V<i64, L>(32l)) | cast<i64>(words.w[0]);

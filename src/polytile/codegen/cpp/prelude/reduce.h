@@ -1,11 +1,11 @@
-// reduce: across the lanes of one vector.
+// reduce: reductions across the lanes of one vector.
 // needs: arith
 // gives: hsum hprod hmax hmin hreduce
 namespace pt {
 namespace {
 
-// The lanes put together by f, an operation of two vectors, halving the vector until one lane is left: the same tree
-// for every register width.
+// Combines the lanes by f, an operation on two vectors, halving the vector until one lane is left: the same tree for
+// every register width.
 template <class T, int L, class F> PT_FN T hreduce(V<T, L> v, F f) {
   if constexpr (L == 1) return v[0];
   else return hreduce(f(low(v), high(v)), f);

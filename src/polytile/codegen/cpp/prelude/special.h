@@ -1,4 +1,4 @@
-// special: functions that are rare. Vectors of double for float; for double, lane by lane, accurate but slow.
+// special: rare functions. Floats are computed in vectors of double; doubles lane by lane, accurately but slowly.
 // needs: log trig
 // gives: lgamma digamma hypot
 namespace pt {
@@ -7,13 +7,12 @@ namespace {
 PT_LIBM2(hypot)
 
 // log Γ and its derivative. -------------------------------------------------------------------------------------------
-// Both by their asymptotic series from 8 on; smaller arguments go up by 8, those below 1/2 (or 0) are reflected.
+// Both use their asymptotic series from 8 on. Smaller arguments are raised by 8; those below 1/2 (or 0) are reflected.
 template <int L> PT_FN V<double, L> shifted(V<double, L> z, V<i64, L> low) {
   return select(low, z + V<double, L>(8.0), z);
 }
 
-// Sine and cosine of π/2 times the distance from x to the nearest whole number; the sine is 0 at whole numbers,
-// exactly.
+// Sine and cosine of π/2 times the distance from x to the nearest integer. The sine is exactly 0 at integers.
 template <int L> struct HalfAngle { V<double, L> s, c; };
 template <int L> PT_FN HalfAngle<L> half_angle(V<double, L> x) {
   const V<double, L> r = (x - round(x)) * V<double, L>(1.57079632679489661923);
@@ -44,7 +43,7 @@ template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
   const auto reflected = x < zero;
   const D z = select(reflected, one - x, x);
   const auto low = z < D(8.0);
-  D over = one, under = z;  // the sum of 1/(z + k), k < 8, as one fraction
+  D over = one, under = z;  // Σ 1/(z + k), k < 8, as one fraction
   PT_UNROLL for (int k = 1; k < 8; ++k) {
     const D next = z + D(double(k));
     over = mad(over, next, under), under = under * next;
@@ -54,12 +53,12 @@ template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
   const auto [s, c] = half_angle(x);
   const D cotangent = D(1.57079632679489661923) * (c * c - s * s) / (s * c);
   const D r = log(y) - D(0.5) * v - series - select(low, over / under, zero) - select(reflected, cotangent, zero);
-  // As torch has it: at 0 infinite with the other sign, NaN at the other poles.
+  // As in torch: at 0, infinity with the opposite sign; at the other poles, NaN.
   const D elsewhere = select(reflected & (s == zero), D(not_a_number<double>), r);
   return select(x == zero, copysign(D(infinity<double>), -x), elsewhere);
 }
 
-// The functions of double. --------------------------------------------------------------------------------------------
+// The same for double. ------------------------------------------------------------------------------------------------
 inline __attribute__((noinline)) double digamma_of(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
@@ -71,7 +70,7 @@ inline __attribute__((noinline)) double digamma_of(double x) {
     x = 1 - x;
   }
   for (; x < 10; x += 1) y -= 1 / x;
-  const double z = 1 / (x * x);  // Bernoulli numbers over 2k
+  const double z = 1 / (x * x);  // coefficients: Bernoulli numbers divided by 2k
   const double end = 1. / 240 - z * (1. / 132 - z * (691. / 32760 - z / 12));
   const double s = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * end)));
   return x == __builtin_inf() ? x : y + __builtin_log(x) - 0.5 / x - s;
@@ -87,7 +86,7 @@ PT_BY_DOUBLE(digamma, digamma_in_double, digamma_of)
 #undef PT_BY_DOUBLE
 
 // Others. -------------------------------------------------------------------------------------------------------------
-// sqrt(a² + b²) without overflow on the way: float in double.
+// sqrt(a² + b²) without intermediate overflow: floats are computed in double.
 template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (!same<T, float>) return libm_hypot<T, L>(a, b);
   else {

@@ -2,8 +2,8 @@
 // needs: exp
 // gives: sin cos tan
 //
-// x = n·π/2 + r with |r| <= π/4, π/2 in three pieces, all positive so that the sign of 0 stays; polynomials for sin r
-// and cos r, chosen and signed by n mod 4. Arguments too large for three pieces go to the C library.
+// x = n·π/2 + r with |r| <= π/4. π/2 is split into three parts, all positive to keep the sign of 0. n mod 4 selects the
+// polynomial for sin r or cos r and its sign. Arguments too large for three parts use the C library.
 namespace pt {
 namespace {
 
@@ -12,7 +12,7 @@ PT_LIBM1(sin) PT_LIBM1(cos) PT_LIBM1(tan)
 #if defined(PT_FMA)
 template <class T> constexpr T most_reducible = same<T, float> ? T(1e5) : T(1e6);
 #else
-template <class T> constexpr T most_reducible = same<T, float> ? T(1e5) : T(-1);  // double: all by the C library
+template <class T> constexpr T most_reducible = same<T, float> ? T(1e5) : T(-1);  // double: always the C library
 #endif
 
 template <class T, int L> struct Quadrant { V<int_of<T>, L> n; V<T, L> r; };
@@ -57,12 +57,12 @@ template <class T, int L> PT_FN V<T, L> cos_near(V<T, L> r) {
     const V<T, L> p = horner(z, 4.6005338599686328e-14, -1.1467025889700285e-11, 2.0876723334920996e-9,
                              -2.7557319065822491e-7, 2.4801587301190277e-5, -1.3888888888888395e-3,
                              4.1666666666666664e-2);
-    const V<T, L> half = V<T, L>(T(0.5)) * z, near = one - half;  // what `near` lost comes back
+    const V<T, L> half = V<T, L>(T(0.5)) * z, near = one - half;  // adds back the rounding error of `near`
     return near + mad(z * z, p, (one - near) - half);
   }
 }
 
-// sin(x + quarters·π/2), but for arguments that are too large.
+// sin(x + quarters·π/2) for reducible arguments.
 template <class T, int L> PT_FN V<T, L> sin_quarters(V<T, L> x, int quarters) {
   using I = V<int_of<T>, L>;
   const auto [n, r] = reduce_half_pi(x);

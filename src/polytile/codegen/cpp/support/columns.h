@@ -1,4 +1,4 @@
-// columns: several vectors side by side, one value of T for each, in registers.
+// columns: adjacent vectors, each with its own value of T in registers.
 // gives: Slots Width each each_checked fold_rows
 namespace pt {
 namespace {
@@ -11,7 +11,7 @@ template <class T, int... I> struct SlotsOf<T, Lanes<I...>> : Slot<I, T>... {
 };
 template <class T, int W> using Slots = SlotsOf<T, Up<W>>;
 
-// f(number, value) for every slot, or f(number, value, other) for those of two sets.
+// Calls f(number, value) for every slot, or f(number, value, other) for the slots of two sets.
 template <class T, int... I, class F> PT_FN void each(SlotsOf<T, Lanes<I...>>& s, F f) {
   (f(long(I), static_cast<Slot<I, T>&>(s).value), ...);
 }
@@ -19,7 +19,7 @@ template <class T, class U, int... I, class F>
 PT_FN void each(SlotsOf<T, Lanes<I...>>& s, SlotsOf<U, Lanes<I...>>& t, F f) {
   (f(long(I), static_cast<Slot<I, T>&>(s).value, static_cast<Slot<I, U>&>(t).value), ...);
 }
-// Whether f is true for every slot; stops at the first where it is not.
+// Whether f is true for every slot; stops at the first one for which it is false.
 template <class T, int... I, class F> PT_FN bool each_checked(SlotsOf<T, Lanes<I...>>& s, F f) {
   return (f(long(I), static_cast<Slot<I, T>&>(s).value) && ...);
 }
@@ -27,8 +27,8 @@ template <class T, class U, int... I, class F>
 PT_FN bool each_checked(SlotsOf<T, Lanes<I...>>& s, SlotsOf<U, Lanes<I...>>& t, F f) {
   return (f(long(I), static_cast<Slot<I, T>&>(s).value, static_cast<Slot<I, U>&>(t).value) && ...);
 }
-// f(begin, end, accumulator) over blocks of rows of [first, last), merged in two stages into `total`, so that rounding
-// errors grow with the cube root of the length.
+// Calls f(begin, end, accumulator) for blocks of rows of [first, last). Accumulators are merged into `total` in two
+// stages, so that rounding errors grow with the cube root of the length.
 template <class Acc, class F> PT_FN void fold_rows(long first, long last, Acc& total, F f) {
   constexpr long block = 128, stage = 128 * block;
   for (long at = first; at < last; at += stage) {

@@ -1,9 +1,9 @@
-// divisors: an integer division by zero is an error, as in eager, and a trap of the processor otherwise.
+// divisors: checks for integer division by zero, which is an error, as in eager, and would trap otherwise.
 // gives: any_zero
 namespace pt {
 namespace {
 
-// Whether some of the first n divisors is zero; sets `error` to the check's number.
+// Whether any of the first n divisors is zero; if so, sets `error` to the check's number.
 template <int L, class T>
 PT_FN bool any_zero(V<T, L> divisor, long n, long number, long& error) {
   const auto bad = divisor == V<T, L>(T(0));

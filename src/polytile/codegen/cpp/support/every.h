@@ -1,16 +1,16 @@
-// every: lanes S elements apart, for a constant S: S contiguous vectors and S - 1 shuffles in place of L loads.
+// every: loads lanes S elements apart, for a constant S, by S contiguous vectors and S - 1 shuffles instead of L loads.
 // gives: vload_every
 namespace pt {
 namespace {
 
-// Whether shuffles beat loads lane by lane: with many vectors, or narrow lanes, a shuffle of two is several operations.
+// Whether shuffles beat scalar loads: with many vectors or narrow lanes, a shuffle of two takes several operations.
 template <class B, int L, int S>
 constexpr bool every_shuffles = S <= L && S <= (PT_WIDTH >= 64 ? 8 : PT_WIDTH >= 32 ? 4 : 2) && (PT_WIDTH >= 32 || sizeof(B) >= 4);
 
-// The element with which vector K begins. The last one of a whole row of lanes ends with the last lane: what lies behind that is
-// not ours to read.
+// The element at which vector K starts. The last vector of a full row of lanes ends with the last lane, since nothing behind that
+// lane may be read.
 template <bool Whole, int K, int S, int L> constexpr int every_start = Whole && K == S - 1 ? S * (L - 1) + 1 - L : K * L;
-// Lanes whose element is in vector K come from it, number N and up; those of earlier vectors stay.
+// Takes the lanes whose element is in vector K from it, from number N on; keeps the lanes of earlier vectors.
 template <bool Whole, int K, int S, int L, int N> constexpr int every_from(int lane) {
   const int element = S * lane;
   if (lane >= L || element / L > K) return lane;
@@ -20,7 +20,7 @@ template <bool Whole, int K, int S, class B, int L, int... I>
 PT_FN V<B, L> every_picked(V<B, L> earlier, V<B, L> next, Lanes<I...>) {
   return {__builtin_shufflevector(earlier.n, next.n, every_from<Whole, K, S, L, raw_lanes<B, L>>(I)...)};
 }
-// The lanes of the vectors from number K on, of `count` elements unless whole.
+// The lanes of vector K and those after it, out of `count` elements unless whole.
 template <bool Whole, int K, int S, class B, int L> PT_FN V<B, L> every_rest(V<B, L> earlier, const B* p, long count) {
   if constexpr (K == S) return earlier;
   else {
@@ -56,7 +56,7 @@ template <class B, int L, int S> PT_FN V<B, L> load_every_n(const B* p, long n) 
   }
 }
 
-// Lane i has element S * i, of the first n lanes.
+// Lane i holds element S * i, for the first n lanes.
 template <class T, int L, int S, class Tail, class P> PT_FN V<T, L> vload_every(Tail, const P* p, long n) {
   using B = stored<P>;
   constexpr int lanes = wide<B, L> ? PT_WIDTH / int(sizeof(B)) : L;

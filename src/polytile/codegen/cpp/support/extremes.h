@@ -1,9 +1,9 @@
-// extremes: the greatest or least value together with where it stands.
+// extremes: a maximum or minimum together with its index.
 // gives: arg_update arg_across
 namespace pt {
 namespace {
 
-// The better of two (value, index) pairs, lane by lane: NaN beats everything, ties go to the lower index.
+// The winner of two (value, index) pairs, lane by lane: NaN wins over any number, ties go to the lower index.
 template <bool Max, class T, int L> PT_FN void arg_update(V<T, L>& v, V<i64, L>& i, V<T, L> x, V<i64, L> at) {
   const auto better = (Max ? x > v : x < v) | ((x != x) & (v == v));
   const auto tie = (x == v) | ((x != x) & (v != v));

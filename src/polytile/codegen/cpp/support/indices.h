@@ -3,7 +3,7 @@
 namespace pt {
 namespace {
 
-// Whether some of the first n indices is out of range; sets `error` to the check's number.
+// Whether any of the first n indices is out of range; if so, sets `error` to the check's number.
 template <int L, class T>
 PT_FN bool out_of_range(V<T, L> index, V<T, L> size, long n, long number, long& error) {
   const auto bad = (index < -size) | (index >= size);

@@ -1,15 +1,15 @@
-// scan: inclusive prefixes.
+// scan: inclusive prefix scans.
 // gives: scan_lanes scan_extreme scan_extreme_lanes
 namespace pt {
 namespace {
 
-// Every second block of D lanes has the last lane of the block before it; the others stay. Of one register.
+// Fills every second block of D lanes with the last lane of the preceding block; keeps the other blocks. One register.
 template <int D, class R, int... I> PT_FN R raw_before(R v, Lanes<I...>) {
   return __builtin_shufflevector(v, v, (I & D ? (I & ~(D - 1)) - 1 : I)...);
 }
 template <int D, class T, int L> PT_FN V<T, L> before(V<T, L> v) { return {raw_before<D>(v.n, Up<raw_lanes<T, L>>{})}; }
 
-// The prefix of all lanes: of pairs, of four lanes from two pairs, and so on.
+// The prefix scan of all lanes: of pairs, then of four lanes from two pairs, and so on.
 template <int D = 1, class T, int L, class F> PT_FN V<T, L> prefix(V<T, L> v, F combine) {
   if constexpr (wide<T, L>) {
     const V<T, L / 2> lo = prefix(v.lo, combine);
@@ -20,14 +20,14 @@ template <int D = 1, class T, int L, class F> PT_FN V<T, L> prefix(V<T, L> v, F 
   } else return v;
 }
 
-// The prefix of the first n lanes, from a running carry on.
+// The prefix scan of the first n lanes, continuing from a running carry.
 template <class T, int L, class F> PT_FN V<T, L> scan_lanes(V<T, L> v, V<T, 1>& carry, long n, F combine) {
   v = combine(V<T, L>(carry[0]), prefix(v, combine));
   carry = V<T, 1>(n == L ? v[L - 1] : v[n - 1]);
   return v;
 }
 
-// cummax and cummin: the later of equal extremes wins, and a NaN stays.
+// cummax and cummin: the later of equal extremes wins, and NaN propagates.
 template <bool Max, class T, int L> PT_FN auto takes(V<T, L> v, V<T, L> carry) {
   return (v != v) | ((carry == carry) & (Max ? v >= carry : v <= carry));
 }
@@ -56,7 +56,7 @@ template <bool Max, int D = 1, class T, int L> PT_FN void prefix_extreme(V<T, L>
     prefix_extreme<Max, 2 * D>(v, i);
   }
 }
-// A new extreme is rare in a long row: vectors without one are told by a single comparison.
+// New extremes are rare in a long row: a single comparison detects vectors without one.
 template <bool Max, class T, int L>
 PT_FN void scan_extreme_lanes(V<T, L>& v, V<i64, L>& i, V<T, 1>& carry, V<i64, 1>& at, long n) {
   V<T, L> all(carry[0]);

@@ -1,14 +1,14 @@
 // sweep: accumulation along the vector axis.
-// gives: sweep keep
+// gives: sweep mask_tail
 namespace pt {
 namespace {
 
-// In a partial vector the lanes past the end become `other`.
-template <class T, int L, class Tail> PT_FN V<T, L> keep(Tail, V<T, L> v, T other, long n) {
+// Replaces the lanes past the end of a partial vector by `other`.
+template <class T, int L, class Tail> PT_FN V<T, L> mask_tail(Tail, V<T, L> v, T other, long n) {
   if constexpr (Tail::partial) return select(first_n<T, L>(n), v, V<T, L>(other)); else return v;
 }
 
-// Runs f(tail, position, count, accumulator) over [first, last) with U independent accumulators. These are merged into
+// Calls f(tail, position, count, accumulator) over [first, last) with U independent accumulators. They are merged into
 // `total` after every block of elements, so that rounding errors grow with the block and not with the row.
 template <int L, int U, class Acc, class F> PT_FN void sweep(long first, long last, Acc& total, F f) {
   constexpr long block = 8192;

@@ -1,4 +1,4 @@
-// vectors: full and partial vectors behind one name: `tail` is Full, or Part where only the first n lanes count.
+// vectors: full and partial vectors by the same functions: `tail` is Full, or Part if only the first n lanes are active.
 // gives: Full Part PT_INLINE splat where vload vload_strided vload_repeated vload_gather vload_where vload_gather_where vstore vstream
 namespace pt {
 namespace {
@@ -18,7 +18,7 @@ template <class T, int L, class Tail, class S> PT_FN V<T, L> vload(Tail, const S
 template <class T, int L, class Tail, class S> PT_FN V<T, L> vload_strided(Tail, const S* p, long stride, long n) {
   if constexpr (Tail::partial) return load_strided_n<T, L>(p, stride, n); else return load_strided<T, L>(p, stride);
 }
-// Lane i has element i / R.
+// Lane i holds element i / R.
 template <int R, class T, int L, int... I> PT_FN V<T, L> repeated(V<T, L> v, Lanes<I...>) {
   return {__builtin_shufflevector(v.n, v.n, (I / R)...)};
 }
@@ -40,7 +40,7 @@ template <class T, int L, class Tail, class S>
 PT_FN V<T, L> vload_gather_where(Tail tail, const S* p, V<i64, L> index, V<i32, L> mask, long n) {
   return gather_mask<T, L>(p, index, live(tail, mask, n));
 }
-// Contiguous from p[at]: mostly all lanes count, or none.
+// Contiguous from p[at]: usually all lanes are active, or none.
 template <class T, int L, class Tail, class S>
 PT_FN V<T, L> vload_where(Tail tail, const S* p, long at, V<i32, L> mask, long n) {
   if (hall(mask)) return vload<T, L>(tail, p + at, n);
@@ -63,12 +63,12 @@ PT_FN void vstore_where(Tail tail, S* p, long at, V<T, L> v, V<i32, L> mask, lon
   if (hany(mask)) scatter_mask<S, T, L>(p, iota<i64, L>() + at, v, live(tail, mask, n));
 }
 
-// Elements before the first aligned vector at p or behind it; 0 where `count` elements are too few to care.
+// The number of elements from p up to the first aligned vector; 0 if `count` elements are too few to gain.
 template <int L, class S> PT_FN long lead(const S* p, long count) {
   constexpr u64 bytes = L * sizeof(S) < PT_WIDTH ? L * sizeof(S) : PT_WIDTH;
   return count >= 8 * L ? long(-(u64)p & (bytes - 1)) / long(sizeof(S)) : 0;
 }
-// f(tail, position, count) for the vectors of [first, last), of which the first has `lead` elements unless that is 0.
+// Calls f(tail, position, count) for the vectors of [first, last). The first one has `lead` elements unless that is 0.
 template <int L, class F> PT_FN void each_vector(long first, long last, long lead, F f) {
   for (long i = first, n = lead;; n = last - i) {
     if (n > 0) f(Part{}, i, n), i += n;
@@ -76,13 +76,13 @@ template <int L, class F> PT_FN void each_vector(long first, long last, long lea
     if (i >= last) break;
   }
 }
-// Where a piece that begins at `from` ends: at the first of the places behind it.
+// The end of a piece that starts at `from`: the first of the positions behind it.
 template <class... P> PT_FN long next_cut(long from, long last, P... places) {
   ((last = places > from && places < last ? places : last), ...);
   return last;
 }
 
-// One thread's share of [0, size) begins at a multiple of L; share number `workers` is the end.
+// The start of a thread's share of [0, size), a multiple of L; the share of number `workers` starts at the end.
 template <int L> PT_FN long share(long size, long thread, long workers) {
   return thread >= workers ? size : size / L * thread / workers * L;
 }
