@@ -104,6 +104,8 @@ class PackedWeight:
         Nothing is expected to change the weight, so its first use packs it.
     unpacked
         The operand and the Loop that computes it from the whole weight; None if the weight is the operand.
+    nibbles_from
+        The least of the 16 integers among which all values are, of which the copy holds 4 bits each; None for whole values.
     """
 
     view: View
@@ -111,6 +113,7 @@ class PackedWeight:
     together: int
     constant: bool
     unpacked: tuple[View, Loop] | None = None
+    nibbles_from: int | None = None
 
 
 IS_PACKED = algebra.axis(names.IS_PACKED)
