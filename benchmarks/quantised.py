@@ -3,7 +3,8 @@
 layers   linear layers with quantised weights at one row to thousands, one dynamic compile for each weight: polytile, eager, the
          same layer in bfloat16 by ATen ("bf16"), and ATen's own operator where it has one for the case ("own"); the largest
          error of each against float64
-model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing lengths
+model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing batches and
+         lengths
 
 A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
 the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
@@ -31,10 +32,11 @@ from benchmarks.timing import compare, geomean, synchronize
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
 
-ROWS = {"cpu": (1, 2, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
+ROWS = {"cpu": (1, 2, 4, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
 WEIGHTS = {"cpu": ((1024, 4096), (4096, 1024)), "cuda": ((4096, 4096), (14336, 4096), (4096, 14336))}
 """(N, K)."""
-LENGTHS = {"cpu": (1, 7, 16, 64, 200), "cuda": (1, 16, 100, 300, 1000)}
+TOKENS = {"cpu": ((1, 1), (1, 16), (1, 128), (4, 100)), "cuda": ((1, 1), (1, 16), (1, 100), (1, 300), (1, 1000))}
+"""(batch, length)."""
 MODEL = {"cpu": {"width": 512, "heads": 8, "inner": 1408}, "cuda": {"width": 2048, "heads": 16, "inner": 5632}}
 OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
 ONLY_ON = {"float8 dynamic": "cuda"}
@@ -69,7 +71,7 @@ def main() -> None:
             results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
         if "model" in given.parts:
             found = models(kinds, given.device, given.cell, deadline)
-            results["model"] = merged(results.get("model", []), found, ("kind", "length"))
+            results["model"] = merged(results.get("model", []), found, ("kind", "batch", "length"))
     if given.json or given.out:
         print(record.write(f"quantised_{given.device}", results, place))
 
@@ -108,7 +110,7 @@ def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: floa
             torch._dynamo.reset()
             linear = nn.Linear(k, n, bias=False, device=device, dtype=DTYPE)
             layer = LAYERS[kind](linear)
-            compiled = torch.compile(layer, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
+            compiled = polytile.compile(layer, fullgraph=True, options=OPTIONS)
             for m in sorted(rows, key=lambda m: m == 1):  # a size of 1 gets a graph of its own, after the general one
                 if time.monotonic() > deadline:
                     return found
@@ -178,17 +180,17 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
-    """A row for each kind and length: microseconds of eager and polytile, and how far polytile is from eager in the mean."""
+    """A row for each kind, batch and length: microseconds of eager and polytile, and how far polytile is from eager in the mean."""
     found: list[dict[str, Any]] = []
     for kind in kinds:
         torch._dynamo.reset()
         model = quantise(Llama(**MODEL[device]).to(device, DTYPE).eval(), LAYERS[kind])
-        compiled = torch.compile(model, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
-        for length in sorted(LENGTHS[device], key=lambda length: length == 1):
+        compiled = polytile.compile(model, fullgraph=True, options=OPTIONS)
+        for batch, length in sorted(TOKENS[device], key=lambda shape: 1 in shape):
             if time.monotonic() > deadline:
                 return found
-            tokens = torch.randint(0, 96, (1, length), device=device)
-            row: dict[str, Any] = {"kind": kind, "length": length}
+            tokens = torch.randint(0, 96, (batch, length), device=device)
+            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length}
             try:
                 right = model(tokens)
                 calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, tokens)}

@@ -99,19 +99,19 @@ def test_int8_weights_are_packed() -> None:
 
 
 class Nibbles(nn.Module):
-    """Two numbers a byte, the low half first, less `zero`; a scale for each group of 20 along k."""
+    """Two numbers a byte, the low half first, less `zero`; a scale for each group along k."""
 
     weight: Tensor
     scale: Tensor
 
-    def __init__(self, zero: float = 8) -> None:
+    def __init__(self, zero: float = 8, group: int = 20) -> None:
         super().__init__()
-        self.zero = zero
+        self.zero, self.group = zero, group
         self.register_buffer("weight", torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
-        self.register_buffer("scale", torch.rand(N, K // 20, 1))
+        self.register_buffer("scale", torch.rand(N, K // group, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, 20)
+        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, self.group)
         return nn.functional.linear(x, ((numbers.to(x.dtype) - self.zero) * self.scale.to(x.dtype)).flatten(1))
 
 
@@ -131,6 +131,14 @@ def test_weights_of_four_bits_are_packed_once_and_scaled_as_their_scales_are(dty
     assert made() == 1 and {d.candidate.split()[0] for k in products for d in k.decisions} == {"tile_prepacked"}
     module.weight.copy_(module.weight.roll(1, 0))
     check_result()
+
+
+@pytest.mark.parametrize(("group", "bits"), [(40, 4), (20, 8)])
+def test_packed_weights_of_four_bits_take_half_a_byte_a_number_where_groups_are_of_whole_words(group: int, bits: int) -> None:
+    module, x = Nibbles(group=group), torch.randn(20, K)
+    exact = module(x.double())
+    assert (run(module)(x) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    assert weights.packed_bytes() == -(-N // _lanes()) * _lanes() * K * bits // 8
 
 
 @pytest.mark.parametrize(("zero", "kernels"), [(8, 2), (8.5, 3), (300, 3)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from polytile.matmul.cpp.common import MAC, MAC_PAIRS, entry, head
 from polytile.matmul.cpp.panels import NIBBLES, NIBBLES_TOGETHER
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
-from polytile.matmul.cpp.unroll import CHAIN, accumulators, lines
+from polytile.matmul.cpp.unroll import CHAIN, lines
 
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L;
@@ -160,34 +160,55 @@ def _tables(spec: GemmSpec, config: GemmConfig, scales_at: int, numbers: list[tu
 
 
 def _tile(spec: GemmSpec, rows: int, width: int, scales_at: int, numbers: list[tuple[str, int]], paired: bool) -> str:
-    """out[i, j] = sum over k of a[i, k] * b[k, n + j], i < rows, j < width * L. Sums c of one chain are added to the totals t."""
+    """out[i, j] = sum over k of a[i, k] * b[k, n + j], i < rows, j < width * L. Sums c of one chain are added to the totals t.
+    The sums of a single row wait for each other, so it has two of each, c and d."""
     points = [(i, j) for i in range(rows) for j in range(width)]
-    totals = [line.replace(" c", " t") for line in accumulators(rows, width)]
+    totals, sums = (_zeros(letter, points) for letter in "tc")
     pointers = [f"const S* a{i} = a + {i} * p.a_m;" for i in range(rows)]
     scales = [f"const float* scales = (const float*)p.ptrs[{scales_at}] + n;"] if spec.group else []
     scales += [f"const float* zeros = (const float*)p.ptrs[{scales_at + 1}] + n;"] if spec.zeros else []
     of_rows = [f"V {', '.join(f'r{i} = {{}}' for i in range(rows))};"] if spec.zeros else []
+    chain = ["end = least(p.k, k + CHAIN);", sums, *of_rows]
+    if rows == 1:
+        chain += [_zeros("d", points), *_loop(spec, rows, width, numbers, paired, "cd")]
+    chain += _loop(spec, rows, width, numbers, paired, "c")
+    chain += [f"c0_{j} += d0_{j};" for j in range(width)] if rows == 1 else []
     return (
         f"static void tile{rows}x{width}(const Problem& p, const S* a, long n, T* out) {{\n"
-        + lines(2, ["const SB* b = panels_of(p, n);", "const long apart = vector_bytes(p);", *pointers, *scales, *totals])
+        + lines(2, ["const SB* b = panels_of(p, n);", "const long apart = vector_bytes(p);", *pointers, *scales, totals])
         + lines(2, ["for (long k = 0, end; k < p.k;) {"])
-        + lines(4, ["end = least(p.k, k + CHAIN);", *accumulators(rows, width), *of_rows])
-        + lines(4, ["for (; k < end; k += STEP, b += L * STEP / A_BYTE) {"])
-        + lines(6, [f"const auto w{j} = word(b + {j} * apart);" for j in range(width)])
-        + lines(6, [line for number, k in numbers for line in _products(spec, rows, width, number, k, paired)])
-        + lines(4, ["}", *_add_chain(spec, rows, width)])
+        + lines(4, [*chain, *_add_chain(spec, rows, width)])
         + lines(2, ["}", *(f"store(out + {i} * NR + {j} * L, t{i}_{j});" for i, j in points)])
         + "}\n"
     )
 
 
-def _products(spec: GemmSpec, rows: int, width: int, number: str, k: int, paired: bool) -> list[str]:
-    """One number, or pair of numbers, of each word times the rows' elements from k + `k` on."""
+def _zeros(letter: str, points: list[tuple[int, int]]) -> str:
+    return "V " + ", ".join(f"{letter}{i}_{j} = {{}}" for i, j in points) + ";"
+
+
+def _loop(
+    spec: GemmSpec, rows: int, width: int, numbers: list[tuple[str, int]], paired: bool, letters: str
+) -> list[str]:
+    """The steps of a chain, as many at once as there are letters of sums."""
+    turn = len(letters)
+    statements = [f"for (; k + {turn - 1} * STEP < end; k += {turn} * STEP, b += {turn} * L * STEP / A_BYTE) {{"]
+    for at, letter in enumerate(letters):
+        place = f"b + {at} * L * STEP / A_BYTE"
+        statements += ["  {", *(f"    const auto w{j} = word({place} + {j} * apart);" for j in range(width))]
+        for number, k in numbers:
+            statements += [f"    {each}" for each in _products(spec, rows, width, number, f"{at} * STEP + {k}", paired, letter)]
+        statements.append("  }")
+    return [*statements, "}"]
+
+
+def _products(spec: GemmSpec, rows: int, width: int, number: str, k: str, paired: bool, letter: str) -> list[str]:
+    """One number, or pair of numbers, of each word times the rows' elements from k + `k` on, added to the sums `letter`."""
     step = "" if spec.a_layout == "k" else " * p.a_k"
     element = f"broadcast_pair(a{{i}} + k + {k})" if paired else f"broadcast(value(a{{i}}[(k + {k}){step}]))"
     statements = ["{", *(f"  const V b{j} = {number}(w{j});" for j in range(width))]
     for i in range(rows):
-        macs = [f"mac(c{i}_{j}, x, b{j});" for j in range(width)]
+        macs = [f"mac({letter}{i}_{j}, x, b{j});" for j in range(width)]
         macs += [f"mac(r{i}, x, {'ONES' if paired else 'broadcast(T(1))'});"] if spec.zeros else []
         statements.append(f"  {{ const V x = {element.format(i=i)}; {' '.join(macs)} }}")
     return [*statements, "}"]
