@@ -180,7 +180,7 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
-    """A row for each kind, batch and length: microseconds of eager and polytile, and how far polytile is from eager in the mean."""
+    """A row for each kind, batch and length: microseconds of eager and polytile, and polytile's mean distance to eager."""
     found: list[dict[str, Any]] = []
     for kind in kinds:
         torch._dynamo.reset()

@@ -128,9 +128,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
 
 def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
     """Seconds to read A and B."""
-    packed_nibbles = c.form == "tile_prepacked" and spec.nibbles_from is not None
-    element = 0.5 if packed_nibbles else ELEMENT_BYTES[spec.stored_b]
-    b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * ELEMENT_BYTES[spec.dtype]
+    element, in_a_byte = ELEMENT_BYTES[spec.stored_b], 2 if c.form == "tile_prepacked" and spec.nibbles_from is not None else 1
+    b_bytes, a_bytes = s.k * s.n * element // in_a_byte, s.m * s.k * ELEMENT_BYTES[spec.dtype]
     items_b = s.batch if sizes.get("b_stride_b", 1) else 1
     bandwidth = machine.bandwidth(items_b * b_bytes + s.batch * a_bytes, threads)
     passes = s.row_tiles if c.form == "stream" else max(1, ceil(s.m / c.mc))

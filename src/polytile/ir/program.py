@@ -119,6 +119,16 @@ class PackedWeight:
 IS_PACKED = algebra.axis(names.IS_PACKED)
 
 
+@dataclass(frozen=True)
+class ComputedWeight:
+    """The argument `result` of a kernel that runs `loop` over the constant weight `weight` alone. Calls look it up, and it is
+    computed once (compiler/computed_weights.py)."""
+
+    result: Buffer
+    weight: Buffer
+    loop: Loop
+
+
 def whole(buffer: Buffer) -> View:
     """The view of all of a buffer, in its own sizes and strides."""
     return View(buffer.name, buffer.dtype, buffer.sizes, buffer.strides)

@@ -19,8 +19,8 @@ from polytile.ir.expr import Node
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        program.Axis, program.Buffer, program.LibraryCall, program.Loop, program.Made, program.PackedWeight, program.Ref,
-        program.Grouping, program.Scales, program.Store, program.View,
+        program.Axis, program.Buffer, program.ComputedWeight, program.LibraryCall, program.Loop, program.Made,
+        program.PackedWeight, program.Ref, program.Grouping, program.Scales, program.Store, program.View,
     )
 }  # fmt: skip
 """Dataclasses that are written field by field."""
