@@ -68,9 +68,10 @@ class Scaled(nn.Module):
         return (x @ self.weight) @ torch.outer(self.scale.float(), 1 / (1 + self.scale.float()))
 
 
-def test_what_a_loop_computes_from_a_constant_weight_is_kept_until_that_changes() -> None:
+@pytest.mark.parametrize("wrapper", ["python", "cpp", "fx"])
+def test_what_a_loop_computes_from_a_constant_weight_is_kept_until_that_changes(wrapper: str) -> None:
     module, x = Scaled(), torch.randn(5, K)
-    call = run(module)
+    call = run(module, wrapper=wrapper)
 
     def assert_close() -> None:
         torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-2)

@@ -76,3 +76,11 @@ def test_half_the_bytes_take_half_the_time_to_read() -> None:
     spec, size = GemmSpec("bfloat16", b_dtype="int8", group=32), {"batch": 1, "M": 1, "N": 8192, "K": 8192, "packed": 1}
     of_bytes, of_nibbles = (cost(each, TILE, size, 64, Machine()) for each in (spec, replace(spec, nibbles_from=-8)))
     assert of_nibbles < 0.7 * of_bytes
+
+
+def test_pairs_of_4_bits_take_less_time_than_one_number_after_the_other() -> None:
+    spec, size = GemmSpec("bfloat16", b_dtype="int8", group=32), {"batch": 1, "M": 16, "N": 1024, "K": 4096, "packed": 1}
+    tile = GemmConfig("tile_prepacked", 8, 3)
+    of_bytes, of_nibbles = (cost(each, tile, size, 2, Machine()) for each in (spec, replace(spec, nibbles_from=-8)))
+    widened = cost(replace(spec, nibbles_from=-8), replace(tile, pairs=True), size, 2, Machine())
+    assert of_nibbles < 0.7 * of_bytes and of_nibbles < widened

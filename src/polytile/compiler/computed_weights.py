@@ -8,8 +8,6 @@ the loop's kernel runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sympy
 import torch
 
@@ -19,7 +17,6 @@ from polytile.ir import evaluate
 from polytile.ir.program import Buffer, ComputedWeight, Extern, Loop, PackedWeight, Program, View
 from polytile.matmul import packed_weights
 from polytile.runtime import weights
-from polytile.schedule.canonical import canonicalize
 from polytile.wrapper import KernelCall
 
 
@@ -51,12 +48,12 @@ def kernel_call(multikernel: MultiKernel, tensors: Arguments, extents: tuple[sym
         if isinstance(tensor, PackedWeight):
             site = packed_weights.site_of(tensor)
         elif isinstance(tensor, ComputedWeight):
-            site = site_of(tensor, multikernel.dispatch, tensors, tuple(map(int, extents)))
+            site = site_of(tensor, multikernel, tensors, tuple(map(int, extents)))
     return KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
 
 
-def site_of(argument: ComputedWeight, run: Callable[..., None], tensors: Arguments, numbers: tuple[int, ...]) -> weights.Site:
-    """Looks the result up at each call; where it is not kept, its `find` makes it by `run(*tensors, *numbers)`."""
+def site_of(argument: ComputedWeight, multikernel: MultiKernel, tensors: Arguments, numbers: tuple[int, ...]) -> weights.Site:
+    """Looks the result up at each call; where it is not kept, its `find` makes it by the kernel with these arguments."""
     weight, result, loop = argument.weight, argument.result, argument.loop
     sizes, strides = (tuple(map(int, each)) for each in (result.sizes, result.strides))
 
@@ -65,10 +62,9 @@ def site_of(argument: ComputedWeight, run: Callable[..., None], tensors: Argumen
         evaluate.run_loop(loop, {weight.name: given, result.name: out}, {}, None)
         return out.as_strided(sizes, strides)
 
-    kernel, _ = canonicalize(loop, {weight.name: weight, result.name: result})
     recipe = weights.Recipe(
-        ("computed", kernel.text, sizes, strides), tuple(map(int, weight.sizes)), tuple(map(int, weight.strides)), 0,
-        int(result.storage_size) * result.dtype.itemsize, interpreted,
+        ("computed", multikernel.spec.kernel, numbers, sizes, strides), tuple(map(int, weight.sizes)),
+        tuple(map(int, weight.strides)), 0, int(result.storage_size) * result.dtype.itemsize, interpreted,
     )  # fmt: skip
     site = weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=True, waits=packed_weights.waits_for_packing())
     find = site.find
@@ -78,7 +74,7 @@ def site_of(argument: ComputedWeight, run: Callable[..., None], tensors: Argumen
         if kept is not None:
             return kept
         out = torch.empty_strided(sizes, strides, dtype=result.dtype)
-        run(*(out if tensor is argument else given for tensor in tensors), *numbers)
+        multikernel.dispatch(*(out if tensor is argument else given for tensor in tensors), *numbers)
         return out
 
     site.find = found_or_computed

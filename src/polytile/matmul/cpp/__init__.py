@@ -20,7 +20,7 @@ from polytile.matmul.cpp.forms import (
     valid,
 )
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
+from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec, converts
 from polytile.matmul.cpp.tables import configs
 
 _WITHOUT_TILES = {"stream": stream.generate, "dot": dot.generate}
@@ -44,7 +44,7 @@ def generate(
     Raises ValueError where spec, config and epilogue do not go together.
     """
     _check(spec, config, epilogue, lanes)
-    if config.form == "tile_prepacked" and spec.b_dtype and not config.pairs:
+    if converts(spec, config):
         return narrow_panels.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)
     if config.form == "tile_prepacked":
         return tile.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)

@@ -158,6 +158,11 @@ def widens(spec: GemmSpec, config: GemmConfig) -> bool:
     return config.form == "tile_prepacked" and config.pairs and bool(spec.b_dtype)
 
 
+def converts(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether register tiles convert prepacked panels of a narrower B as they read them (narrow_panels.py)."""
+    return config.form == "tile_prepacked" and not config.pairs and bool(spec.b_dtype)
+
+
 def k_per_lane(spec: GemmSpec, config: GemmConfig) -> int:
     """How many k one lane of a register tile's operands holds: four of int8, two of bfloat16 in pairs, else one."""
     if spec.dtype == "int8":
