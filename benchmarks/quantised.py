@@ -58,7 +58,10 @@ def main() -> None:
     given = parser.parse_args()
     place = Path(given.out or record.RESULTS)
     if given.show:
-        show(table(committed(place, given.device)["layers"]))
+        results = committed(place, given.device)
+        show(table(results["layers"]))
+        if "model" in results:
+            show(model_table(results["model"]))
         return
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
@@ -100,6 +103,18 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
                 body.append((kind, f"{n}×{k}", other, *ratios))
     columns: list[Column | str] = ["weights", "N×K", "time of", *(Column(f"M = {m}", ratio) for m in counts)]
     return Table.from_rows("Quantised layers: times of others over polytile's", columns, body)
+
+
+def model_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """For each kind eager's time over polytile's, by batch and length."""
+    shapes = sorted({(row["batch"], row["length"]) for row in rows})
+    times = {(row["kind"], row["batch"], row["length"]): row["us"] for row in rows}
+    body = [
+        (kind, *(us["eager"] / us["polytile"] if "eager" in (us := times.get((kind, *shape), {})) else None for shape in shapes))
+        for kind in dict.fromkeys(row["kind"] for row in rows)
+    ]
+    columns: list[Column | str] = ["weights", *(Column(f"{batch}×{length}", ratio) for batch, length in shapes)]
+    return Table.from_rows("Quantised Llama of two layers: eager's time over polytile's, by batch × length", columns, body)
 
 
 def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: float, deadline: float) -> list[dict[str, Any]]:

@@ -13,6 +13,9 @@ from polytile.matmul.cpp.panels import NIBBLES, NIBBLES_TOGETHER
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 from polytile.matmul.cpp.unroll import CHAIN, lines
 
+LEAST_SUMS = 8
+"""Sums of a tile that keep two units of multiply-adds busy, each of which takes 4 cycles."""
+
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L;
 constexpr long STEP = {step}, CHAIN = {chain};       // k that are read at once, and products that are added up in a row
@@ -161,7 +164,7 @@ def _tables(spec: GemmSpec, config: GemmConfig, scales_at: int, numbers: list[tu
 
 def _tile(spec: GemmSpec, rows: int, width: int, scales_at: int, numbers: list[tuple[str, int]], paired: bool) -> str:
     """out[i, j] = sum over k of a[i, k] * b[k, n + j], i < rows, j < width * L. Sums c of one chain are added to the totals t.
-    The sums of a single row wait for each other, so it has two of each, c and d."""
+    A few sums would wait for their own last additions, so there are two of each then, c and d."""
     points = [(i, j) for i in range(rows) for j in range(width)]
     totals, sums = (_zeros(letter, points) for letter in "tc")
     pointers = [f"const S* a{i} = a + {i} * p.a_m;" for i in range(rows)]
@@ -169,10 +172,11 @@ def _tile(spec: GemmSpec, rows: int, width: int, scales_at: int, numbers: list[t
     scales += [f"const float* zeros = (const float*)p.ptrs[{scales_at + 1}] + n;"] if spec.zeros else []
     of_rows = [f"V {', '.join(f'r{i} = {{}}' for i in range(rows))};"] if spec.zeros else []
     chain = ["end = least(p.k, k + CHAIN);", sums, *of_rows]
-    if rows == 1:
+    twice = rows * width < LEAST_SUMS
+    if twice:
         chain += [_zeros("d", points), *_loop(spec, rows, width, numbers, paired, "cd")]
     chain += _loop(spec, rows, width, numbers, paired, "c")
-    chain += [f"c0_{j} += d0_{j};" for j in range(width)] if rows == 1 else []
+    chain += [f"c{i}_{j} += d{i}_{j};" for i, j in points] if twice else []
     return (
         f"static void tile{rows}x{width}(const Problem& p, const S* a, long n, T* out) {{\n"
         + lines(2, ["const SB* b = panels_of(p, n);", "const long apart = vector_bytes(p);", *pointers, *scales, totals])
