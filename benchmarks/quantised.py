@@ -3,7 +3,8 @@
 layers   linear layers with quantised weights at one row to thousands, one dynamic compile for each weight: polytile, eager, the
          same layer in bfloat16 by ATen ("bf16"), and ATen's own operator where it has one for the case ("own"); the largest
          error of each against float64
-model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing lengths
+model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing batches and
+         lengths
 
 A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
 the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
@@ -31,10 +32,11 @@ from benchmarks.timing import compare, geomean, synchronize
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
 
-ROWS = {"cpu": (1, 2, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
+ROWS = {"cpu": (1, 2, 4, 8, 16, 32, 128, 512), "cuda": (1, 4, 16, 17, 64, 256, 1024, 4096)}
 WEIGHTS = {"cpu": ((1024, 4096), (4096, 1024)), "cuda": ((4096, 4096), (14336, 4096), (4096, 14336))}
 """(N, K)."""
-LENGTHS = {"cpu": (1, 7, 16, 64, 200), "cuda": (1, 16, 100, 300, 1000)}
+TOKENS = {"cpu": ((1, 1), (1, 16), (1, 128), (4, 100)), "cuda": ((1, 1), (1, 16), (1, 100), (1, 300), (1, 1000))}
+"""(batch, length)."""
 MODEL = {"cpu": {"width": 512, "heads": 8, "inner": 1408}, "cuda": {"width": 2048, "heads": 16, "inner": 5632}}
 OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
 ONLY_ON = {"float8 dynamic": "cuda"}
@@ -56,7 +58,10 @@ def main() -> None:
     given = parser.parse_args()
     place = Path(given.out or record.RESULTS)
     if given.show:
-        show(table(committed(place, given.device)["layers"]))
+        results = committed(place, given.device)
+        show(table(results["layers"]))
+        if "model" in results:
+            show(model_table(results["model"]))
         return
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
@@ -69,7 +74,7 @@ def main() -> None:
             results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
         if "model" in given.parts:
             found = models(kinds, given.device, given.cell, deadline)
-            results["model"] = merged(results.get("model", []), found, ("kind", "length"))
+            results["model"] = merged(results.get("model", []), found, ("kind", "batch", "length"))
     if given.json or given.out:
         print(record.write(f"quantised_{given.device}", results, place))
 
@@ -100,6 +105,18 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return Table.from_rows("Quantised layers: times of others over polytile's", columns, body)
 
 
+def model_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """For each kind eager's time over polytile's, by batch and length."""
+    shapes = sorted({(row["batch"], row["length"]) for row in rows})
+    times = {(row["kind"], row["batch"], row["length"]): row["us"] for row in rows}
+    body = [
+        (kind, *(us["eager"] / us["polytile"] if "eager" in (us := times.get((kind, *shape), {})) else None for shape in shapes))
+        for kind in dict.fromkeys(row["kind"] for row in rows)
+    ]
+    columns: list[Column | str] = ["weights", *(Column(f"{batch}×{length}", ratio) for batch, length in shapes)]
+    return Table.from_rows("Quantised Llama of two layers: eager's time over polytile's, by batch × length", columns, body)
+
+
 def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: float, deadline: float) -> list[dict[str, Any]]:
     """A row for each kind of layer, weight and number of rows."""
     found: list[dict[str, Any]] = []
@@ -108,7 +125,7 @@ def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: floa
             torch._dynamo.reset()
             linear = nn.Linear(k, n, bias=False, device=device, dtype=DTYPE)
             layer = LAYERS[kind](linear)
-            compiled = torch.compile(layer, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
+            compiled = polytile.compile(layer, fullgraph=True, options=OPTIONS)
             for m in sorted(rows, key=lambda m: m == 1):  # a size of 1 gets a graph of its own, after the general one
                 if time.monotonic() > deadline:
                     return found
@@ -178,17 +195,17 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
-    """A row for each kind and length: microseconds of eager and polytile, and how far polytile is from eager in the mean."""
+    """A row for each kind, batch and length: microseconds of eager and polytile, and polytile's mean distance to eager."""
     found: list[dict[str, Any]] = []
     for kind in kinds:
         torch._dynamo.reset()
         model = quantise(Llama(**MODEL[device]).to(device, DTYPE).eval(), LAYERS[kind])
-        compiled = torch.compile(model, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
-        for length in sorted(LENGTHS[device], key=lambda length: length == 1):
+        compiled = polytile.compile(model, fullgraph=True, options=OPTIONS)
+        for batch, length in sorted(TOKENS[device], key=lambda shape: 1 in shape):
             if time.monotonic() > deadline:
                 return found
-            tokens = torch.randint(0, 96, (1, length), device=device)
-            row: dict[str, Any] = {"kind": kind, "length": length}
+            tokens = torch.randint(0, 96, (batch, length), device=device)
+            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length}
             try:
                 right = model(tokens)
                 calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, tokens)}

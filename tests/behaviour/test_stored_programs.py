@@ -221,6 +221,28 @@ def test_packed_convolutions_come_from_disk(empty_cache: Path) -> None:
             let_go()
 
 
+class Halved(nn.Module):
+    """A product by the weight that a loop makes of one stored as bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(60, 20).bfloat16(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.float() / 2).t()
+
+
+def test_weights_that_loops_compute_are_looked_up_by_programs_from_disk(empty_cache: Path) -> None:
+    module, x = Halved(), torch.randn(37, 20)
+    with torch.no_grad():
+        for loaded in (0, 1):
+            assert anew(module, x) == loaded
+            calls = [call for _, call in programs.compiled_programs()[-1].calls if call.computed_weight is not None]
+            assert [call.site.bytes for call in calls if call.site is not None] == [60 * 20 * 4]
+            del calls
+            let_go()
+
+
 def test_equal_loops_of_several_programs_are_one_kernel(empty_cache: Path) -> None:
     def rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)

@@ -54,6 +54,66 @@ def made() -> int:
     return int(polytile.counters["weights_packed"])
 
 
+class Scaled(nn.Module):
+    """A product, and a vector of the weight's scales that a loop computes from these alone."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(K, N), requires_grad=False)
+        self.register_buffer("scale", torch.rand(N).bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight) @ torch.outer(self.scale.float(), 1 / (1 + self.scale.float()))
+
+
+@pytest.mark.parametrize("wrapper", ["python", "cpp", "fx"])
+def test_what_a_loop_computes_from_a_constant_weight_is_kept_until_that_changes(wrapper: str) -> None:
+    module, x = Scaled(), torch.randn(5, K)
+    call = run(module, wrapper=wrapper)
+
+    def assert_close() -> None:
+        torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-2)
+
+    assert_close()
+    kept = [row for row in polytile.explain(call, x).weights if row.dtype == "bfloat16"]
+    assert kept and all(row.bytes and row.made == 1 for row in kept)
+    before = made()
+    assert_close()
+    assert made() == before
+    module.scale.mul_(3)
+    assert_close()
+    module.scale.data.mul_(2)  # which nothing counts: its bytes tell
+    assert_close()
+    assert_close()
+
+
+def test_what_a_program_returns_or_computes_from_others_too_is_not_kept() -> None:
+    class Returned(Scaled):
+        def forward(self, x: Tensor) -> Any:
+            wide = self.scale.float() * 2
+            return wide, x[0, 0] + self.scale.float()
+
+    module, x = Returned(), torch.randn(5, K)
+    call = run(module)
+    first, _ = call(x)
+    first.zero_()
+    torch.testing.assert_close(call(x), module(x))
+    assert made() == 0 and not polytile.explain(call, x).weights
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_computed_weights_count_among_what_the_limit_is_for(limit: int) -> None:
+    module, x = Scaled(), torch.randn(5, K)
+    module.register_buffer("scale", torch.rand(2000).bfloat16())
+    module.weight = nn.Parameter(torch.randn(K, 2000), requires_grad=False)
+    call = run(module, packed_weights_mib=limit)
+    torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-1)
+    torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-1)
+    assert weights.packed_bytes() <= limit << 20
+
+
 def assert_right(call: Callable[[Tensor], Tensor], module: nn.Module, rows: int = 5, tolerance: float = 1e-4) -> None:
     x = torch.randn(rows, K, dtype=next(module.parameters()).dtype)
     torch.testing.assert_close(call(x), module(x), rtol=tolerance, atol=tolerance)
@@ -99,19 +159,19 @@ def test_int8_weights_are_packed() -> None:
 
 
 class Nibbles(nn.Module):
-    """Two numbers a byte, the low half first, less `zero`; a scale for each group of 20 along k."""
+    """Two numbers a byte, the low half first, less `zero`; a scale for each group along k."""
 
     weight: Tensor
     scale: Tensor
 
-    def __init__(self, zero: float = 8) -> None:
+    def __init__(self, zero: float = 8, group: int = 20) -> None:
         super().__init__()
-        self.zero = zero
+        self.zero, self.group = zero, group
         self.register_buffer("weight", torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
-        self.register_buffer("scale", torch.rand(N, K // 20, 1))
+        self.register_buffer("scale", torch.rand(N, K // group, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, 20)
+        numbers = torch.stack([self.weight & 15, self.weight >> 4], -1).reshape(N, -1, self.group)
         return nn.functional.linear(x, ((numbers.to(x.dtype) - self.zero) * self.scale.to(x.dtype)).flatten(1))
 
 
@@ -128,14 +188,23 @@ def test_weights_of_four_bits_are_packed_once_and_scaled_as_their_scales_are(dty
     module.scale.mul_(3)
     check_result()
     products = [kernel for kernel in multikernels() if kernel.spec.family == "mm"]
-    assert made() == 1 and {d.candidate.split()[0] for k in products for d in k.decisions} == {"tile_prepacked"}
+    assert made() == 2 and {d.candidate.split()[0] for k in products for d in k.decisions} == {"tile_prepacked"}
     module.weight.copy_(module.weight.roll(1, 0))
     check_result()
 
 
-@pytest.mark.parametrize(("zero", "kernels"), [(8, 2), (8.5, 3), (300, 3)])
+@pytest.mark.parametrize(("group", "bits"), [(40, 4), (20, 8)])
+def test_packed_weights_of_four_bits_take_half_a_byte_a_number_where_groups_are_of_whole_words(group: int, bits: int) -> None:
+    module, x = Nibbles(group=group), torch.randn(20, K)
+    call, exact = run(module), module(x.double())
+    assert (call(x) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    (packed,) = [row.bytes for row in polytile.explain(call, x).weights if row.dtype == "uint8"]
+    assert packed == -(-N // _lanes()) * _lanes() * K * bits // 8
+
+
+@pytest.mark.parametrize(("zero", "kernels"), [(8, 1), (8.5, 2), (300, 2)])
 def test_an_integer_that_all_numbers_are_less_is_packed_with_them(zero: float, kernels: int) -> None:
-    """Kernels: of the scales, the product, and of zeros where these are stored for themselves."""
+    """Kernels: the product, and of zeros where these are stored for themselves; the scales are computed once."""
     module, x = Nibbles(zero), torch.randn(20, K)
     call, exact = run(module), module(x.double())
     assert (call(x) - exact).abs().max() <= 1e-5 * exact.abs().max()
@@ -476,7 +545,7 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
     module = linear()
     call, whole = run(module), panels.make
 
-    def stops(matrix: Tensor, lanes: int, together: int) -> Tensor:
+    def stops(matrix: Tensor, lanes: int, together: int, nibbles_from: int | None) -> Tensor:
         whole(matrix, lanes, together).zero_()
         raise KeyboardInterrupt
 
@@ -493,7 +562,7 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
 def test_without_memory_for_a_copy_the_weight_itself_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     module = linear()
 
-    def refuses(matrix: Tensor, lanes: int, together: int) -> Tensor:
+    def refuses(*given: Any) -> Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(panels, "make", refuses)

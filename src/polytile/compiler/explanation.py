@@ -224,6 +224,8 @@ def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
     for multikernel, call in program.calls:
         if call.packed_weight is not None and call.site is not None:
             yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)
+        elif call.computed_weight is not None and call.site is not None:
+            yield _weight(multikernel.spec.name, call.site, call.computed_weight.weight.dtype)
     for target in program.targets:
         if isinstance(target, PackedConvolution):
             for site in target.sites:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from polytile import debug, locks, options
 from polytile.candidates.candidate import Candidate
+from polytile.compiler import computed_weights
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive, unmeasured
@@ -34,7 +35,7 @@ from polytile.ir import sizes
 from polytile.ir.attention import Attention
 from polytile.ir.loop import Loop
 from polytile.ir.program import Extern, Program
-from polytile.ir.template import PackedWeight, Template
+from polytile.ir.template import Template
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
@@ -149,9 +150,11 @@ class _Kernels:
             multikernel, tensors, extents = define_loop(operation, buffers, self._defined)
         if Target.of(multikernel.spec.target).native:
             toolchain.require()
-        packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
-        site = packed_weights.site_of(packed) if packed is not None else None
-        call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
+        computed = computed_weights.computed_weight(operation, self.program) if isinstance(operation, Loop) else None
+        arguments: computed_weights.Arguments = tensors
+        if computed is not None:
+            arguments = tuple(computed if tensor == computed.result.name else tensor for tensor in tensors)
+        call = computed_weights.kernel_call(multikernel, arguments, extents)
         self.calls.append((multikernel, call))
         return call
 
@@ -266,8 +269,9 @@ def pack_weights(compiled: CompiledProgram, arguments: Mapping[str, Any]) -> Non
     """Packs the constant weights among the arguments of a call, by the names of the graph's inputs, so that later calls find the
     copies."""
     for _, call in compiled.calls:
-        packed = call.packed_weight
+        packed, computed = call.packed_weight, call.computed_weight
         weight = arguments.get(packed.view.buffer) if packed is not None and packed.constant else None
+        weight = arguments.get(computed.weight.name) if computed is not None else weight
         if call.site is not None and isinstance(weight, torch.Tensor):
             call.site.find(weight)
 

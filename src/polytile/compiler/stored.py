@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile import options
 from polytile.candidates import sources
+from polytile.compiler.computed_weights import kernel_call
 from polytile.compiler.early import PROGRAMS
 from polytile.dispatch import MultiKernel, recorded
 from polytile.dispatch.conditions import PASSING, conditions_on_disk
@@ -39,7 +40,6 @@ from polytile.frontend.graph import OperatorReport
 from polytile.frontend.graph_text import graph_text
 from polytile.ir.serialise import MALFORMED, Reader, Unstorable, Writer
 from polytile.ir.sizes import evaluate
-from polytile.ir.template import PackedWeight
 from polytile.matmul import packed_weights
 from polytile.problem import digest
 from polytile.runtime import programs, toolchain
@@ -234,7 +234,7 @@ def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol
     works, called, names, targets = Reader(document["parts"], CLASSES).value()
     with recorded.collecting_multikernels() as met:
         kernels = [work.define() for work in works]
-    calls = [(kernels[index], _call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
+    calls = [(kernels[index], kernel_call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
     for target in targets:
         if isinstance(target, PackedConvolution):
             target.waits = packed_weights.waits_for_packing()
@@ -253,12 +253,6 @@ def calls_at(calls: Calls, given: Mapping[sympy.Symbol, int]) -> Iterator[tuple[
         values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
         if all(size.free_symbols <= values.keys() for size in call.sizes):
             yield multikernel, tuple(evaluate(size, values) for size in call.sizes)
-
-
-def _call(multikernel: MultiKernel, tensors: tuple[Any, ...], sizes: tuple[sympy.Expr, ...]) -> KernelCall:
-    packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
-    site = packed_weights.site_of(packed) if packed is not None else None
-    return KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, sizes, site)
 
 
 def _object(value: Any, calls: Calls, kernels: Sequence[MultiKernel]) -> Any:

@@ -22,7 +22,7 @@ from math import ceil
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane, widens
+from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, converts, k_per_lane, widens
 
 # Cycles to copy one vector of B to a panel, and of A to a tile: measured on Zen 5 at 768 x 768 with the source in L2/L3.
 COPY_B_CYCLES = {"n": 5.0, "k": 8.0, "any": 40.0}
@@ -34,6 +34,7 @@ SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
 """Cycles to interleave rows of a B that is read in place, by the number of k per lane: for one vector and step, repeated in each
 row tile."""
 WIDEN_PAIRS_CYCLES = 5.0  # to convert two vectors of packed int8 to pairs of bfloat16 (4 Mi numbers: 80 us of two threads)
+NIBBLE_CYCLES = 0.5  # to look up one vector of pairs of 4-bit numbers, in each row tile
 WIDEN_CYCLES = 1.0  # to convert one vector of bfloat16 or int8 to float32
 # Slowdown of reading B by panels from distant rows, and from rows that map to the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
@@ -43,7 +44,7 @@ WORKSPACE_SECONDS = 5e-8
 @dataclass(frozen=True)
 class _Shape:
     """The problem in the units of the formulas: vectors of `lanes` columns, `together` k per lane, balanced rows per tile.
-    `in_place` is the cycles to convert one vector of an unpacked B for multiplication."""
+    `in_place` is the cycles to convert one vector of an unpacked B for multiplication, `unpacking` of one of 4-bit numbers."""
 
     batch: int
     m: int
@@ -55,16 +56,22 @@ class _Shape:
     row_tiles: int
     rows: float
     in_place: float
+    unpacking: float
 
 
 def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine: Machine) -> _Shape:
     lanes = max(machine.vector_bytes // ACCUMULATOR_BYTES[spec.accumulator], 1)
     m, n = sizes["M"], sizes["N"]
     tiles, together = max(ceil(m / config.mr), 1), k_per_lane(spec, config)
+    nibbles = spec.nibbles_from is not None and converts(spec, config)
+    if nibbles and spec.dtype == "bfloat16" and spec.a_layout == "k" and lanes == 16:
+        together = 2  # narrow_panels.py multiplies pairs where the machine has instructions for them
     in_place = 0.0
     if config.form in ("tile_direct", "stream") or (config.form == "small" and spec.b_layout == "n"):
         in_place = SIDE_BY_SIDE_CYCLES.get(together, WIDEN_CYCLES if spec.stored_b != spec.accumulator else 0.0)
-    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, together, ceil(n / lanes), tiles, m / tiles, in_place)
+    unpacking = NIBBLE_CYCLES * nibbles
+    vectors = ceil(n / lanes)
+    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, together, vectors, tiles, m / tiles, in_place, unpacking)
 
 
 def tile_cycles(rows: float, vectors: int) -> float:
@@ -76,7 +83,7 @@ def _tile_compute(s: _Shape, c: GemmConfig) -> float:
     panels, rest = divmod(s.vectors, c.nv)
     steps = s.k / s.together
     per_step = panels * tile_cycles(s.rows, c.nv) + rest * tile_cycles(s.rows, 1)
-    per_step += s.in_place * s.vectors
+    per_step += (s.in_place + s.unpacking) * s.vectors
     each = TILE_CYCLES * (panels + rest) * max(1, ceil(s.k / c.kc)) + FINISH_CYCLES * s.rows * s.vectors
     return s.batch * s.row_tiles * (per_step * steps + each)
 
@@ -120,7 +127,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     if widens(spec, c):
         cycles += WIDEN_PAIRS_CYCLES * s.k / s.together * s.vectors
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
-    if c.form not in ("small", "stream") and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
+    in_place = c.form in ("small", "stream") or converts(spec, c)
+    if not in_place and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
         passes = 1 if c.form == "dot" else max(1, ceil(s.n / c.nc))
         cycles += COPY_A_CYCLES[spec.a_layout] * passes * s.batch * s.m * s.k / s.lanes
     return cycles
@@ -128,8 +136,8 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
 
 def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
     """Seconds to read A and B."""
-    element = ELEMENT_BYTES[spec.stored_b]
-    b_bytes, a_bytes = s.k * s.n * element, s.m * s.k * ELEMENT_BYTES[spec.dtype]
+    element, in_a_byte = ELEMENT_BYTES[spec.stored_b], 2 if c.form == "tile_prepacked" and spec.nibbles_from is not None else 1
+    b_bytes, a_bytes = s.k * s.n * element // in_a_byte, s.m * s.k * ELEMENT_BYTES[spec.dtype]
     items_b = s.batch if sizes.get("b_stride_b", 1) else 1
     bandwidth = machine.bandwidth(items_b * b_bytes + s.batch * a_bytes, threads)
     passes = s.row_tiles if c.form == "stream" else max(1, ceil(s.m / c.mc))

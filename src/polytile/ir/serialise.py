@@ -18,11 +18,11 @@ from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Node
 from polytile.ir.library_call import LibraryCall, Made, Ref
 from polytile.ir.loop import Axis, Loop, Store
-from polytile.ir.template import Grouping, PackedWeight, Scales
+from polytile.ir.template import ComputedWeight, Grouping, PackedWeight, Scales
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (Axis, Buffer, LibraryCall, Loop, Made, PackedWeight, Ref, Grouping, Scales, Store, View)
+    for cls in (Axis, Buffer, ComputedWeight, LibraryCall, Loop, Made, PackedWeight, Ref, Grouping, Scales, Store, View)
 }
 """Dataclasses that are written field by field."""
 

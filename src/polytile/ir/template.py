@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polytile.ir import names
 from polytile.ir import sizes as algebra
-from polytile.ir.buffer import View
+from polytile.ir.buffer import Buffer, View
 from polytile.ir.loop import Loop
 
 SCALED_ALONG_K = 128
@@ -128,6 +128,8 @@ class PackedWeight:
         Nothing is expected to change the weight, so its first use packs it.
     unpacked
         The operand and the Loop that computes it from the whole weight; None if the weight is the operand.
+    nibbles_from
+        The least of the 16 integers among which all values are, of which the copy holds 4 bits each; None for whole values.
     """
 
     view: View
@@ -135,6 +137,17 @@ class PackedWeight:
     together: int
     constant: bool
     unpacked: tuple[View, Loop] | None = None
+    nibbles_from: int | None = None
 
 
 IS_PACKED = algebra.axis(names.IS_PACKED)
+
+
+@dataclass(frozen=True)
+class ComputedWeight:
+    """The argument `result` of a kernel that runs `loop` over the constant weight `weight` alone. Calls look it up, and it is
+    computed once (compiler/computed_weights.py)."""
+
+    result: Buffer
+    weight: Buffer
+    loop: Loop

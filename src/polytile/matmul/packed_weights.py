@@ -21,6 +21,7 @@ from polytile.ir import evaluate
 from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.loop import Loop
 from polytile.ir.printer import loop_text
+from polytile.ir.ranges import integer_range
 from polytile.ir.template import IS_PACKED, PackedWeight, Template
 from polytile.matmul.cpp import GemmSpec, panels
 from polytile.runtime import toolchain, weights
@@ -48,23 +49,35 @@ def with_packed_weight(
     if not _can_pack(kernel, b, source, buffer):
         return kernel, site
     unpacked = (b, loop) if loop is not None else None
-    argument = PackedWeight(source, lanes_of(kernel.spec), together_of(kernel), buffer.weight == "constant", unpacked)
+    kernel = replace(kernel, spec=replace(kernel.spec, nibbles_from=_nibbles_from(kernel, b, loop)))
+    lanes, together, least = lanes_of(kernel.spec), together_of(kernel), kernel.spec.nibbles_from
+    argument = PackedWeight(source, lanes, together, buffer.weight == "constant", unpacked, least)
     tensors = (*kernel.tensors, TensorArg(PANELS, torch.uint8, "in"))
     passed = replace(site, buffers=(*site.buffers, argument), sizes=(*site.sizes, IS_PACKED))
     return replace(kernel, tensors=tensors, packed=True), passed
 
 
+def _nibbles_from(kernel: GemmKernel, b: View, loop: Loop | None) -> int | None:
+    """The least value of operand `b`, which `loop` computes, if 4 bits hold any; None if they do not, or `loop` is None."""
+    if loop is None or b.sizes[1] % panels.NIBBLES_TOGETHER or kernel.spec.group % panels.NIBBLES_TOGETHER:
+        return None
+    limits = [integer_range(store.value) for store in loop.stores]
+    known = [each for each in limits if each is not None]
+    least, most = min(low for low, _ in known), max(high for _, high in known)
+    return least if len(known) == len(limits) and most - least < 16 else None
+
+
 def site_of(argument: PackedWeight) -> weights.Site:
     """Looks up the packed copy at each call, within the limit of option `packed_weights_mib`. With stall="never" no call waits
     for it."""
-    view, lanes, together = argument.view, argument.lanes, argument.together
+    view, lanes, together, least = argument.view, argument.lanes, argument.together, argument.nibbles_from
     b, loop = argument.unpacked or (view, None)
     _, k, n = (int(size) for size in b.sizes)
     matrix = 1 if loop is None else 0  # the operand without its batch, or all of the weight
     recipe = weights.Recipe(
-        ("panels", lanes, together, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
-        tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together),
-        lambda weight: panels.make(weight if loop is None else _computed(weight, view.buffer, b, loop), lanes, together),
+        ("panels", lanes, together, least, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
+        tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together, least),
+        lambda weight: panels.make(weight if loop is None else _computed(weight, view.buffer, b, loop), lanes, together, least),
     )  # fmt: skip
     return weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=argument.constant, waits=waits_for_packing())
 
@@ -115,7 +128,7 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
         prologue_b.interpret(weight, b)
     strides = size["b_stride_k"], size["b_stride_n"]
     matrix = b.as_strided((size["K"], size["N"]), strides, b.storage_offset())
-    return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel))
+    return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel), kernel.spec.nibbles_from)
 
 
 def assumed_sizes(argument: PackedWeight | None) -> dict[sympy.Symbol, int]:

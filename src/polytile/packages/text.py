@@ -156,9 +156,10 @@ class PackageWriter(cpp.UnitWriter):
         """The copy is made now, and held beside the weight."""
         site, weight = self.sites[id(line.find)], self.held.get(line.weight)
         if weight is None:
-            raise PackageError(f"a product looks up a packed copy of {line.weight!r}, which is no constant of the program.")
+            raise PackageError(f"the program looks up a copy of {line.weight!r}, which is no constant of the program.")
         self._hold(line.name, _packed(site, weight))
-        self.add(f"const int64_t {self.symbol(line.symbol)} = 1;")
+        if line.symbol is not None:
+            self.add(f"const int64_t {self.symbol(line.symbol)} = 1;")
 
     def call_library(self, line: lines.CallLibrary) -> None:
         operator, _, reason = self._reason.partition(" (library: ")

@@ -95,7 +95,8 @@ def check_bound(all_lines: Sequence[Line]) -> None:
     """Raises IRError if a line reads a symbol that no earlier line binds."""
     bound: set[str] = set()
     for line in all_lines:
-        own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindPackedWeight) else set()
+        symbol = line.symbol if isinstance(line, BindSize | ReadSize | PickSize | FindPackedWeight) else None
+        own = {symbol.name} if symbol is not None else set()
         bound |= set(line.names) if isinstance(line, TakeArguments) else set()
         if unbound := used_symbols([line]) - own - bound:
             raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, which no earlier line defines.")

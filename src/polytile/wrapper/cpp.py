@@ -309,7 +309,8 @@ class UnitWriter(lines.LineWriter):
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
         number = self.part(self.text.bound("_find_" + line.name, line.find))
         self.do(f"api->python(f, {number}, {self.tensor(line.name)}, {_ints('int', [self.tensor(line.weight)])}, 1, 0, 0)")
-        self.add(f"const int64_t {self.symbol(line.symbol)} = !api->is_none(f, {self.tensor(line.name)});")
+        if line.symbol is not None:
+            self.add(f"const int64_t {self.symbol(line.symbol)} = !api->is_none(f, {self.tensor(line.name)});")
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         tensors, sizes = [self.tensor(name) for name in line.tensors], [self.number(size) for size in line.sizes]

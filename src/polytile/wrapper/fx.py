@@ -229,7 +229,8 @@ class _Writer(lines.LineWriter):
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
         packed = self.effect(Call(line.find), self.values[line.weight], name=f"find_{line.name}")
         self.values[line.name] = packed
-        self.values[line.symbol.name] = self.call(is_there, packed)
+        if line.symbol is not None:
+            self.values[line.symbol.name] = self.call(is_there, packed)
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         args = (*(self.values[name] for name in line.tensors), *self.numbers(line.sizes))

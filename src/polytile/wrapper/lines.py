@@ -15,18 +15,19 @@ import sympy
 import torch
 
 from polytile.ir.buffer import Buffer, View
-from polytile.ir.template import PackedWeight
+from polytile.ir.template import ComputedWeight, PackedWeight
 from polytile.runtime.weights import Site
 
 
 @dataclass(frozen=True)
 class KernelCall:
     """One call of a loop or template: `run(*tensors, *sizes)` with buffers, views or packed weights, and integers.
-    `site` looks up the packed weight, if the tensors include one."""
+    `site` looks up the packed weight, if the tensors include one. If they include a computed weight, it is looked up in place of
+    the call."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
-    tensors: tuple[str | View | PackedWeight, ...]
+    tensors: tuple[str | View | PackedWeight | ComputedWeight, ...]
     sizes: tuple[sympy.Expr, ...]
     site: Site | None = field(default=None, compare=False, repr=False)
 
@@ -34,6 +35,11 @@ class KernelCall:
     def packed_weight(self) -> PackedWeight | None:
         """The argument that each call looks up anew, if there is one."""
         return next((tensor for tensor in self.tensors if isinstance(tensor, PackedWeight)), None)
+
+    @property
+    def computed_weight(self) -> ComputedWeight | None:
+        """The result that is looked up in place of the call, if it is one."""
+        return next((tensor for tensor in self.tensors if isinstance(tensor, ComputedWeight)), None)
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,11 @@ class MakeView(Line):
 
 @dataclass(frozen=True)
 class FindPackedWeight(Line):
-    """Sets `name` to the packed copy that `find` returns for the tensor `weight`, or None, and `symbol` to 1, or 0 for None."""
+    """Sets `name` to the copy that `find` returns for the tensor `weight`. Of a packed one, which may be None, `symbol` is set to
+    1, or 0 for None; a computed one is always there."""
 
     name: str
-    symbol: sympy.Symbol
+    symbol: sympy.Symbol | None
     weight: str
     find: Callable[[torch.Tensor], torch.Tensor | None] = field(compare=False, repr=False)
 

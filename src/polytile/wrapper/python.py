@@ -230,7 +230,8 @@ class _Writer(Text, lines.LineWriter):
 
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
         self.add(f"{line.name} = {self.bound('_find_' + line.name, line.find)}({line.weight})")
-        self.add(f"{line.symbol} = 0 if {line.name} is None else 1")
+        if line.symbol is not None:
+            self.add(f"{line.symbol} = 0 if {line.name} is None else 1")
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         self.add(f"{line.kernel}({', '.join([*line.tensors, *map(self.number, line.sizes)])})")

@@ -16,7 +16,7 @@ from polytile.ir.buffer import View
 from polytile.ir.library_call import map_refs
 from polytile.ir.loop import Loop
 from polytile.ir.program import Assert, Extern, Operation, Program, place_of
-from polytile.ir.template import IS_PACKED, PackedWeight, Template
+from polytile.ir.template import IS_PACKED, ComputedWeight, PackedWeight, Template
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, check_bound, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
@@ -86,8 +86,12 @@ class _Schedule:
         live = self.program.input_buffers()
         self._free(-1, live)
         for position, operation in enumerate(self.program.operations):
-            self._allocate(operation, live, position)
-            self._operation(operation)
+            call = self.call_of(operation) if isinstance(operation, Loop | Template | Attention) else None
+            if call is not None and call.computed_weight is not None:
+                self._find_computed_weight(call.computed_weight, call, live)
+            else:
+                self._allocate(operation, live, position)
+                self._operation(operation, call)
             self._free(position, live)
         self._return()
         return self.out
@@ -137,7 +141,7 @@ class _Schedule:
 
     # operations ------------------------------------------------------------------------------------------------------
 
-    def _operation(self, operation: Operation) -> None:
+    def _operation(self, operation: Operation, call: KernelCall | None) -> None:
         if isinstance(operation, Assert):
             self.out.append(lines.CheckSizes(operation.condition, operation.message, operation.error))
             return
@@ -147,11 +151,18 @@ class _Schedule:
         if isinstance(operation, Extern):
             if operation.target is not EMPTY:
                 self._library(operation)
-        else:
-            self._kernel(operation)
+        elif call is not None:
+            self._kernel(call)
 
-    def _kernel(self, operation: Loop | Template | Attention) -> None:
-        call = self.call_of(operation)
+    def _find_computed_weight(self, argument: ComputedWeight, call: KernelCall, live: set[str]) -> None:
+        """Looks up what a loop would compute. Nothing is stored in its place: others keep it."""
+        assert call.site is not None, "who makes a call for a computed weight says where it is looked up"
+        self.out.append(lines.Comment(", ".join(dict.fromkeys(argument.loop.origins))))
+        self.out.append(lines.FindPackedWeight(argument.result.name, None, argument.weight.name, call.site.find))
+        live.add(argument.result.name)
+        self._aliased.add(argument.result.name)
+
+    def _kernel(self, call: KernelCall) -> None:
         if id(call.run) not in self.kernels:
             name = call.name if call.name not in self._names and _is_name(call.name) else self.fresh("kernel")
             self._names.add(name)
@@ -159,7 +170,7 @@ class _Schedule:
             self.defined.append(lines.DefineKernel(name, call.run))
         packed = self._find_packed_weight(call)  # before this program makes views of the weight
         tensors = tuple(self._passed(tensor, packed) for tensor in call.tensors)
-        extents = tuple(packed.symbol if packed and extent == IS_PACKED else extent for extent in call.sizes)
+        extents = tuple(packed.symbol if packed and packed.symbol and extent == IS_PACKED else extent for extent in call.sizes)
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
 
     def _find_packed_weight(self, call: KernelCall) -> lines.FindPackedWeight | None:
@@ -173,11 +184,12 @@ class _Schedule:
         self._views.append(line.name)
         return line
 
-    def _passed(self, tensor: str | View | PackedWeight, packed: lines.FindPackedWeight | None) -> str:
+    def _passed(self, tensor: str | View | PackedWeight | ComputedWeight, packed: lines.FindPackedWeight | None) -> str:
         """The name under which a kernel's argument is passed. `packed` has looked up the packed weight among them."""
         if isinstance(tensor, PackedWeight):
             assert packed is not None
             return packed.name
+        assert not isinstance(tensor, ComputedWeight)
         return self._name(tensor)
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:

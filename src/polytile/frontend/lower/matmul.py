@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.integers import difference, integer_range
+from polytile.frontend.lower.integers import difference
 from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
@@ -29,6 +29,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.buffer import View, whole
 from polytile.ir.dtypes import FLOAT8
 from polytile.ir.expr import Load, Node, Op
+from polytile.ir.ranges import integer_range
 from polytile.ir.sizes import ONE, ZERO, Size
 from polytile.ir.template import Scales, Template
 

@@ -8,7 +8,7 @@ Callers: the C++ source of candidates; nothing here compiles, runs or measures a
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import dot, stream, tile
+from polytile.matmul.cpp import dot, narrow_panels, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
 from polytile.matmul.cpp.forms import (
     FORM_LAYOUTS,
@@ -20,7 +20,7 @@ from polytile.matmul.cpp.forms import (
     valid,
 )
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
+from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec, converts
 from polytile.matmul.cpp.tables import configs
 
 _WITHOUT_TILES = {"stream": stream.generate, "dot": dot.generate}
@@ -44,6 +44,8 @@ def generate(
     Raises ValueError where spec, config and epilogue do not go together.
     """
     _check(spec, config, epilogue, lanes)
+    if converts(spec, config):
+        return narrow_panels.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)
     if config.form == "tile_prepacked":
         return tile.generate(spec, config, name, epilogue, lanes, panels_at, scales_at)
     if config.form in _WITHOUT_TILES:

@@ -130,12 +130,7 @@ TO_B = "template <class X> static inline X to_b(X x) { return x; }\n"
 MAC = "static inline void mac(V& c, V x, V b) { c += x * b; }\n" + TO_B
 
 # A step is two k: a lane holds both as bfloat16. The instruction takes denormals for zero; the other branch does not.
-PAIRS = """\
-typedef unsigned U32U __attribute__((vector_size(4 * L), aligned(4), may_alias));
-static inline V load(const unsigned* p) { return (V)*(const U32U*)p; }
-static inline void store(unsigned* p, V v) { *(U32U*)p = (U32U)v; }
-static inline unsigned value(unsigned x) { return x; }
-static inline V broadcast(unsigned x) { return broadcast(__builtin_bit_cast(T, x)); }
+MAC_PAIRS = """\
 static inline void mac(V& c, V x, V b) {
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
   asm("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(x), "v"(b));
@@ -145,7 +140,18 @@ static inline void mac(V& c, V x, V b) {
   c += (V)((U32)x & high) * (V)((U32)b & high);
 #endif
 }
-""" + TO_B
+"""
+PAIRS = (
+    """\
+typedef unsigned U32U __attribute__((vector_size(4 * L), aligned(4), may_alias));
+static inline V load(const unsigned* p) { return (V)*(const U32U*)p; }
+static inline void store(unsigned* p, V v) { *(U32U*)p = (U32U)v; }
+static inline unsigned value(unsigned x) { return x; }
+static inline V broadcast(unsigned x) { return broadcast(__builtin_bit_cast(T, x)); }
+"""
+    + MAC_PAIRS
+    + TO_B
+)
 
 PROBLEM = """\
 struct Problem {

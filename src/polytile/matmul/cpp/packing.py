@@ -5,7 +5,7 @@ A tile of A is [steps][rows], a panel of B [steps][NR]; a step is as many k as o
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import int8, side_by_side, unroll
+from polytile.matmul.cpp import int8, narrow_panels, side_by_side, unroll
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
 
 # One step of one row of A or column of B, and one step of L columns of a row-major B.
@@ -160,16 +160,28 @@ static inline V pairs_of(V low, V high) {{
 static void pack_b(const Problem& p, long, long n, long cols, long from, long steps, PB* out) {{
   const long end = least(p.k, from + STEP * steps);
   for (long j = 0; j < cols; j += L) {{
-    const SB* b = (const SB*)p.ptrs[KEPT_AT] + (n + j) * p.k;
     PB* to = out + j;
     for (long k = from, stop; k < end; k = stop) {{
       const Factors own(p, n + j, k);
       stop = least(end, {stop});
-      for (; k + 1 < stop; k += 2, to += NR) store(to, pairs_of(own.on(load(b + k * L)), own.on(load(b + k * L + L))));
-      if (k < stop) store(to, pairs_of(own.on(load(b + k * L)), V{{}}));
-    }}
+{widen}    }}
   }}
 }}
+"""
+WIDEN_BYTES = """\
+      const SB* b = panels_of(p, n + j) + k * L;
+      for (; k + 1 < stop; k += 2, b += 2 * L, to += NR) store(to, pairs_of(own.on(load(b)), own.on(load(b + L))));
+      if (k < stop) store(to, pairs_of(own.on(load(b)), V{}));
+"""
+WIDEN_NIBBLES = """\
+      const SB* b = panels_of(p, n + j) + k * L / A_BYTE;
+      for (; k < stop; k += 8, b += 4 * L) {
+        const I32 w = word(b);
+        store(to, pairs_of(own.on(number<0>(w)), own.on(number<4>(w)))); to += NR;
+        store(to, pairs_of(own.on(number<1>(w)), own.on(number<5>(w)))); to += NR;
+        store(to, pairs_of(own.on(number<2>(w)), own.on(number<6>(w)))); to += NR;
+        store(to, pairs_of(own.on(number<3>(w)), own.on(number<7>(w)))); to += NR;
+      }
 """
 NO_FACTORS = """\
 struct Factors {
@@ -252,8 +264,9 @@ def _pack_b(spec: GemmSpec, config: GemmConfig) -> str:
 def _widened(spec: GemmSpec, lanes: int, scales_at: int) -> str:
     """The function that makes kept panels of int8 pairs of bfloat16."""
     zero = f"load_n((const float*)p.ptrs[{scales_at + 1}] + at, count)" if spec.zeros else "V{}"
-    return PACK_B_WIDENED.format(
+    return narrow_panels.reading(spec) + PACK_B_WIDENED.format(
         interleaved=", ".join(f"{i}, {lanes + i}" for i in range(lanes)),
         factors=FACTORS.format(group=spec.group, scales_at=scales_at, zero=zero) if spec.group else NO_FACTORS,
         stop=f"(k / {spec.group} + 1) * {spec.group}" if spec.group else "end",
+        widen=WIDEN_BYTES if spec.nibbles_from is None else WIDEN_NIBBLES,
     )

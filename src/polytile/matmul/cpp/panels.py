@@ -3,7 +3,8 @@
 One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
 any width and any depth of block: a weight that several kernels multiply by is packed once. A ragged last vector and a ragged
 last step end in zeros. The bytes of int8 have their highest bit turned, as the instruction wants them (int8.py).
-Panels of int8 that are multiplied by floats hold a single k in a lane, as they lie.
+Panels of int8 that are multiplied by floats hold a single k in a lane, as they lie. Those of numbers of 4 bits hold 8 k in a lane
+of 32 bits, in the order NIBBLES from the lowest bits on; the bits are what the number exceeds the least one by.
 """
 
 from __future__ import annotations
@@ -13,16 +14,28 @@ import torch
 TOGETHER = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 2, torch.int8: 4}
 """How many k lie in one lane, of each type that panels are made of (of bfloat16 pairs)."""
 
+NIBBLES_TOGETHER = 8
+NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The k of each 4 bits of a lane: those at one place of its halves are neighbours."""
 
-def size_of(k: int, n: int, dtype: torch.dtype, lanes: int, together: int | None = None) -> int:
-    """Bytes of the panels of a K x N matrix with `together` k in a lane, its type's own number if None."""
+
+def size_of(
+    k: int, n: int, dtype: torch.dtype, lanes: int, together: int | None = None, nibbles_from: int | None = None
+) -> int:
+    """Bytes of the panels of a K x N matrix with `together` k in a lane, its type's own number if None; half of that with
+    `nibbles_from`, see `make`."""
+    if nibbles_from is not None:
+        return -(-n // lanes) * lanes * k // 2
     together = together or TOGETHER[dtype]
     return -(-n // lanes) * -(-k // together) * lanes * together * dtype.itemsize
 
 
-def make(matrix: torch.Tensor, lanes: int, together: int | None = None) -> torch.Tensor:
+def make(matrix: torch.Tensor, lanes: int, together: int | None = None, nibbles_from: int | None = None) -> torch.Tensor:
     """The panels of `matrix` (K x N, any strides, a type of TOGETHER) for vectors of `lanes` sums, as bytes; a new tensor.
-    `together` is as for `size_of`."""
+    `together` is as for `size_of`. With `nibbles_from` the matrix is of int8, its values are from that one to 15 more, K is a
+    multiple of 8, and 4 bits are kept of each."""
+    if nibbles_from is not None:
+        return _nibbles(matrix, lanes, nibbles_from)
     k, n = matrix.shape
     together = together or TOGETHER[matrix.dtype]
     steps, vectors = -(-k // together), -(-n // lanes)
@@ -33,3 +46,11 @@ def make(matrix: torch.Tensor, lanes: int, together: int | None = None) -> torch
     out.copy_(split.permute(2, 0, 3, 1))
     raw = out.view(torch.uint8).flatten()
     return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 and together > 1 else raw
+
+
+def _nibbles(matrix: torch.Tensor, lanes: int, least: int) -> torch.Tensor:
+    k, n = matrix.shape
+    vectors = -(-n // lanes)
+    bits = torch.nn.functional.pad(matrix - least, (0, vectors * lanes - n)).view(torch.uint8)
+    ordered = bits.view(k // NIBBLES_TOGETHER, NIBBLES_TOGETHER, vectors, lanes)[:, list(NIBBLES)].permute(2, 0, 3, 1)
+    return (ordered[..., ::2] | ordered[..., 1::2] << 4).flatten()

@@ -40,6 +40,8 @@ class GemmSpec:
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
     With `group` an int8 B has a float32 scale for each column and so many k, row by row, behind B among the pointers. With
     `zeros` what is subtracted from B before that lies alike behind them.
+    With `nibbles_from` B's numbers are among the 16 from that one on, and its prepacked panels hold 4 bits of each; K and `group`
+    are then multiples of 8.
     With `grouped`, "m" or "k", it is a grouped product (ir.template.Grouping) of as many groups as `batch` says; where each ends
     is behind B among the pointers.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
@@ -56,6 +58,7 @@ class GemmSpec:
     group: int = 0
     zeros: bool = False
     grouped: str = ""
+    nibbles_from: int | None = None
 
     def __post_init__(self) -> None:
         allowed = (
@@ -69,6 +72,8 @@ class GemmSpec:
             raise ValueError(f"GemmSpec: products of {self.dtype} are not stored as {self.out_dtype}; int8 goes with int32.")
         if (self.group or self.zeros) and not (self.b_dtype and self.group):
             raise ValueError(f"GemmSpec.group is {self.group}: scales are for a B that is converted, not for {self.dtype}.")
+        if self.nibbles_from is not None and (self.b_dtype != "int8" or self.group % 8):
+            raise ValueError(f"GemmSpec: panels of 4 bits are for int8 in groups of a multiple of 8, not of {self.group}.")
         if self.b_dtype and self.dtype in ("float64", self.b_dtype):
             raise ValueError(f"GemmSpec: a B of {self.b_dtype} is converted to floats of at most 32 bits, not to {self.dtype}.")
         if self.accumulator == "float64" and self.out_dtype == "bfloat16":
@@ -151,6 +156,11 @@ def widens(spec: GemmSpec, config: GemmConfig) -> bool:
     """Whether prepacked panels of a narrower B become pairs of bfloat16, multiplied by the scales of their groups, once for each
     block: from a few rows on that costs less than converting each element again for each tile of rows."""
     return config.form == "tile_prepacked" and config.pairs and bool(spec.b_dtype)
+
+
+def converts(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether register tiles convert prepacked panels of a narrower B as they read them (narrow_panels.py)."""
+    return config.form == "tile_prepacked" and not config.pairs and bool(spec.b_dtype)
 
 
 def k_per_lane(spec: GemmSpec, config: GemmConfig) -> int:

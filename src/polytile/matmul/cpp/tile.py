@@ -10,6 +10,7 @@ from __future__ import annotations
 from polytile.matmul.cpp import int8, packing, register_tile
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.packing import packs_a, packs_b, transposed_rows
+from polytile.matmul.cpp.panels import NIBBLES_TOGETHER
 from polytile.matmul.cpp.register_tile import Access, Tile
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
 from polytile.matmul.cpp.unroll import CHAIN
@@ -357,7 +358,7 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         nv=config.nv,
         step=k_per_lane(spec, config),
         head=int(spec.dtype == "int8"),
-        whole=1 if widens(spec, config) else spec.group or 1,
+        whole=_whole_steps(spec, config),
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
@@ -367,5 +368,12 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
         panels_at=panels_at,
         pa=packed if tiled_a else "S",
-        pb="SB" if not panelled_b and (spec.b_dtype or not prepacked) else packed,
+        pb=packed if panelled_b or prepacked else "SB",
     )
+
+
+def _whole_steps(spec: GemmSpec, config: GemmConfig) -> int:
+    """How many steps a block of K is a multiple of: those of a group whose sums are scaled, those of a word of 4-bit numbers."""
+    if widens(spec, config):
+        return 1 if spec.nibbles_from is None else NIBBLES_TOGETHER // k_per_lane(spec, config)
+    return spec.group or 1
