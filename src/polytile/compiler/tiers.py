@@ -87,8 +87,8 @@ class TieredGraph:
     def __init__(self, tiers: Tiers, name: str, eager: Call, build: Build, repeatable: bool) -> None:
         self.tiers, self.name = tiers, name
         self.leads = not tiers.graphs
-        """Whether its calls have programs take over: the forward graph's, or the backward one's where that of the forward graph came
-        from disk and serves already."""
+        """Whether its calls have programs take over: the forward graph's, or the backward one's where the forward graph's program
+        came from disk and serves already."""
         self._serving, self._build, self._repeatable = eager, build, repeatable
         self._next: Call | None = None
         self.tier = 0
