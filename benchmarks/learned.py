@@ -11,7 +11,7 @@ Without a PART: products and devices, which need nothing but scikit-learn. `cpu`
 (docs/learning.md has the commands), and a second measurement of the same problems in --again: choices are then judged by times
 that took no part in them, as is the choice by the first measurement itself. `calls` and `speed` want a machine that nothing else
 uses; the others time nothing. `--json` keeps what was found in results/learned.json, beside the parts that were not asked for.
-`products` trains for some minutes; it keeps each table as soon as that is done, and `--table TEXT` asks only for those with TEXT in
+`products` trains for some minutes and keeps each table as soon as it is found; `--table TEXT` asks only for those with TEXT in
 their names. `--export FILE` writes the products on an H100 as `polytile learn train` reads them; `--show` prints what is kept.
 """
 
