@@ -10,8 +10,9 @@
 Without a PART: products and devices, which need nothing but scikit-learn. `cpu` needs what `polytile learn collect` measured
 (docs/learning.md has the commands), and a second measurement of the same problems in --again: choices are then judged by times
 that took no part in them, as is the choice by the first measurement itself. `calls` and `speed` want a machine that nothing else
-uses. `--json` keeps what was found in results/learned.json, beside the parts that were not asked for; `--export FILE` writes the
-products on an H100 as `polytile learn train` reads them; `--show` prints what is kept.
+uses; the others time nothing. `--json` keeps what was found in results/learned.json, beside the parts that were not asked for.
+`products` trains for some minutes and keeps each table as soon as it is found; `--table TEXT` asks only for those with TEXT in
+their names. `--export FILE` writes the products on an H100 as `polytile learn train` reads them; `--show` prints what is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,20 @@ FIRST_OF_GRID = Settings(14, 3, "squared_error", TREES)
 """For models of one device that are asked about another: nothing there chooses between settings."""
 
 
-def products() -> dict[str, Any]:
-    """Each table by five models, each judged on the fifth that it was not trained on."""
-    tables = {
-        "H100, every generated config": h100("candidates"),
-        "H100, a shortlist beside the library's": h100("pairs"),
-        "H200, generated, the library's and CUTLASS's": h200(*BESIDE, "cutlass"),
-        "H100, loops, every schedule": loops(),
-    }
-    return {name: _held_out(_examples(records)) for name, records in tables.items()}
+TABLES: dict[str, Callable[[], Iterable[Record]]] = {
+    "H100, every generated config": lambda: h100("candidates"),
+    "H100, a shortlist beside the library's": lambda: h100("pairs"),
+    "H200, generated, the library's and CUTLASS's": lambda: h200(*BESIDE, "cutlass"),
+    "H100, loops, every schedule": loops,
+}
+
+
+def products(asked: str = "") -> Iterator[dict[str, Any]]:
+    """Each table with `asked` in its name by five models, each judged on the fifth that it was not trained on. One table at a
+    time."""
+    for name, records in TABLES.items():
+        if asked in name:
+            yield {name: _held_out(_examples(records()))}
 
 
 def _held_out(chosen: Sequence[Example]) -> dict[str, Any]:
@@ -126,30 +132,33 @@ def _summary(regrets: Sequence[float]) -> dict[str, Any]:
     return {"total": len(regrets), "geomean": geomean(regrets), "far": far, "worst": max(regrets, default=1.0)}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="products, devices, cpu, calls, speed")
     parser.add_argument("--measured", nargs="+", default=[], help="what the package's models were made of")
     parser.add_argument("--again", default="", help="a second measurement of the same problems")
+    parser.add_argument("--table", default="", metavar="TEXT", help="products: only tables with this in their names")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/learned.json")
     parser.add_argument("--show", action="store_true", help="print the table of what is kept")
     parser.add_argument("--export", type=Path, help="write the measurements as JSON lines and stop")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.export:
         given.export.write_text(header() + "".join(map(line, h100("candidates"))))
         return
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "products": products, "devices": devices, "cpu": lambda: cpu(given.measured, given.again),
-        "calls": learned_calls.calls, "speed": learned_speed.speed,
+    parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+        "products": lambda: products(given.table), "devices": lambda: [devices()],
+        "cpu": lambda: [cpu(given.measured, given.again)], "calls": lambda: [learned_calls.calls()],
+        "speed": lambda: [learned_speed.speed()],
     }  # fmt: skip
     if unknown := set(given.parts) - parts.keys():
         parser.error(f"there is no part {unknown.pop()!r}; choose from {', '.join(parts)}.")
     kept = record.RESULTS / "learned.json"
     results: dict[str, Any] = json.loads(kept.read_text())["results"] if given.show else {}
     for part in () if given.show else given.parts or ("products", "devices"):
-        results[part] = parts[part]()
-        if given.json:
-            record.add("learned", part, results[part])
+        for found in parts[part]():
+            results[part] = results.get(part, {}) | found
+            if given.json:
+                record.add("learned", part, found)
     show(bars(results))
 
 

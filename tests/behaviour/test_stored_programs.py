@@ -210,6 +210,25 @@ def test_forward_and_backward_graphs_come_from_disk(empty_cache: Path) -> None:
         given[1].grad = None
 
 
+def test_a_backward_program_takes_over_beside_a_forward_one_from_disk(empty_cache: Path) -> None:
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return (torch.tanh(x @ weight) ** 2).mean()
+
+    given = torch.randn(30, 20), torch.randn(20, 40, requires_grad=True)
+    compiled(loss)(*given).backward()
+    backward = list(empty_cache.glob("programs/backward-*.json"))
+    assert backward
+    for file in backward:
+        file.unlink()
+    torch._dynamo.reset()
+    run, loaded, served = compiled(loss, stall="never"), counters["programs_loaded"], counters["tier0_calls"]
+    run(*given).backward()
+    assert (counters["programs_loaded"] - loaded, counters["tier0_calls"] - served) == (1, 1)
+    assert polytile.wait(timeout=PATIENCE)
+    run(*given).backward()
+    assert counters["tier0_calls"] - served == 1
+
+
 def test_packed_convolutions_come_from_disk(empty_cache: Path) -> None:
     net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()
     images = torch.randn(1, 64, 4, 4)

@@ -14,7 +14,7 @@ import pytest
 from polytile import options
 from polytile.runtime import background as module
 from polytile.runtime import builder
-from polytile.runtime.background import PROCESS_NICENESS, THREAD_NICENESS, Background, Disturbance, yield_to_calls
+from polytile.runtime.background import NICENESS, Background, Disturbance, yield_to_calls
 from polytile.runtime.compile import compile_cpp
 from tests.waiting import PATIENCE, until
 
@@ -25,10 +25,10 @@ SOURCE = 'extern "C" long answer() { return 42; }\n'
 def test_a_process_in_a_session_of_its_own_yields_as_a_session() -> None:
     own = Path("/proc/self/autogroup").read_text()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        yield_to_calls(process.pid, PROCESS_NICENESS)
+        yield_to_calls(process.pid)
         found = Path(f"/proc/{process.pid}/autogroup").read_text(), niceness(process.pid)
         process.kill()
-    assert found[0].split()[-1] == str(PROCESS_NICENESS) and found[1] == PROCESS_NICENESS
+    assert found[0].split()[-1] == str(NICENESS) and found[1] == NICENESS
     assert Path("/proc/self/autogroup").read_text() == own
 
 
@@ -99,7 +99,7 @@ def test_the_thread_has_ordinary_priority_while_somebody_waits(alone: Background
     alone.submit(third)
     until(lambda: len(found) == 3, "the third job")
     (thread, during), (other, waited), (_, behind) = found
-    assert (during, waited, behind) == (niceness() if may_raise else THREAD_NICENESS, niceness(), THREAD_NICENESS)
+    assert (during, waited, behind) == (niceness() if may_raise else NICENESS, niceness(), NICENESS)
     assert (thread == other) is may_raise
 
 
@@ -170,7 +170,7 @@ def test_a_compiler_has_ordinary_priority_while_somebody_waits(
         until(lambda: bool(runs()), "the compiler")
         with alone.hurried():
             assert compilation.result(PATIENCE).path.exists()
-    assert runs() == [PROCESS_NICENESS] + [niceness()] * (not may_raise)
+    assert runs() == [NICENESS] + [niceness()] * (not may_raise)
 
 
 def test_the_process_that_generates_has_ordinary_priority_while_somebody_waits(may_raise: bool) -> None:
@@ -178,7 +178,7 @@ def test_the_process_that_generates_has_ordinary_priority_while_somebody_waits(m
     builder.begin()
     first = builder._builder.running()
     try:
-        assert niceness(first.pid) == PROCESS_NICENESS
+        assert niceness(first.pid) == NICENESS
         with module.background.hurried():
             if may_raise:
                 assert niceness(first.pid) == niceness()
@@ -188,7 +188,7 @@ def test_the_process_that_generates_has_ordinary_priority_while_somebody_waits(m
                 builder.ask("nothing that it knows", {})
             second = builder._builder.running()
             assert niceness(second.pid) == niceness() and (second is first) is may_raise
-        assert niceness(builder._builder.running().pid) == PROCESS_NICENESS and builder._builder.deaths == 0
+        assert niceness(builder._builder.running().pid) == NICENESS and builder._builder.deaths == 0
     finally:
         builder.stop()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import torch
 from polytile.compiler import tiers
 from polytile.runtime import background, openmp
 from polytile.runtime.background import Background, Disturbance
-from tests.waiting import until
+from polytile.runtime.cpu import usable_cores
+from tests.waiting import PATIENCE, until
 
 TASKS = Path("/proc/self/task")
 
@@ -74,6 +77,63 @@ def test_at_most_so_many_threads_within_the_block() -> None:
         assert torch.get_num_threads() == 3
     finally:
         openmp.set_threads(before)
+
+
+def mkl_threads() -> int:
+    """How many threads MKL's functions take that this thread calls."""
+    return int(next(line.split()[-1] for line in torch.__config__.parallel_info().splitlines() if "mkl_get_max_threads" in line))
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch has brought no MKL")
+def test_at_most_counts_for_mkl_after_set_num_threads() -> None:
+    """`torch.set_num_threads` gives MKL a number of threads of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with openmp.at_most(2):
+            assert mkl_threads() == 2
+            with openmp.at_most(1):
+                assert mkl_threads() == 1
+            assert mkl_threads() == 2
+        assert mkl_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def computed(tasks: Iterable[str]) -> float:
+    """Seconds that these threads have computed."""
+    return sum(int((TASKS / task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+@pytest.mark.skipif(not (TASKS / str(os.getpid()) / "schedstat").exists(), reason="the system keeps no account of threads")
+@pytest.mark.skipif(openmp.runtime() is None or openmp.runtime().pause is None, reason="not GNU's runtime")
+def test_threads_sleep_between_loops_within_the_block() -> None:
+    before, held, go_on = torch.get_num_threads(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with openmp.asleep():
+            held.set()
+            go_on.wait(PATIENCE)
+
+    background.submit(Work(hold))
+    assert held.wait(PATIENCE)
+    openmp.set_threads(max(2, usable_cores()))
+    try:
+        spun = min(computed_after_a_loop() for _ in range(3))
+    finally:
+        go_on.set()
+        openmp.set_threads(before)
+        openmp.end_team()
+    assert spun < 2e-3, "they spin for 5 ms and more without it"
+
+
+def computed_after_a_loop() -> float:
+    """Seconds that the threads of a loop compute while nothing follows it."""
+    torch.ones(1 << 20).neg_()
+    tasks = os.listdir(TASKS)
+    before = computed(tasks)
+    time.sleep(0.03)
+    return computed(tasks) - before
 
 
 @pytest.mark.parametrize("threads", [1, 3])

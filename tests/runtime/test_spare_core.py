@@ -105,3 +105,19 @@ def test_calls_leave_it_while_their_program_is_made(four_threads: None, monkeypa
     torch.testing.assert_close(run(x), x * 2)
     assert SEEN == [4, 3, 4] or SEEN == [3, 3, 4]  # the first call may meet the work that it has begun
     torch._dynamo.reset()
+
+
+def test_calls_of_a_program_that_serves_leave_it_too(four_threads: None) -> None:
+    """Such as those of a program from disk, while kernels for new regimes are compiled."""
+    found: list[int] = []
+
+    def program(arguments: list[int]) -> list[int]:
+        found.append(torch.get_num_threads())
+        return arguments
+
+    call = tiers.noticed(program)
+    call([])
+    with spare_core.wanted():
+        call([])
+    call([])
+    assert found == [4, 3, 4]

@@ -426,7 +426,7 @@ class _Compiler:
                 return None
 
         names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-        tiered = tiers.TieredGraph(self.tiers, name, self.kind, as_traced(graph), build, is_repeatable(graph))
+        tiered = tiers.TieredGraph(self.tiers, name, as_traced(graph), build, is_repeatable(graph))
         record(tiered.call)
         tiered.begin()
         return tiered.call

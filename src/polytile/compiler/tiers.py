@@ -58,12 +58,16 @@ class Tiers:
 
 
 def noticed(call: Call) -> Call:
-    """`call`, of which the background knows that it runs: nothing is measured beside it that would disturb it."""
+    """`call`, of which the background knows that it runs: nothing is measured beside it that would disturb it. It leaves a
+    core free for a process that the background waits for."""
     alive = background.background
 
     def noticed_call(args: list[Any]) -> list[Any]:
         alive.last_call, alive.threads = math.inf, threads()
         try:
+            if spare_core.is_wanted():
+                with spare_core.leave_one_free():
+                    return call(args)
             return call(args)
         finally:
             alive.last_call = clock()
@@ -80,8 +84,11 @@ class TieredGraph:
     that fails half-way can be made again, as it changes no argument and draws no random numbers.
     """
 
-    def __init__(self, tiers: Tiers, name: str, kind: str, eager: Call, build: Build, repeatable: bool) -> None:
-        self.tiers, self.name, self.leads = tiers, name, kind != "backward"
+    def __init__(self, tiers: Tiers, name: str, eager: Call, build: Build, repeatable: bool) -> None:
+        self.tiers, self.name = tiers, name
+        self.leads = not tiers.graphs
+        """Whether its calls have programs take over: the forward graph's, or the backward one's where the forward graph's program
+        came from disk and serves already."""
         self._serving, self._build, self._repeatable = eager, build, repeatable
         self._next: Call | None = None
         self.tier = 0
@@ -94,10 +101,9 @@ class TieredGraph:
         tiers.graphs.append(self)
 
     def _callable(self) -> Call:
-        tiers, leads, alive = self.tiers, self.leads, background.background
+        tiers, leads = self.tiers, self.leads
 
         def call(args: list[Any]) -> list[Any]:
-            alive.last_call, alive.threads = math.inf, threads()  # it runs
             if leads and tiers.due and not _recording():
                 tiers.take_over()
             if self.tier == 0:
@@ -105,17 +111,9 @@ class TieredGraph:
                     self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
                 self.calls += 1
                 counters.add("tier0_calls")
-            try:
-                if spare_core.is_wanted():
-                    with spare_core.leave_one_free():
-                        return self._serving(args)
-                return self._serving(args)
-            finally:
-                alive.last_call = clock()
+            return self._serving(args)
 
-        with_own_code(call)
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return noticed(call)
 
     def begin(self) -> None:
         """Has the program made in the background, from the first moment when nobody else's work is in the way."""

@@ -50,16 +50,17 @@ SWITCH_SECONDS = 2e-5
 """Python's switch interval while the thread works: how soon it yields the GIL to a call. A call takes the GIL after
 each of some hundred operators. With 0.2 ms, calls of a 6-layer decoder on an H200 spent up to 150 ms waiting for it."""
 
-THREAD_NICENESS, PROCESS_NICENESS = 10, 19
-"""Niceness of the thread and of its worker processes. The thread sometimes holds the GIL while a call waits for it, so
-it must keep at least a tenth of a core."""
+NICENESS = min(19, os.nice(0) + 10)
+"""Niceness of the thread and of its worker processes. It leaves them a tenth of a core that others keep busy. The thread
+needs that, as it sometimes holds the GIL while a call waits for it. The processes need it so that kernels are there within
+a minute or two on a machine without an idle core; niceness 19 would leave them a seventieth."""
 
 
-def yield_to_calls(task: int, niceness: int) -> None:
+def yield_to_calls(task: int) -> None:
     """Lowers the priority of a thread or process, given by its system id, below that of calls. If the process leads a
     group, the whole group yields. Does nothing if the system forbids it or has no such task."""
     with contextlib.suppress(OSError, AttributeError):
-        _set_niceness(task, niceness)
+        _set_niceness(task, NICENESS)
 
 
 def lend_priority(task: int) -> bool:
@@ -213,7 +214,7 @@ class Background:
             with self._change:
                 self._waiting -= 1
 
-    def let_yield(self, task: int, niceness: int, end: Callable[[], None]) -> None:
+    def let_yield(self, task: int, end: Callable[[], None]) -> None:
         """Lowers the priority of a thread or process that works for this thread until a caller waits.
 
         If it cannot get its priority back then, and other processes take the cores, `end` is called: the work that it was
@@ -222,7 +223,7 @@ class Background:
         with self._change:
             if not self._waiting:
                 self._yielding[task] = end
-                yield_to_calls(task, niceness)
+                yield_to_calls(task)
 
     def forget(self, task: int) -> None:
         """Tells that the thread or process has ended."""
@@ -292,7 +293,7 @@ class Background:
             thread.join()
         task = threading.get_native_id()
         while (job := self._next()) is not None:
-            self.let_yield(task, THREAD_NICENESS, self._replace_thread)
+            self.let_yield(task, self._replace_thread)
             begun, computed = time.monotonic(), self._computed()
             interval = sys.getswitchinterval()
             sys.setswitchinterval(min(interval, SWITCH_SECONDS))

@@ -74,7 +74,7 @@ class _Builder:
                 raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
             self.process = _started()
         process = self.process
-        background.background.let_yield(process.pid, background.PROCESS_NICENESS, lambda: self.end(process))
+        background.background.let_yield(process.pid, lambda: self.end(process))
         return process
 
     def end(self, process: ChildProcess) -> None:

@@ -457,7 +457,7 @@ def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, s
 
     state.running.add(process)
     if background.background.is_behind_calls():
-        background.background.let_yield(process.pid, background.PROCESS_NICENESS, stop)
+        background.background.let_yield(process.pid, stop)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException as error:  # too slow, or Ctrl-C

@@ -18,6 +18,9 @@ of an EPYC, a decoder of 3 layers:
 Half of the cores for two seconds cost less than a fraction of them for many. A program is made once, and calls leave a
 core free until it is ready. Kernels are made again and again; calls leave a core free for them a quarter of the time
 (background.REST).
+
+A program also has loops outside of its calls, such as those of an optimiser. They keep their threads, but a thread that
+waits for the next loop must not spin on the free core: it spins for some milliseconds, longer than a call of a small model.
 """
 
 from __future__ import annotations
@@ -38,12 +41,13 @@ _wanted = 0
 
 @contextlib.contextmanager
 def wanted() -> Iterator[None]:
-    """Marks the block in which another process works for the background thread. Calls that would use every core leave
-    one free meanwhile."""
+    """Marks the block in which this thread waits for another process that works for it. Calls that would use every core
+    leave one free meanwhile."""
     begun = time.monotonic()
     _want(1)
     try:
-        yield
+        with openmp.asleep():
+            yield
     finally:
         _want(-1)
         background.background.helped += time.monotonic() - begun

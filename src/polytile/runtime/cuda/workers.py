@@ -79,7 +79,7 @@ class _Server:
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": ""}
         self.process = ChildProcess(SCRIPT, module, environment={**environment, **own}, kept=False)
-        background.yield_to_calls(self.process.pid, background.PROCESS_NICENESS)  # its workers inherit the priority
+        background.yield_to_calls(self.process.pid)  # its workers inherit the priority
         self.control = self.process.connection
         self.ready = False
         self.lock = threading.Lock()
