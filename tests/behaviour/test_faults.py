@@ -196,6 +196,21 @@ def test_an_index_out_of_range_raises_as_in_eager() -> None:
     check(function, run, x, torch.tensor([0, 5, -10]))
 
 
+@pytest.mark.parametrize("place", [0, 40, 42])
+@pytest.mark.parametrize("wrong", [-1, 17, -(2**63), 2**63 - 1])
+def test_a_negative_index_of_a_gather_is_out_of_range_in_whole_vectors_and_behind_them(place: int, wrong: int) -> None:
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return x.gather(1, index) * 2
+
+    run = compiled(function)
+    (x,) = sized((3, 17))
+    index = torch.randint(0, 17, (3, 43))
+    check(function, run, x, index)
+    index[1, place] = wrong
+    with pytest.raises(IndexError):
+        run(x, index)
+
+
 OLD_TRACER = torch.torch_version.TorchVersion(torch.__version__) < (2, 13)
 dropped_before_2_13 = pytest.mark.skipif(OLD_TRACER, reason="its tracer drops the check")
 

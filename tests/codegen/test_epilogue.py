@@ -59,7 +59,14 @@ def in_place_residual() -> GemmKernel:
     )
 
 
+def reversed_rows() -> GemmKernel:
+    """The product and rows of h that are read from the last one to the first."""
+    read = expr.load(F32, "h", (S0 - 1 - P[1]) * S2 + P[2])
+    return matmul(F32, [Store("out", POINT, op("add", biased(F32), read))], {"bias": F32, "h": F32, "out": F32})
+
+
 KERNELS = {
+    "reversed rows": reversed_rows,
     "bias and gelu": functools.partial(bias_gelu, F32, F32),
     "float64": functools.partial(bias_gelu, F64, F64),
     "bfloat16": functools.partial(bias_gelu, F32, BF16),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from polytile.codegen.cpp import loops
 from polytile.ir import expr
@@ -13,7 +14,7 @@ from polytile.ir.loop import Loop
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.rewrite import plain_reductions
-from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, assert_golden, checked, kernel_of, load, loop, op, store
+from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, S2, assert_golden, checked, kernel_of, load, loop, op, store
 
 ROW = P0 * S1 + R0
 IND0 = expr.indirect_symbol(0)
@@ -55,6 +56,14 @@ def embedding() -> Loop:
     return loop([store("o", P0 * S1 + P1, value)], {P0: S0, P1: S1})
 
 
+def gather() -> Loop:
+    """Negative indices are out of range: the check is one comparison of unsigned numbers."""
+    i, size = load("i", P0 * S2 + P1, torch.int64), expr.index_value(S1)
+    least = op("where", op("lt", i, expr.const(0, torch.int64), dtype=torch.bool), size, i)
+    value = load("x", IND0 + P0 * S1, indirect=(op("check_index", least, size),))
+    return loop([store("o", P0 * S2 + P1, value)], {P0: S0, P1: S2})
+
+
 def embedding_backward() -> Loop:
     target = store("o", IND0 * S1 + P1, load("x", P0 * S1 + P1), mode="add", indirect=(checked("i", P0, 1000),))
     return loop([target], {P0: S0, P1: S1})
@@ -71,6 +80,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], CpuSchedule]] = {
     "cumsum": (cumsum, cpu.LOOPED),
     "cumsum_split": (cumsum, cpu.SPLIT),
     "embedding": (embedding, cpu.PLAIN),
+    "gather": (gather, cpu.PLAIN),
     "embedding_backward": (embedding_backward, cpu.PLAIN),
 }
 

@@ -41,6 +41,7 @@ class Fake(Candidate):
     traits: tuple[tuple[str, int], ...] = ()
     steady: bool = True
     parts: dict[str, float] = field(default_factory=dict)
+    operators: tuple[str, ...] = ()
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     entries: int = 0

@@ -64,6 +64,15 @@ def test_one_that_is_sure_decides_and_nothing_is_timed(learned: Expects, fake_cl
     ]
 
 
+def test_what_eager_calls_is_timed_though_a_model_is_sure_of_another(learned: Expects, fake_clock: list[str]) -> None:
+    learned.sure = True
+    eagers = Fake("aten", 5e-6, 1.0, origin="library", operators=("aten.adaptive_max_pool2d.default",))
+    with options.override(stall="compile"):
+        assert decided(eagers, *five()).candidate == "e", "nothing may be timed"
+    decision = decided(eagers, *five())
+    assert (decision.candidate, decision.link) == ("aten", "measured") and "e" in fake_clock
+
+
 def test_where_nothing_may_be_measured_the_first_of_its_ranking_runs(learned: Expects) -> None:
     with options.override(tune="off"):
         decision = decided(*five())

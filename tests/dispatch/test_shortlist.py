@@ -39,6 +39,13 @@ def test_calls_in_place_of_a_loop_are_measured_where_they_are_predicted_near_or_
     assert {s.candidate for s in decision.standings if s.seconds == s.seconds} == {"a", "aten"}
 
 
+def test_the_one_call_that_eager_makes_is_measured_beside_a_loop_whatever_its_prediction() -> None:
+    generated = [Fake(name, predicted=1e-5) for name in "abcd"]
+    one, two = (Fake(f"{n} calls", 1.0, 1e-3, "library", operators=("aten.gather.default",) * n) for n in (1, 2))
+    assert measured(*generated, two) == measured(*generated)
+    assert measured(*generated, one) == measured(*generated) | {"1 calls"}
+
+
 def test_a_products_library_is_measured_though_predicted_to_lose() -> None:
     kernel = MultiKernel(SPEC, [Fake("a", predicted=1e-5), Fake("aten", predicted=1e-4, origin="library")])
     args = arguments(32)

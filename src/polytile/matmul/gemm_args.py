@@ -13,6 +13,7 @@ from polytile.ir.loop import Loop
 from polytile.matmul import packed_weights, prologue, scales
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.runtime import noise
+from polytile.schedule.examples import farthest
 from polytile.schedule.facts import reaches
 
 
@@ -102,5 +103,4 @@ def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mappin
     """Number of elements of the tensor `name` that the loop reaches; 0 if it does not access it."""
     values = {s: size[s.name] for s in symbols}
     top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
-    reached = (sizes.evaluate(access.index, {**values, **top}) + 1 for access in loop.accesses() if access.buffer == name)
-    return max(reached, default=0)
+    return max((farthest(access.index, values, top) + 1 for access in loop.accesses() if access.buffer == name), default=0)

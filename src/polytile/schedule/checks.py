@@ -21,6 +21,15 @@ def against(check: Op) -> Node:
     return check.args[-1]
 
 
+def from_zero(node: Node) -> tuple[Node, ...]:
+    """The index x and the size n where `node` is the check of an index that may not be negative,
+    `check_index(where(x < 0, n, x), n)`; () for any other node. Where x lies outside of [0, n) is one comparison then."""
+    match node:
+        case Op(name="check_index", args=(Op(name="where", args=(Op(name="lt", args=(x, Const(value=0))), beyond, inside)), n)):
+            return (x, n) if inside is x and beyond is n else ()
+    return ()
+
+
 def _checked(loop: Loop) -> dict[Node, Op]:
     return {against(n): n for n in expr.walk(*loop.roots) if expr.is_check(n)}
 

@@ -28,11 +28,11 @@ def lengths(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str,
         top = {s: max(0, ranges[s] - 1) for s in access.index.free_symbols if s in ranges}
         for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
-        extents[access.buffer] = max(extents[access.buffer], _farthest(access.index, values, top) + 1)
+        extents[access.buffer] = max(extents[access.buffer], farthest(access.index, values, top) + 1)
     return extents
 
 
-def _farthest(index: sympy.Expr, values: Mapping[sympy.Symbol, int], top: Mapping[sympy.Symbol, int]) -> int:
+def farthest(index: sympy.Expr, values: Mapping[sympy.Symbol, int], top: Mapping[sympy.Symbol, int]) -> int:
     """The largest value of an index that is monotonic in each symbol of `top`, which runs from 0 to the given maximum."""
     place, far = dict(top), sizes.evaluate(index, {**values, **top})
     for each in top:

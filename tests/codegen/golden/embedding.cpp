@@ -29,7 +29,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     for (; at < end; first = 0) {
       const long last = smaller(first + (end - at), length);
       const V<i64, 1> t0 = load<i64, 1>(a0 + p0);
-      if (out_of_range<1>(t0, splat<i64, 1>(1000L), 1, 1, error)) return;
+      if (out_of_range<1>(from_end<1>(t0, splat<i64, 1>(1000L)), splat<i64, 1>(1000L), 1, 1, error)) return;
       const V<i64, 1> t1 = from_end<1>(t0, splat<i64, 1>(1000L));
       each_vector<L>(first, last, lead<L>(a2 + first + p0*n1, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
         const long at0 = t1[0];

@@ -28,7 +28,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     long p0 = 0;
     for (long item = 0; item < total; ++item) {
       const V<i64, 1> t1 = load<i64, 1>(a1 + p0);
-      if (out_of_range<1>(t1, splat<i64, 1>(1000L), 1, 1, error)) return;
+      if (out_of_range<1>(from_end<1>(t1, splat<i64, 1>(1000L)), splat<i64, 1>(1000L), 1, 1, error)) return;
       const V<i64, 1> t2 = from_end<1>(t1, splat<i64, 1>(1000L));
       each_vector<L>(first, last, 0, [&](auto tail, const long p1, const long n) PT_INLINE {
         const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + p1, n);

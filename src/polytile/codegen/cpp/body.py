@@ -60,7 +60,7 @@ class Body(Emitter[Scope]):
     # nodes -------------------------------------------------------------------------------------------------------------
 
     def _needed(self, node: Node) -> tuple[Node, ...]:
-        return self.nest.operands(node)
+        return checks.from_zero(node) or self.nest.operands(node)
 
     def _one(self, node: Node, scope: Scope) -> str:
         """Declares the node's variable, except for constants, which are inlined."""
@@ -103,12 +103,15 @@ class Body(Emitter[Scope]):
         return vector if kind == "i64" else f"cast<{kind}>({vector})"
 
     def _checked(self, node: Op, scope: Scope) -> str:
-        """Emits an index check. Negative indices count from the end. If an index is out of range, the check's number is
-        recorded and the point abandoned before the index is used."""
+        """Emits an index check. Negative indices count from the end, or are out of range (`checks.from_zero`). If an index is out
+        of range, the check's number is recorded and the point abandoned before the index is used."""
         lanes = self.lanes_of(node)
-        index, size = (self.operand(a, lanes, scope) for a in node.args)
+        negatives_are_wrong = checks.from_zero(node)
+        index, size = (self.operand(a, lanes, scope) for a in negatives_are_wrong or node.args)
+        if not negatives_are_wrong:
+            index = f"from_end<{lanes}>({index}, {size})"
         self._check(f"out_of_range<{lanes}>({index}, {size}", node, scope)
-        return f"from_end<{lanes}>({index}, {size})"
+        return index
 
     def _divisor(self, node: Op, scope: Scope) -> str:
         """Emits a divisor check, which abandons the point before a division by 0."""

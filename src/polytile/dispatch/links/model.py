@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from polytile.candidates.candidate import Candidate
-from polytile.dispatch.request import Answer, Request, must_measure
+from polytile.dispatch.request import Answer, Request, eagers_call, may_measure, must_measure
 from polytile.errors import OptionError
 from polytile.learn import installed
 from polytile.learn.offer import Offer
@@ -59,15 +59,19 @@ def unregister(model: Model) -> None:
 
 
 def choose(request: Request) -> Answer | None:
-    """The answer of the first model that is sure and names a candidate that can run. None where only measurements will do."""
+    """The answer of the first model that is sure and names a candidate that can run. None where only measurements will do: those
+    that the options ask for, and that of what eager calls."""
     if must_measure(request):
         return None
+    eagers = eagers_call(request) if may_measure(request) else None
     by_name = {candidate.name: candidate for candidate in request.alive}
     models = _models_in_order()
     offered = offers(request, request.alive) if models else ()
     for model in models:
         name = model.choose(request.problem, offered)
         if name in by_name:
+            if eagers is not None and by_name[name] is not eagers:
+                return None
             return Answer(by_name[name], f"predicted by {model.name}")
     return None
 

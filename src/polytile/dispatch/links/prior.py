@@ -17,7 +17,7 @@ from typing import TypeVar
 from polytile import options
 from polytile.candidates.candidate import READY_MADE, Candidate
 from polytile.dispatch.links import model
-from polytile.dispatch.request import Answer, Request, may_measure
+from polytile.dispatch.request import Answer, Request, eagers_call, may_measure
 from polytile.problem import time_text
 
 Ranked = TypeVar("Ranked")
@@ -70,7 +70,8 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     The option `shortlist` says how many there are at most (twice as many on a GPU). One of them is the library kernel with the
     best prediction, since a tuned program must never be slower than the library. Other ready-made candidates are measured in
     addition: they need no compiling, and predictions of generated kernels say nothing about them. The library's candidate for a
-    loop, a sequence of ATen calls, is measured in addition on a GPU; on a CPU it must be predicted about as fast as the best.
+    loop, a sequence of ATen calls, is measured in addition on a GPU, and on a CPU if it is one call; several calls must be
+    predicted about as fast as the best there.
     If everything measured turns out slower than that candidate's prediction, links/measured.py measures it too. If the option
     `tune` says so, all candidates are measured. If a learned model knows such problems but is not sure, its expectations
     replace the predictions, and LEARNED candidates suffice.
@@ -92,7 +93,8 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     of_a_loop = request.spec.family == "loop"
     slowest = (CLEAR_LOSER if of_a_loop else HOPELESS) * best
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= slowest), None)
-    takes_a_place = library is not None and not (on_gpu and of_a_loop)
+    eagers = eagers_call(request)
+    takes_a_place = library is not None and eagers is None and not (on_gpu and of_a_loop)
     pays = on_gpu or options.get("tune") == "thorough" or best * OPEN * EXPECTED_CALLS >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in generated:
@@ -102,7 +104,7 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: candidate.traits)
     ready = [c for c in ranked if c.origin in READY_MADE and not is_library(c)]
     beside = [c for c in ready if c.per_size or cost[c.name] <= CLEAR_LOSER * best]  # a prediction has the price of building
-    names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
+    names = {candidate.name for candidate in [*chosen, *beside, eagers or library or ranked[0]]}
     return tuple(candidate for candidate in request.candidates if candidate.name in names)
 
 
