@@ -240,7 +240,8 @@ def show_table(report: dict[str, Any]) -> None:
         whole = f"{times[2] / times[1]:.2f}"
         host.append((name, "–" if own is None else f"{own:.1f}", *(f"{us:.1f}" for us in times), whole, above))
     columns = (
-        "kernel", "the caller's own", "bare launch", "triton.autotune", "polytile.autotune", "× triton's", "above the caller's own",
+        "kernel", "the caller's own", "bare launch", "triton.autotune", "polytile.autotune", "× triton's",
+        "above the caller's own",
     )  # fmt: skip
     show(Table.from_rows(f"Host µs of a call, {report['device']}", columns, host))
     times_of = ("kernel", "kernel time over triton.autotune's", "worst", "waited")
