@@ -56,7 +56,11 @@ def run_campaign(
         Path | None, typer.Option(help="The campaign's folder. Default: the spec's name without .toml.")
     ] = None,
     count: Annotated[
-        int, typer.Option(help="GPUs that this command's workers use; 0: all. On CPUs its workers; 0: one a machine, or with `folder` none.", min=0)
+        int,
+        typer.Option(
+            help="GPUs that this command's workers use; 0: all. On CPUs its workers; 0: one a machine, or with `folder` none.",
+            min=0,
+        ),
     ] = 0,
     sign: Annotated[Path | None, typer.Option(help="An SSH key to sign the table with.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Try again what has failed before.")] = False,
