@@ -15,7 +15,7 @@ import argparse
 import ctypes
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,8 @@ class Cell:
 
 
 called: list[Call] = []
+given: set[int] = set()
+"""The storages of weights and inputs, which are the caller's."""
 
 
 def recording(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
@@ -151,7 +153,8 @@ def taken(program: Program, args: Sequence[Any]) -> Call:
     used = program.has_arena and bool(planner()(lives, (ctypes.c_int64 * count)(*sizes), count, offsets))
     inside = [memory.inside and program.has_arena for memory in program.memories]
     total = max((offset + size for offset, size, own in zip(offsets, sizes, inside, strict=True) if own), default=0)
-    apart = [not (own and used) for own in inside]
+    callers = [isinstance(m.buffer, str) and is_given(tensors.get(m.buffer)) for m in program.memories]
+    apart = [not (own and used) and not theirs for own, theirs in zip(inside, callers, strict=True)]
     return Call(total, least(program, sizes, inside), (total if used else 0) + peak(program, sizes, apart), used)
 
 
@@ -180,6 +183,10 @@ def bytes_of(buffer: Buffer | str, values: Mapping[Any, int], tensors: Mapping[s
     if 0 in extents:
         return 0
     return rounded((1 + sum((n - 1) * s for n, s in zip(extents, strides, strict=True))) * buffer.dtype.itemsize)
+
+
+def is_given(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.untyped_storage()._cdata in given
 
 
 def rounded(size: int) -> int:
@@ -214,11 +221,10 @@ def planner() -> Callable[..., int]:
 
 
 class Held(TorchDispatchMode):
-    """Within it, `peak` is the most bytes that tensors hold which were made there."""
+    """Within it, `peak` is the most bytes that tensors hold which were made there. Those of `given` are not counted."""
 
-    def __init__(self, given: Iterator[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.given = {tensor.untyped_storage()._cdata for tensor in given}
         self.held: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -227,7 +233,7 @@ class Held(TorchDispatchMode):
         self.held = {key: one for key, one in self.held.items() if not one[0].expired()}
         for tensor in tree_leaves(result):
             storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
-            if storage is not None and storage._cdata not in self.given and storage._cdata not in self.held:
+            if storage is not None and storage._cdata not in given and storage._cdata not in self.held:
                 self.held[storage._cdata] = StorageWeakRef(storage), rounded(storage.nbytes())
         self.peak = max(self.peak, sum(size for _, size in self.held.values()))
         return result
@@ -243,12 +249,14 @@ def of_model(name: str, mode: str, sizes: Sequence[int]) -> list[Cell]:
     cells = []
     for size in sizes:
         inputs = model.inputs(size)
+        known = [t for t in (*made.parameters(), *made.buffers(), *tree_leaves(inputs)) if isinstance(t, Tensor)]
+        given.clear()
+        given.update(tensor.untyped_storage()._cdata for tensor in known)
         called.clear()
         step(made, run, inputs, training)
         mine = list(called)
         made.zero_grad(set_to_none=True)
-        known = [t for t in (*made.parameters(), *made.buffers(), *tree_leaves(inputs)) if isinstance(t, Tensor)]
-        with Held(iter(known)) as held:
+        with Held() as held:
             step(made, made, inputs, training)
         cells.append(Cell(size, held.peak, mine))
     return cells

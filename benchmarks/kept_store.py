@@ -40,8 +40,8 @@ class Block(nn.Module):
 def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
     """What the campaign measures, as its spec names it."""
     torch.manual_seed(0)
-    kind = {"device": "cuda", "dtype": torch.bfloat16} if ON_GPU else {"device": "cpu", "dtype": torch.float32}
-    return Block().to(**kind).eval(), [(torch.randn(100, WIDTH, **kind),)]
+    device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
+    return Block().to(device, dtype).eval(), [(torch.randn(100, WIDTH, device=device, dtype=dtype),)]
 
 
 def measured(folder: Path, seconds: float) -> Path:
