@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -243,7 +244,12 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="kernels of a chain")
     parser.add_argument("--models", nargs="*", choices=("llama", "gpt2", "bert"), default=[], help="whole models; needs a GPU")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/wrapper_DEVICE.json")
+    parser.add_argument("--show", action="store_true", help="only print the tables of that file")
     given = parser.parse_args()
+    if given.show:
+        for table in tables(json.loads((record.RESULTS / f"wrapper_{given.device}.json").read_text())["results"]["programs"]):
+            show(table)
+        return
     for target, write in {"python": python.wrap, "c": at_once, "fx": fx.wrap}.items():
         register_backend(f"recorded {target}", functools.partial(recording, write))
     results: dict[str, Any] = {"programs": [], "models": []}

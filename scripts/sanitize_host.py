@@ -50,6 +50,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/record.c": ("tests/runtime/test_profiler.py",),
     "runtime/table.c": (LAUNCHER, "tests/runtime/test_regime.py"),
     "runtime/trial.c": (TRIALS,),
+    "runtime/triton_launch.c": ("tests/runtime/cuda/test_triton_launch.py",),
     "runtime/weights.c": (WEIGHTS,),
     "runtime/cuda/graphs.c": ("tests/runtime/cuda/test_graphs.py",),
     "runtime/cuda/hip.c": ("tests/runtime/cuda/test_hip.py",),

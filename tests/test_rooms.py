@@ -34,7 +34,7 @@ BUILT_ON: dict[str, set[str]] = {
     "report": {"runtime", "store", "tuning"},
     "compiler": {"candidates", "dispatch", "frontend", "ir", "matmul", "passes", "report", "runtime", "tuning", "wrapper"},
     "packages": {"candidates", "compiler", "dispatch", "frontend", "ir", "runtime", "wrapper"},
-    "campaigns": {"compiler", "dispatch", "ir", "learn", "runtime", "store", "tuning"},
+    "campaigns": {"candidates", "compiler", "dispatch", "ir", "learn", "runtime", "store", "tuning"},
     "cli": {
         "autotuner", "campaigns", "candidates", "cost", "dispatch", "learn", "matmul", "packages", "report", "runtime", "store",
         "tuning",

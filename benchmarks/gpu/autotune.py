@@ -5,6 +5,10 @@
 
 Two kernels, a product and a softmax, with the same configs. Each tuner has a process and empty caches of its own; polytile's runs
 once more in a second process, which finds what the first has measured.
+
+The host time of a call includes what the caller's own function does, alike for all: it makes the arguments, and the grid. The
+product asks six tensors for their strides, the softmax calls `triton.next_power_of_2`. The table has the whole call, and what is
+left of it without that.
 """
 
 from __future__ import annotations
@@ -158,6 +162,7 @@ def tuned(tuner: str, count: int) -> dict[str, Any]:
             "timed": polytile.counters["candidates_benchmarked"] - before,
             "host_us": host_us(launch),
             "bare_host_us": host_us(bare),
+            "own_host_us": host_us(case(Nothing(kernel.best_config.kwargs), 64, 64, 64)[0]),
             "worst_error": max(cell["error"] for cell in cells),
             "decisions": [str(decision) for decision in getattr(kernel, "decisions", ())],
         }
@@ -172,6 +177,16 @@ class Bare:
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: self.kernel[grid](*args, **kwargs, **self.chosen)
+
+
+class Nothing:
+    """In place of a kernel: a launch computes its grid, and that is all."""
+
+    def __init__(self, meta: dict[str, Any]) -> None:
+        self.meta = meta
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: grid(self.meta) if callable(grid) else grid
 
 
 def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, float]:
@@ -214,14 +229,23 @@ def main() -> None:
 
 
 def show_table(report: dict[str, Any]) -> None:
-    """Prints what a launch takes on the host, what waiting and kernels take relative to triton.autotune's."""
-    rows = []
+    """Prints what a call takes on the host; and what kernels and waiting take, relative to triton.autotune's."""
+    rows, host = [], []
     for name in CASES:
         theirs, ours, beside_it = report["triton"][name], report["polytile"][name], report[f"{name}: polytile over triton"]
-        host = (f"{us:.1f}" for us in (theirs["bare_host_us"], theirs["host_us"], ours["host_us"]))
-        rows.append((name, *host, *(f"{beside_it[key]:.2f}" for key in ("geomean", "worst", "waited"))))
-    columns = ("kernel", "bare launch, host µs", "triton.autotune's", "polytile's", "kernel time over its", "worst", "waited")
-    show(Table.from_rows(f"polytile.autotune beside triton.autotune, {report['device']}", columns, rows))
+        rows.append((name, *(f"{beside_it[key]:.2f}" for key in ("geomean", "worst", "waited"))))
+        times = [theirs["bare_host_us"], theirs["host_us"], ours["host_us"]]
+        own = ours.get("own_host_us")  # records before 2026-11-28 lack it
+        above = "–" if own is None else f"{(times[2] - own) / (times[1] - own):.2f}"
+        whole = f"{times[2] / times[1]:.2f}"
+        host.append((name, "–" if own is None else f"{own:.1f}", *(f"{us:.1f}" for us in times), whole, above))
+    columns = (
+        "kernel", "the caller's own", "bare launch", "triton.autotune", "polytile.autotune", "× triton's",
+        "above the caller's own",
+    )  # fmt: skip
+    show(Table.from_rows(f"Host µs of a call, {report['device']}", columns, host))
+    times_of = ("kernel", "kernel time over triton.autotune's", "worst", "waited")
+    show(Table.from_rows(f"polytile.autotune beside triton.autotune, {report['device']}", times_of, rows))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """A campaign on one GPU of this machine, then on all of them: rows an hour, and how much of the time the devices run candidates.
 
-    python -m benchmarks.gpu.campaign [--lengths 64] [--seconds 200]     runs both, writes OUT/gpu_campaign.json
+    python -m benchmarks.gpu.campaign [--lengths 540] [--seconds 95]     runs both, writes OUT/gpu_campaign.json after each
     python -m benchmarks.gpu.campaign --show                             only prints the table of the committed file
 
 The campaign measures the products and loops of a transformer's block in bfloat16 at random numbers of tokens. Each run has a
 folder and empty caches of its own. Its rows are what `polytile campaign run` puts into the store, and its time lasts from the
 first worker's start to the last result: it includes imports, and compilers where a device waits for them. A campaign that the
 seconds cut short counts as far as it came.
+
+"On trial" is the share of that time in which workers' turns had candidates checked and timed, `from the first result` without
+what comes before it. It includes what the host does in between, such as recording graphs. "Kernels running" is the driver's own
+number: the share of its sampling periods with a kernel running.
 """
 
 from __future__ import annotations
@@ -19,9 +23,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +38,12 @@ from torch import Tensor, nn
 from benchmarks import record
 from polytile.campaigns.board import Board
 from polytile.report import Table, show
+from polytile.runtime.cuda.clocks import utilisation
 from polytile.store.reading import records
 
 SUITE = "gpu_campaign"
 WIDTH = 1024
+REPORT_SECONDS, SAMPLE_SECONDS, END_SECONDS = 10.0, 0.25, 8.0
 
 
 class Block(nn.Module):
@@ -59,13 +68,14 @@ def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
 def spec(lengths: int) -> str:
     sizes = sorted(random.Random(0).sample(range(2, 8192), lengths))
     return (
-        f'[campaign]\ndevice = "cuda"\n[[model]]\ntarget = "{Path(__file__).resolve()}:block"\nsizes = {{s0 = {sizes}}}\n'
+        f'[campaign]\ndevice = "cuda"\n[[model]]\ntarget = "{Path(__file__).resolve()}:block"\n'
+        f"sizes = {{s0 = {sizes}}}\nmost = {lengths}\n"
     )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A campaign's time, its rows, and what the devices did: `busy` is the share of the time with candidates running."""
+    """A campaign's time, its rows, and what the devices did, as shares of the time: see above."""
 
     devices: int
     seconds: float
@@ -74,7 +84,11 @@ class Run:
     done: int
     busy: float
     stages: dict[str, float]
-    """Seconds of all devices together, by the stages of `polytile.counters["seconds"]`."""
+    """Seconds of all workers together, by the stages of `polytile.counters["seconds"]`."""
+    busy_later: float | None = None
+    running: float | None = None
+    first: float = 0.0
+    """Seconds until the first result."""
 
     @property
     def rows_an_hour(self) -> float:
@@ -82,26 +96,71 @@ class Run:
 
 
 def measured(devices: int, lengths: int, seconds: float) -> Run:
-    """A campaign by so many workers, from empty caches."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A campaign on so many devices, from empty caches."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         (root / "block.toml").write_text(spec(lengths))
         own = {"POLYTILE_CACHE_DIR": str(root / "cache"), "TRITON_CACHE_DIR": str(root / "triton")}
         words = [sys.executable, "-m", "polytile", "campaign", "run", str(root / "block.toml"), "--count", str(devices)]
-        process = subprocess.Popen(words, env={**os.environ, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with open(root / "said", "wb") as said:
+            process = subprocess.Popen(words, env={**os.environ, **own}, stdout=subprocess.DEVNULL, stderr=said)
         begun = _wait_for(root / "block" / "workers", process)
-        board = Board(root / "block")
-        while process.poll() is None and board.status().left and time.time() - begun < seconds:
+        try:
+            run = _watched(Board(root / "block"), process, begun, devices, seconds)
+        finally:
+            _end(process)
+        if not run.done:
+            raise SystemExit((root / "said").read_text())
+        return replace(run, rows=len(records(root / "block" / "store.sqlite3")))
+
+
+def _watched(board: Board, process: subprocess.Popen[bytes], begun: float, devices: int, seconds: float) -> Run:
+    """What becomes of the campaign until all is measured or the time is over, but for its rows."""
+    first, before, told = 0.0, 0.0, 0.0
+    with sampled(devices) as samples:
+        while process.poll() is None and (status := board.status()).left and time.time() - begun < seconds:
+            if status.done and not first:
+                first, before = time.time(), status.trying
+            if time.time() - told > REPORT_SECONDS:
+                told = time.time()
+                print(f"{devices}: {told - begun:.0f} s, {status.done} of {status.units} units", file=sys.stderr, flush=True)
             time.sleep(0.1)
         status, ended = board.status(), time.time()
-        rows = len(records(root / "block" / "store.sqlite3"))
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
-        if not status.done:
-            raise SystemExit(said.decode())
-        spent = ended - begun
-        return Run(devices, spent, rows, status.units, status.done, status.trying / (spent * devices), _stages(board))
+    later = (status.trying - before) / ((ended - first) * devices) if first else None
+    running = sum(samples) / len(samples) / 100 if samples else None
+    spent, until_first = ended - begun, first - begun if first else 0.0
+    busy, stages = status.trying / (spent * devices), _stages(board)
+    return Run(devices, spent, 0, status.units, status.done, busy, stages, later, running, until_first)
+
+
+@contextmanager
+def sampled(devices: int) -> Iterator[list[float]]:
+    """Within the block, collects each device's utilisation in percent, as the driver reports it."""
+    samples: list[float] = []
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_SECONDS):
+            samples.extend(told for index in range(devices) if (told := utilisation(index)) is not None)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stops a campaign, whose workers end at once, without waiting for its table."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _stages(board: Board) -> dict[str, float]:
@@ -117,23 +176,24 @@ def _wait_for(workers: Path, process: subprocess.Popen[bytes]) -> float:
         if workers.is_dir() and (logs := list(workers.glob("*.log"))):
             return min(log.stat().st_mtime for log in logs)
         time.sleep(0.05)
-    _, said = process.communicate()
-    raise SystemExit(said.decode())
+    raise SystemExit((workers.parent.parent / "said").read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=200.0, help="after which each of the two campaigns is stopped")
+    parser.add_argument("--lengths", type=int, default=540)
+    parser.add_argument("--seconds", type=float, default=95.0, help="after which each of the two campaigns is stopped")
     parser.add_argument("--devices", type=int, nargs="+", help="default: one, and all of this machine")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--show", action="store_true", help="only print the table of the file there")
     given = parser.parse_args()
     if not given.show:
         counts = given.devices or sorted({1, torch.cuda.device_count()})
-        found = [measured(count, given.lengths, given.seconds) for count in counts]
-        device = torch.cuda.get_device_name()
-        record.write(SUITE, {"device": device, "runs": [asdict(run) for run in found]}, given.out)
+        found, device = list[Run](), torch.cuda.get_device_name()
+        for count in counts:
+            found.append(measured(count, given.lengths, given.seconds))
+            record.write(SUITE, {"device": device, "runs": [asdict(run) for run in found]}, given.out)
+            print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
     show(table(json.loads((given.out / f"{SUITE}.json").read_text())["results"]))
 
 
@@ -141,11 +201,17 @@ def table(report: dict[str, Any]) -> Table:
     runs = [Run(**run) for run in report["runs"]]
     rows = [
         (run.devices, f"{run.done} of {run.units}", run.rows, f"{run.seconds:.0f}", f"{run.rows_an_hour:.0f}",
-         f"{run.rows_an_hour / runs[0].rows_an_hour:.2f}", f"{run.busy:.0%}")
+         f"{run.rows_an_hour / runs[0].rows_an_hour:.2f}", f"{run.busy:.0%}", percent(run.busy_later), percent(run.running))
         for run in runs
     ]  # fmt: skip
-    columns = ("devices", "units", "rows", "s", "rows an hour", "× one device", "time with candidates running")
+    columns = (
+        "devices", "units", "rows", "s", "rows an hour", "× one device", "on trial", "from the first result", "kernels running",
+    )  # fmt: skip
     return Table.from_rows(f"A campaign on {report['device']}", columns, rows)
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
 
 
 if __name__ == "__main__":

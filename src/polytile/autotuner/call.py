@@ -13,15 +13,18 @@ from triton.runtime._async_compile import FutureKernel
 from polytile.autotuner.compiling import Work
 
 
-class _Current(threading.local):
-    """This thread's launch. Candidates find the arguments there that are neither tensors nor sizes."""
+class _Launching:
+    """The launch that a thread is in. Candidates find the arguments there that are neither tensors nor sizes."""
 
-    made: Call | None = None
-    quick: Any = None
-    """A launch on the fast path, whose Call is created on demand: (tuner, args, kwargs, grid, arguments in the order of the
-    parameters, route)."""
-    returned: Any = None
-    """The result of that launch."""
+    __slots__ = ("made", "quick", "returned")
+
+    def __init__(self) -> None:
+        self.made: Call | None = None
+        self.quick: Any = None
+        """A launch on the fast path, whose Call is created on demand: (tuner, args, kwargs, grid, arguments in the order of the
+        parameters, route)."""
+        self.returned: Any = None
+        """The result of that launch."""
 
     @property
     def call(self) -> Call | None:
@@ -35,7 +38,12 @@ class _Current(threading.local):
         self.made = call
 
 
-current = _Current()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.launch = _Launching()
+
+
+this_thread = _Thread()
 
 
 def tensor_in(value: Any) -> torch.Tensor | None:

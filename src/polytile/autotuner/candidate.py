@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polytile.autotuner import isolated
-from polytile.autotuner.call import Call, current
+from polytile.autotuner.call import Call, this_thread
 from polytile.autotuner.losers import Timed
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
@@ -94,13 +94,13 @@ class TritonConfig(Candidate):
 
     def prepare(self) -> None:
         """Compile the kernel for this thread's launch in another thread."""
-        call = current.call
+        call = this_thread.launch.call
         if call is not None and not self.interpreted:
             self.tuner.begin_compiling(self.given, call)
 
     def entry(self) -> PythonEntry:
         """Compile the kernel for this thread's launch."""
-        call = current.call
+        call = this_thread.launch.call
         if call is not None and not self.interpreted and self.given.pre_hook is None:
             self.tuner.compiled(self.given, call.args, call.kwargs)
         launch = Launch(self.tuner, self.given)
@@ -115,15 +115,15 @@ class Launch:
         self.keywords = config.all_kwargs()
 
     def __call__(self, *flat: Any) -> None:
-        quick = current.quick
-        if quick is not None and not trials.within():
-            _, _, _, grid, values, route = quick
+        here = this_thread.launch
+        if here.quick is not None and not trials.within():
+            _, _, _, grid, values, route = here.quick
             prepared = route.kernels.get(self)
             if prepared is not None:
                 self.tuner.best_config = self.config
-                current.returned = prepared.launch(grid, values)
+                here.returned = prepared.launch(grid, values)
                 return
-        call = current.call
+        call = here.call
         assert call is not None, "an autotuned kernel is launched through its own call"
         if trials.within():
             call = self.tuner.call_of(flat)
@@ -144,7 +144,8 @@ class Launch:
                 config.pre_hook(everything)
         tuner.best_config = config
         call.returned = tuner.launch(args, kwargs, config)
-        if current.quick is not None:
-            current.returned = call.returned
+        here = this_thread.launch
+        if here.quick is not None:
+            here.returned = call.returned
             if config.pre_hook is None and tuner.quick is not None:
-                tuner.quick.prepare(current.quick[5], self, config, call.returned)
+                tuner.quick.prepare(here.quick[5], self, config, call.returned)

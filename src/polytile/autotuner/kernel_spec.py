@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.autotuner.call import Call, current
+from polytile.autotuner.call import Call, this_thread
 from polytile.autotuner.candidate import Launch
 from polytile.autotuner.consensus import Consensus, Given
 from polytile.candidates.handles import importable_name
@@ -70,7 +70,7 @@ def _reference(tuner: Autotuner, roles: Sequence[str]) -> Callable[..., None]:
 
 def _launches(tuner: Autotuner) -> Sequence[tuple[str, Callable[..., None]]]:
     """The configs that may run at the sizes of this thread's launch."""
-    call = current.call
+    call = this_thread.launch.call
     assert call is not None
     sizes = dict(zip(call.sizes, call.flat[len(call.tensors) :], strict=True))
     allowed = tuner.allowed(sizes)

@@ -17,6 +17,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from polytile.autotuner.launching import launcher_of
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import native
@@ -37,15 +38,17 @@ tracing: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_fram
 
 class Prepared:
     """A compiled kernel with the parameters that its config sets, as (position, value). `tail` holds only the values if these are
-    the last parameters, as in most kernels."""
+    the last parameters, as in most kernels. `start` is polytile's launcher of it (launching.py), if there is one."""
 
-    __slots__ = ("kernel", "names", "settings", "stream", "tail")
+    __slots__ = ("kernel", "names", "settings", "start", "stream", "tail")
 
-    def __init__(self, kernel: Any, names: tuple[str, ...], settings: tuple[tuple[int, Any], ...], device: int) -> None:
-        self.kernel, self.names, self.settings = kernel, names, settings
+    def __init__(self, quick: Quick, kernel: Any, settings: tuple[tuple[int, Any], ...]) -> None:
+        device = quick.current_device()
+        self.kernel, self.names, self.settings = kernel, quick.names, settings
         self.stream = functools.partial(driver.active.get_current_stream, device)
+        self.start = launcher_of(kernel, quick.names, device, quick.device_type)
         last = sorted(settings)
-        trailing = [position for position, _ in last] == list(range(len(names) - len(last), len(names)))
+        trailing = [position for position, _ in last] == list(range(len(quick.names) - len(last), len(quick.names)))
         self.tail = tuple(value for _, value in last) if trailing else None
 
     def launch(self, grid: Any, values: tuple[Any, ...]) -> Any:
@@ -53,20 +56,27 @@ class Prepared:
         if self.tail is not None:
             given: Any = values[: len(values) - len(self.tail)] + self.tail
         else:
-            given = list(values)
+            changed = list(values)
             for position, value in self.settings:
-                given[position] = value
+                changed[position] = value
+            given = tuple(changed)
         if callable(grid):
             grid = grid(dict(zip(self.names, given)))  # noqa: B905  # lengths are equal, and checking costs time
+        enter, leave = RUNTIME.launch_enter_hook, RUNTIME.launch_exit_hook
+        hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
+        if hooked or self.start is None or self.start(given, grid) != 0:
+            self._launch_by_triton(grid, given, enter, leave, hooked)
+        return self.kernel
+
+    def _launch_by_triton(self, grid: Any, given: tuple[Any, ...], enter: Any, leave: Any, hooked: Any) -> None:
+        """Triton raises its own error where a launch fails."""
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-        kernel, stream = self.kernel, self.stream()
-        enter, leave, metadata = RUNTIME.launch_enter_hook, RUNTIME.launch_exit_hook, None
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        kernel, stream, metadata = self.kernel, self.stream(), None
+        if hooked:
             metadata = kernel.launch_metadata(grid, stream, *given)
         else:
             enter = leave = None
         kernel._run(x, y, z, stream, kernel.function, kernel.packed_metadata, metadata, enter, leave, *given)
-        return kernel
 
 
 class Route:
@@ -147,7 +157,7 @@ class Quick:
         if getattr(kernel, "_run", None) is None or not self.usual():
             return
         settings = tuple((self.names.index(name), value) for name, value in config.kwargs.items() if name in self.names)
-        route.kernels[by] = Prepared(kernel, self.names, settings, self.current_device())
+        route.kernels[by] = Prepared(self, kernel, settings)
 
     def usual(self) -> bool:
         """Whether no launch hooks are installed, and the global values with which the kernel was compiled are unchanged."""

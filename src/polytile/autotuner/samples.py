@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytile import locks
 from polytile import options as settings
-from polytile.autotuner.call import Call, current
+from polytile.autotuner.call import Call, this_thread
 from polytile.errors import HintError
 from polytile.problem import sizes_text
 
@@ -64,8 +64,8 @@ class Samples:
             self._calls[like.kind, ints] = sample
         if sample is None:
             raise HintError(f"kernel {self.tuner.name!r} has no arguments for {dict(sizes)}; make_args= makes some.")
-        if current.call is None:
-            current.call = sample
+        if this_thread.launch.call is None:
+            this_thread.launch.call = sample
         return sample.flat
 
     def _made_up(self, like: Call, sizes: Mapping[str, int]) -> Call:

@@ -22,7 +22,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.autotuner import declaration, tunings
 from polytile.autotuner import search as searching
-from polytile.autotuner.call import Call, current, plain, tensor_in
+from polytile.autotuner.call import Call, plain, tensor_in, this_thread
 from polytile.autotuner.candidate import TritonConfig, named, numbers_of
 from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.declaration import Extras
@@ -106,14 +106,15 @@ class Autotuner(TritonsAutotuner):
         flat = route.pick(given[1])
         if flat[route.tensors :] not in route.sizes and not route.is_decided(flat[route.tensors :]):
             return self._run(args, kwargs)
-        before = current.made, current.quick
-        current.made, current.quick = None, (self, args, kwargs, *given, route)
+        here = this_thread.launch
+        before = here.made, here.quick
+        here.made, here.quick = None, (self, args, kwargs, *given, route)
         try:
-            made(*flat)
-            return current.returned
+            made.dispatch(*flat)
+            return here.returned
         finally:
-            current.made, current.quick = before
-            current.returned = None
+            here.made, here.quick = before
+            here.returned = None
 
     def _launch_only(self, route: Route, grid: Any, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
         """Launch the only config."""
@@ -139,8 +140,9 @@ class Autotuner(TritonsAutotuner):
         if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
             return self._run_only(args, kwargs)
         call = Call(self.arg_names, self.keys, args, kwargs, self.effects.constants)
-        before = current.made, current.quick
-        current.made, current.quick = call, None
+        here = this_thread.launch
+        before = here.made, here.quick
+        here.made, here.quick = call, None
         try:
             made = self._made.get((call.kind, changing())) or self._define(call)
             new = made.dispatcher.get(made.dispatcher.key_of(*call.flat)) is None
@@ -152,7 +154,7 @@ class Autotuner(TritonsAutotuner):
             self._remember(args, kwargs, (*call.tensors, *call.sizes), len(call.tensors), made)
             return call.returned
         finally:
-            current.made, current.quick = before
+            here.made, here.quick = before
             call.withdraw()
 
     def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -317,7 +319,7 @@ class Autotuner(TritonsAutotuner):
 
         If pruning at the end of a regime leaves no config, all are allowed, as no call has these sizes.
         """
-        call = current.call
+        call = this_thread.launch.call
         if call is not None and self._tunings and (imported := self._imported(call)) is not None:
             return [imported]
         if call is None or (self.early_config_prune is None and self.perf_model is None):
@@ -413,7 +415,8 @@ class Autotuner(TritonsAutotuner):
 
     def _wait_for(self, config: Any) -> None:
         """Wait until a config whose compilation was begun for this thread's launch is compiled. Raises what Triton raises."""
-        begun = current.made.begun.pop(id(config), None) if current.made is not None else None
+        made = this_thread.launch.made
+        begun = made.begun.pop(id(config), None) if made is not None else None
         if isinstance(begun, FutureKernel):
             begun.result()
 
@@ -426,7 +429,7 @@ class Autotuner(TritonsAutotuner):
 
     def call_of(self, flat: Sequence[Any]) -> Call:
         """The launch to which flat arguments belong: this thread's, or one with arguments made for measuring."""
-        call = current.call
+        call = this_thread.launch.call
         assert call is not None, "an autotuned kernel is launched through its own call"
         return self.samples.call_of(call, flat)
 

@@ -86,9 +86,11 @@ def work_of(name: str) -> str:
 class Result:
     """What became of a unit.
 
+    seconds   that the worker had it
     lines     the measurements, as lines of JSON
     error     why there are none, if so
     stages    the share of `seconds` that each stage of `polytile.counters["seconds"]` took, in seconds
+    device_seconds   in which no other unit could use the device: those of its turns on a GPU. None: all, as on a CPU
     """
 
     worker: str
@@ -96,6 +98,7 @@ class Result:
     lines: str = ""
     error: str = ""
     stages: Mapping[str, float] = field(default_factory=dict)
+    device_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Status:
 
     taken     who measures which unit
     failed    units without a result, and why
-    seconds   that all units took; trying: the seconds of these in which candidates were checked and timed
+    seconds   that all units took; device_seconds: those of their devices; trying: in which candidates were checked and timed
     workers   those that live
     """
 
@@ -114,6 +117,7 @@ class Status:
     failed: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
     seconds: float = 0.0
+    device_seconds: float = 0.0
     trying: float = 0.0
     workers: tuple[str, ...] = ()
 
@@ -341,8 +345,10 @@ class Board:
                     alive.append(path.stem)
         failed = {name: result.error for name, result in results.items() if result.error}
         seconds = sum(result.seconds for result in results.values())
+        held = [result.seconds if result.device_seconds is None else result.device_seconds for result in results.values()]
         trying = sum(result.stages.get(stage, 0.0) for result in results.values() for stage in TRYING)
-        return Status(len(wanted), len(results), self._holders(), failed, len(self._lost()), seconds, trying, tuple(alive))
+        lost, times = len(self._lost()), (seconds, sum(held), trying)
+        return Status(len(wanted), len(results), self._holders(), failed, lost, *times, tuple(alive))
 
     # files
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit, work_of
-from polytile.campaigns.places import MOST_DEATHS, Place
-from polytile.campaigns.worker import Bench, OtherDevice, Resolve, failed
+from polytile.campaigns.places import A_GPU, MOST_DEATHS, Place
+from polytile.campaigns.worker import Bench, Resolve, result_of
 from polytile.errors import CampaignError
 
 
@@ -23,18 +24,11 @@ class Actor:
 
     def measure(self, unit: Unit) -> Result:
         """Measure a unit and return the result. Raises OtherDevice."""
-        begun = time.monotonic()
-        try:
-            lines = self.bench.measure(unit)
-            return Result("", time.monotonic() - begun, lines)
-        except OtherDevice:
-            raise
-        except Exception as error:
-            return Result("", time.monotonic() - begun, error=failed(unit, error))
+        return result_of(unit, self.bench)
 
 
 class OnRay(Place):
-    """`count` actors; for 0, one for each GPU of the cluster, or one for each of its hosts."""
+    """`count` actors; for 0, A_GPU for each GPU of the cluster, or one for each of its hosts."""
 
     def __init__(self, board: Board, kind: str, count: int, resolve: Resolve) -> None:
         try:
@@ -45,7 +39,7 @@ class OnRay(Place):
         self._began_ray = not ray.is_initialized()
         if self._began_ray:
             ray.init(address=None, log_to_driver=False, include_dashboard=False, configure_logging=False)
-        total = ray.cluster_resources().get("GPU", 0) if kind == "cuda" else len(ray.nodes())
+        total = A_GPU * ray.cluster_resources().get("GPU", 0) if kind == "cuda" else len(ray.nodes())
         self.running: dict[Any, tuple[str, Any, str, float]] = {}
         """Pending requests: the future result, the worker's name, the actor, the unit, and when it counts as hanging."""
         self.measured: dict[str, set[str]] = {}
@@ -58,7 +52,7 @@ class OnRay(Place):
         self.deaths, self._beaten = 0, 0.0
 
     def _actor(self) -> Any:
-        needs = {"num_gpus": 1} if self.kind == "cuda" else {"num_cpus": 1}
+        needs = {"num_gpus": 1 / A_GPU} if self.kind == "cuda" else {"num_cpus": 1}
         return self.ray.remote(**needs)(Actor).remote(self.resolve)
 
     def tend(self) -> None:
@@ -99,7 +93,7 @@ class OnRay(Place):
                 self._replace(name, unit)
                 continue
             self.deaths = 0
-            self.board.finish(unit, Result(name, result.seconds, result.lines, result.error))
+            self.board.finish(unit, replace(result, worker=name))
             self.free[name] = actor
         for answer, (name, actor, unit, deadline) in list(self.running.items()):
             if time.monotonic() > deadline:

@@ -56,7 +56,7 @@ def measure(
     place = _place_of(where, board, spec.device, count, resolve) if status.left else Place()
     try:
         while status.left:
-            if spec.seconds and status.seconds >= spec.seconds:
+            if spec.seconds and status.device_seconds >= spec.seconds:
                 board.stop()
                 return Ended(status, f"the {spec.seconds:.6g} s of the spec are spent")
             place.tend()

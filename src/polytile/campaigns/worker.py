@@ -1,7 +1,7 @@
 """A worker: takes units of work from a campaign's folder, measures them, and files the results.
 
-On a GPU it compiles the kernels of the next units while it measures one, so that the device does not wait for compilers. On a CPU
-compilers would disturb what is timed.
+On a GPU it compiles the kernels of the next units while it measures one, so that the device does not wait for compilers, and
+several workers take turns (turns.py), so that it does not wait for what the host does. On a CPU both would disturb what is timed.
 
 It measures into a store of its own, of which the new measurements go to the folder with each unit, so that no two hosts write to
 one file. While it works a thread gives signs of life. It ends itself after a unit's time is over: a kernel that hangs the device
@@ -24,9 +24,13 @@ import torch
 
 from polytile import options
 from polytile.campaigns.board import BEAT_SECONDS, Board, Result, Unit, work_of
+from polytile.campaigns.turns import Turn
+from polytile.candidates.candidate import Candidate
 from polytile.compiler import backend
 from polytile.counters import counters
+from polytile.dispatch import hinted
 from polytile.dispatch.define import WORKS
+from polytile.dispatch.links import measured
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CampaignError
 from polytile.ir.serialise import MALFORMED, Reader
@@ -63,8 +67,10 @@ class Bench:
 
     def __init__(self, resolve: Resolve) -> None:
         self.resolve = resolve
-        self._ahead: dict[tuple[str, Path], MultiKernel] = {}
-        """The kernels of the last units that were prepared, by the unit's id and the store that they write to."""
+        self._ahead: dict[tuple[str, Path], tuple[MultiKernel, Sequence[Candidate]]] = {}
+        """The kernels of the last units that were prepared, and what is being compiled of them, by the unit's id and the store
+        that they write to."""
+        self._turn: Turn | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="polytile-campaign-")
         self._units = 0
         self._known: set[str] = set()
@@ -83,15 +89,30 @@ class Bench:
         with contextlib.suppress(Exception), self._as_asked(unit):
             kernel = _define(unit)
             kernel.forget()
-            kernel.prepare([unit.sizes[name] for name in kernel.spec.size_names])
-            self._ahead[unit.id, self.place] = kernel
+            compiling = kernel.prepare([unit.sizes[name] for name in kernel.spec.size_names])
+            self._ahead[unit.id, self.place] = kernel, compiling
             while len(self._ahead) > AHEAD + 1:
                 del self._ahead[next(iter(self._ahead))]
+
+    def is_compiled(self, name: str) -> bool:
+        """Whether measuring a prepared unit would wait for no compiler."""
+        _, compiling = self._ahead.get((name, self.place), (None, ()))
+        return all(candidate.ready() or candidate.failed() for candidate in compiling)
+
+    @property
+    def held(self) -> float | None:
+        """Seconds of this bench's turns on its GPU so far; None on a CPU, which it has to itself."""
+        return None if self._turn is None else self._turn.held
+
+    @property
+    def waited(self) -> float:
+        """Seconds until now that this bench has waited for other workers' turns."""
+        return 0.0 if self._turn is None else self._turn.waited
 
     def measure(self, unit: Unit) -> str:
         """The measurements of a unit, as JSON lines. Raises OtherDevice, and whatever the kernel raises."""
         torch.set_num_threads(unit.threads)
-        with self._as_asked(unit), for_measuring(), torch.no_grad():
+        with self._as_asked(unit), self._in_turns(unit), for_measuring(), torch.no_grad():
             if "target" in unit.work:
                 self._call(unit)
             else:
@@ -114,16 +135,36 @@ class Bench:
         own = {"store": str(self.place), "persist": True, "stall": "tune", "progress": "off"}
         return options.override(**{**unit.options, **own})
 
+    @contextlib.contextmanager
+    def _in_turns(self, unit: Unit) -> Iterator[None]:
+        """Within the block, candidates are tried on a GPU while no other worker of this host does so."""
+        if unit.kind != "cuda":
+            yield
+            return
+        self._turn = self._turn or Turn.on_this_gpu()
+        own, measured.tuner = measured.tuner, self._turn.tune
+        try:
+            yield
+        finally:
+            measured.tuner = own
+
+    def _taken(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._turn is None else self._turn.taken()
+
     def _warm(self, unit: Unit) -> None:
-        kernel = self._ahead.pop((unit.id, self.place), None) or _define(unit)
+        key = unit.id, self.place
+        kernel = self._ahead.pop(key)[0] if key in self._ahead else _define(unit)
         _check_place(unit, kernel.spec.device or device.fingerprint(), kernel.spec.target)
         kernel.forget()
-        kernel.warm([unit.sizes])
+        with self._taken():
+            args = kernel.spec.arguments_for(unit.sizes)
+        hinted.warm_on(kernel, [args])
 
     def _call(self, unit: Unit) -> None:
-        function, calls = self.resolve(unit.work, unit.kind)
         _check_place(unit, fingerprint(unit.kind), torch.device(unit.kind))
-        backend.compile(function)(*calls[unit.work["index"]])
+        with self._taken():
+            function, calls = self.resolve(unit.work, unit.kind)
+            backend.compile(function)(*calls[unit.work["index"]])
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -164,7 +205,7 @@ def work(board: Board, name: str, bench: Bench) -> bool:
     measured, ahead = set[str](), list[str]()
     try:
         while True:
-            unit = board.take(name, measured, ahead)
+            unit = board.take(name, measured, sorted(ahead, key=lambda other: not bench.is_compiled(other)))
             if unit is not None:
                 measured.add(work_of(unit))
                 ahead = [other for other in ahead if other != unit]
@@ -197,22 +238,31 @@ def _look_ahead(board: Board, worker: str, name: str, measured: set[str], ahead:
 
 
 def _work_on(board: Board, worker: str, name: str, bench: Bench) -> None:
-    begun = time.monotonic()
     unit = board.unit(name)
     try:
-        before = counters["seconds"]
-        with _signs_of_life(board, worker, name, begun + unit.seconds):
-            lines = bench.measure(unit)
-        stages = {stage: round(seconds - before[stage], 4) for stage, seconds in counters["seconds"].items()}
-        board.finish(name, Result(worker, time.monotonic() - begun, lines, stages=stages))
+        with _signs_of_life(board, worker, name, unit.seconds, bench):
+            result = result_of(unit, bench, worker)
     except (OtherDevice, KeyboardInterrupt, SystemExit):
         board.give_back(name)
         raise
-    except Exception as error:
-        board.finish(name, Result(worker, time.monotonic() - begun, error=failed(unit, error)))
+    board.finish(name, result)
 
 
-def failed(unit: Unit, error: BaseException) -> str:
+def result_of(unit: Unit, bench: Bench, worker: str = "") -> Result:
+    """Measures a unit. Raises OtherDevice."""
+    begun, held, before, lines, error = time.monotonic(), bench.held, counters["seconds"], "", ""
+    try:
+        lines = bench.measure(unit)
+    except OtherDevice:
+        raise
+    except Exception as raised:
+        error = _failed(unit, raised)
+    seconds, device_seconds = time.monotonic() - begun, None if bench.held is None else bench.held - (held or 0.0)
+    stages = {stage: round(spent - before[stage], 4) for stage, spent in counters["seconds"].items()}
+    return Result(worker, seconds, lines, error, stages, device_seconds)
+
+
+def _failed(unit: Unit, error: BaseException) -> str:
     """Why a unit has no result, in one line."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     at = f" at {sizes_text(unit.sizes.items())}" if unit.sizes else ""
@@ -220,12 +270,13 @@ def failed(unit: Unit, error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _signs_of_life(board: Board, worker: str, name: str, deadline: float) -> Iterator[None]:
-    ended = threading.Event()
+def _signs_of_life(board: Board, worker: str, name: str, seconds: float, bench: Bench) -> Iterator[None]:
+    """Within the block, which may take `seconds` besides waiting for turns."""
+    ended, deadline = threading.Event(), time.monotonic() + seconds - bench.waited
 
     def beat() -> None:
         while not ended.wait(BEAT_SECONDS):
-            if time.monotonic() > deadline:
+            if time.monotonic() - bench.waited > deadline:
                 board.lose(name)
                 os._exit(HUNG)
             board.beat(worker, name)

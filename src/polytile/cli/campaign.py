@@ -56,7 +56,11 @@ def run_campaign(
         Path | None, typer.Option(help="The campaign's folder. Default: the spec's name without .toml.")
     ] = None,
     count: Annotated[
-        int, typer.Option(help="Workers; 0: one for each GPU; for CPUs one a machine, or with `folder` none.", min=0)
+        int,
+        typer.Option(
+            help="GPUs that this command's workers use; 0: all. On CPUs its workers; 0: one a machine, or with `folder` none.",
+            min=0,
+        ),
     ] = 0,
     sign: Annotated[Path | None, typer.Option(help="An SSH key to sign the table with.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Try again what has failed before.")] = False,
@@ -165,10 +169,10 @@ def _sentence(status: Status) -> str:
     done = status.done - len(status.failed)
     speed = status.seconds / max(1, status.done) / max(1, len(status.workers))
     time_left = f", about {status.left * speed:.0f} s more" if status.left and status.done and status.workers else ""
-    share = f", {status.trying / status.seconds:.0%} of them with candidates running" if status.seconds else ""
+    share = f", {status.trying / status.device_seconds:.0%} of them with candidates on trial" if status.device_seconds else ""
     return (
         f"{done} of {status.units} units measured{failed}{left}; {_workers(status)}{time_left}, {status.lost} lost; "
-        f"{status.seconds:.1f} s of measuring{share}."
+        f"{status.device_seconds:.1f} s of devices{share}."
     )
 
 

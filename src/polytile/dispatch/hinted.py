@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytile import options as settings
@@ -18,6 +18,7 @@ from polytile.dispatch.request import Request, measuring
 from polytile.errors import DivisionByZero
 
 if TYPE_CHECKING:
+    from polytile.candidates.candidate import Candidate
     from polytile.dispatch.decision import Decision
     from polytile.dispatch.multikernel import MultiKernel
 
@@ -29,10 +30,13 @@ HINTED = ", for a hint"
 
 
 def warm(owner: MultiKernel, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
-    """Chooses for the hinted sizes, after starting to compile the candidates of all hints side by side. Returns one decision
-    per hint. Raises HintError for a hint without possible arguments. If the made-up arguments divide by zero, the first call
-    chooses."""
-    calls = [owner.spec.arguments_for(hint) for hint in hints]
+    """Chooses for the hinted sizes. Returns one decision per hint. Raises HintError for a hint without possible arguments."""
+    return warm_on(owner, [owner.spec.arguments_for(hint) for hint in hints])
+
+
+def warm_on(owner: MultiKernel, calls: Sequence[tuple[Any, ...]]) -> list[Decision]:
+    """Chooses for the sizes of these arguments, which may be changed, after starting to compile the candidates of all calls side
+    by side. Returns one decision per call. If made-up arguments divide by zero, the first call chooses."""
     with owner.lock, settings.restored(owner.options):
         shortlist = max(settings.get("shortlist"), SHORTLIST.get(owner.spec.target.type, 1))
         tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
@@ -64,9 +68,11 @@ def _choose(owner: MultiKernel, args: tuple[Any, ...]) -> None:
         node.decision = dataclasses.replace(node.decision, provenance=node.decision.provenance + HINTED)
 
 
-def start_compiling(request: Request) -> None:
-    """Starts compiling what a decision will need: the candidate that is already known to win, or a shortlist."""
+def start_compiling(request: Request) -> list[Candidate]:
+    """Starts compiling what a decision will need, and returns that: the candidate already known to win, or a shortlist."""
     known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
     decided = known is not None and (known.link not in selector.UNMEASURED or not measuring())
-    for candidate in [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request):
+    needed = [request.named(known.candidate)] if known is not None and decided else list(prior.shortlist(request))
+    for candidate in needed:
         ahead.start_compiling(candidate)
+    return needed

@@ -159,14 +159,13 @@ class MultiKernel:
                 raise NoCandidate(self._nothing_left(request))
             return decision
 
-    def prepare(self, ints: Sequence[int]) -> None:
-        """Starts compiling what the first call at these integers will need; returns at once."""
+    def prepare(self, ints: Sequence[int]) -> Sequence[Candidate]:
+        """Starts compiling what the first call at these integers will need, and returns that at once."""
         ints = tuple(ints)
         at_first = {"stall": "compile"} if self.learning is not None else {}
         with self.lock, settings.restored({**self.options, **at_first}):
             key = self.planned_key(ints)
-            if self.decision_of(key) is None:
-                hinted.start_compiling(self.request(key, ints, None))
+            return [] if self.decision_of(key) is not None else hinted.start_compiling(self.request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes (hinted.py). Returns one decision for each hint. Raises HintError for one

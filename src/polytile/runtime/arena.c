@@ -1,9 +1,11 @@
 /* Part of the launcher, and of packages: places the memories of a program in its arena, for the sizes of a call.
 
-   The largest memory is placed first, each at the lowest offset that no concurrently live memory occupies. An arena is
-   live for the whole call. If it would raise peak memory above that of separate allocations, there is none. */
+   One memory after another is placed at the lowest offset that no concurrently live memory occupies, in several orders,
+   of which the one with the smallest arena counts: the largest first takes up to half more than needed. An arena is live
+   for the whole call. If it would raise peak memory above that of separate allocations, there is none. */
 
 enum { PLANS = 8 };
+enum { LARGEST, EARLIEST, LONGEST, LARGEST_FOR_LONGEST, ORDERS };
 
 typedef struct {
     int64_t *bytes;   /* of each memory; NULL: there is no plan */
@@ -47,37 +49,66 @@ static int64_t lowest_place(const Life *lives, const int64_t *bytes, const int64
     return place;
 }
 
-/* Peak bytes of the memories: of all, or only of those outside the arena. */
-static int64_t peak_of(const Life *lives, const int64_t *bytes, int count, int outside_alone)
+/* Peak bytes of the memories: of those that may lie in the arena (1), of the others (0), or of all (-1). */
+static int64_t peak_of(const Life *lives, const int64_t *bytes, int count, int inside)
 {
     int64_t peak = 0;
     for (int i = 0; i < count; i++) {
         int64_t alive = 0;
         for (int k = 0; k < count; k++)
-            if (lives[k].first <= lives[i].first && lives[i].first < lives[k].last && !(outside_alone && lives[k].inside))
+            if (lives[k].first <= lives[i].first && lives[i].first < lives[k].last && (inside < 0 || lives[k].inside == inside))
                 alive += bytes[k];
         peak = alive > peak ? alive : peak;
     }
     return peak;
 }
 
-static void place_all(ArenaPlan *plan, const Life *lives, int count)
+/* Whether memory `one` is placed before `other`. */
+static int comes_first(const Life *lives, const int64_t *bytes, int order, int one, int other)
 {
+    int64_t length = lives[one].last - lives[one].first, others = lives[other].last - lives[other].first;
+    switch (order) {
+    case LARGEST: return bytes[one] > bytes[other];
+    case EARLIEST: return lives[one].first < lives[other].first;
+    case LONGEST: return length > others;
+    default: return bytes[one] * length > bytes[other] * others;
+    }
+}
+
+/* Places the memories in this order; returns the bytes of the arena. */
+static int64_t place_in(ArenaPlan *plan, const Life *lives, int count, int order)
+{
+    int64_t total = 0;
     for (int i = 0; i < count; i++)
         plan->offsets[i] = -1;
-    plan->total = 0;
     for (;;) {
-        int largest = -1;
+        int next = -1;
         for (int i = 0; i < count; i++)
-            if (lives[i].inside && plan->offsets[i] < 0 && (largest < 0 || plan->bytes[i] > plan->bytes[largest]))
-                largest = i;
-        if (largest < 0)
-            break;
-        plan->offsets[largest] = lowest_place(lives, plan->bytes, plan->offsets, count, largest);
-        int64_t end = plan->offsets[largest] + plan->bytes[largest];
-        plan->total = end > plan->total ? end : plan->total;
+            if (lives[i].inside && plan->offsets[i] < 0 && (next < 0 || comes_first(lives, plan->bytes, order, i, next)))
+                next = i;
+        if (next < 0)
+            return total;
+        plan->offsets[next] = lowest_place(lives, plan->bytes, plan->offsets, count, next);
+        int64_t end = plan->offsets[next] + plan->bytes[next];
+        total = end > total ? end : total;
     }
-    if (plan->total + peak_of(lives, plan->bytes, count, 1) > peak_of(lives, plan->bytes, count, 0))
+}
+
+static void place_all(ArenaPlan *plan, const Life *lives, int count)
+{
+    int best = 0, order = 0;
+    int64_t least = peak_of(lives, plan->bytes, count, 1), total = INT64_MAX;
+    plan->total = INT64_MAX;
+    for (; order < ORDERS && plan->total > least; order++) {
+        total = place_in(plan, lives, count, order);
+        if (total < plan->total) {
+            plan->total = total;
+            best = order;
+        }
+    }
+    if (total > plan->total)
+        place_in(plan, lives, count, best);
+    if (plan->total + peak_of(lives, plan->bytes, count, 0) > peak_of(lives, plan->bytes, count, -1))
         plan->total = 0;
 }
 

@@ -167,6 +167,7 @@ static PyMethodDef module_methods[] = {
     {"configure_records", configure_records, METH_VARARGS, NULL},
     {"configure_kinds", configure_kinds, METH_VARARGS, NULL},
     {"kinds_of", (PyCFunction)(void (*)(void))kinds_of, METH_FASTCALL, NULL},
+    {"launch_triton", (PyCFunction)(void (*)(void))launch_triton, METH_FASTCALL, NULL},
     {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
     {"configure_graphs", configure_graphs, METH_VARARGS, NULL},
     {"new_pair", new_pair, METH_VARARGS, NULL},

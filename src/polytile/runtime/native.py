@@ -34,8 +34,8 @@ log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
 _PARTS = (
-    "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c kinds.c pair.c weights.c "
-    "program.h arena.c program.c entry.c module.c"
+    "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c kinds.c triton_launch.c "
+    "pair.c weights.c program.h arena.c program.c entry.c module.c"
 )
 
 SOURCES = tuple(Path(__file__).parent / name for name in _PARTS.split())

@@ -48,7 +48,7 @@ class Arena:
 def arena(all_lines: Sequence[Line], known: Set[str]) -> Arena | None:
     """The arena of a program, given the symbols whose values are known with the arguments; None if it would hold fewer
     than two memories."""
-    memories = _memories(all_lines)
+    memories = memories_of(all_lines)
     shown = _seen_by_others(all_lines)
     sized = [memory for memory in memories if _symbols_of(memory.buffer) <= known]
     for memory in sized:
@@ -65,7 +65,7 @@ def _symbols_of(buffer: Buffer | str) -> set[str]:
     return {symbol.name for extent in (*buffer.sizes, *buffer.strides) for symbol in extent.free_symbols}
 
 
-def _memories(all_lines: Sequence[Line]) -> list[Memory]:
+def memories_of(all_lines: Sequence[Line]) -> list[Memory]:
     memories: list[Memory] = []
     owner: dict[str, Memory] = {}
     alive: dict[int, set[str]] = {}

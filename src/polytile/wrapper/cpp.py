@@ -76,7 +76,7 @@ class UnitWriter(lines.LineWriter):
         self.body: list[str] = []
         self.symbols = {symbol.name: symbol for line in all_lines for symbol in _symbols(line)}
         self.read = {name for line in all_lines for name in tensors_of(line)}
-        self.arena = arena(all_lines, _known_with_arguments(all_lines))
+        self.arena = arena(all_lines, known_with_arguments(all_lines))
         self.tensors: dict[str, str] = {}
         """The C constant of each tensor's number, in the order of the numbers."""
         self.kernels: dict[str, int] = {}
@@ -367,7 +367,7 @@ def _device(device: torch.device) -> str:
     return f"{program.DEVICE_TYPES[device.type]}, {device.index or 0}"
 
 
-def _known_with_arguments(all_lines: Sequence[Line]) -> set[str]:
+def known_with_arguments(all_lines: Sequence[Line]) -> set[str]:
     """Names of the symbols whose values are known before anything runs."""
     known: set[str] = set()
     for line in all_lines:

@@ -22,6 +22,7 @@ from polytile.candidates.triton import Specialised, TritonCandidate, Work
 from polytile.codegen.triton.generate import generate
 from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
+from polytile.runtime.child_process import import_path
 from polytile.runtime.cuda import cubins, device, worker, workers
 from polytile.runtime.formula import evaluate
 from polytile.schedule.canonical import LoopKernel, canonicalize
@@ -126,13 +127,13 @@ def test_a_worker_that_dies_fails_its_job_alone(empty_cache: Path) -> None:
 
     done = threading.Event()
 
-    def note(answer: dict[str, object]) -> None:
-        answers.append(answer)
+    def note(ask: workers.Ask, job: dict[str, bool]) -> None:
+        answers.append(ask(job))
         done.set()
 
     for job in ({"die": True}, {"die": False}):
         done.clear()
-        pool.submit((job, note))
+        pool.submit(functools.partial(note, job=job))
         assert done.wait(PATIENCE)
     pool.stop()
     assert "died" in str(answers[0]["error"]) and answers[1] == {"fine": True}
@@ -166,6 +167,18 @@ def test_what_the_environment_tells_triton_is_in_the_key_and_reaches_the_worker(
         told = json.loads(cubins.request(order).result(PATIENCE).binary)
         assert told["DISABLE_PTXAS_OPT"] == value and "TRITON_KERNEL_OVERRIDE" not in told and "TRITON_CACHE_DIR" in told
     workers.reset()
+
+
+def test_of_processes_that_want_the_same_kernel_one_compiles_it(tmp_path: Path, empty_cache: Path) -> None:
+    text = (
+        "import sys; from polytile.runtime.cuda import cubins; job = {'log': sys.argv[1], 'seconds': 1};"
+        "print(cubins.request(cubins.Order('k', 'tests.runtime.cuda.counting', job, 'test')).result(60).facts.symbol)"
+    )
+    log, own = tmp_path / "log", {**os.environ, "POLYTILE_CACHE_DIR": str(empty_cache), "PYTHONPATH": import_path()}
+    words = [sys.executable, "-c", text, str(log)]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own) for _ in range(2)]
+    assert [process.communicate(timeout=PATIENCE)[0].strip() for process in processes] == ["k", "k"]
+    assert len(log.read_text().splitlines()) == 1
 
 
 def test_other_facts_make_other_code_of_the_same_candidate() -> None:

@@ -42,6 +42,16 @@ def clocks(index: int) -> dict[str, float]:
     return told
 
 
+def utilisation(index: int) -> float | None:
+    """The percentage of its last sampling period, a second at most, in which GPU `index` had a kernel running; None where NVML
+    does not report it."""
+    found, shares = _library(), (ctypes.c_uint * 2)()
+    device = _device(index) if found is not None else None
+    if found is None or device is None or found.nvmlDeviceGetUtilizationRates(device, shares) != 0:
+        return None
+    return float(shares[0])
+
+
 @functools.cache
 def _library() -> Any:
     """NVML, initialised; None if that fails."""

@@ -20,6 +20,7 @@ from typing import Any
 from polytile.counters import counters
 from polytile.errors import CompileFailed
 from polytile.problem import digest
+from polytile.runtime import lease
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.cuda import workers
 
@@ -152,13 +153,15 @@ def request(order: Order) -> Promise:
     source = cache.write(stem + order.suffix, str(order.job.get("source", "")).encode(), sealed=False)
     began = time.perf_counter()
 
-    def done(answer: Mapping[str, Any]) -> None:
+    def compiled(ask: workers.Ask) -> None:
         try:
-            promise.set_result(_kept(cache, stem, order, answer, source, time.perf_counter() - began))
+            with lease.alone(cache, stem, workers.TIMEOUT_SECONDS):  # other processes may want the same kernel at the same time
+                found = _read(cache, stem, order)
+                promise.set_result(found or _kept(cache, stem, order, ask(order.job), source, time.perf_counter() - began))
         except Exception as error:
             promise.set_exception(error)
 
-    workers.pool(order.module).submit((order.job, done))
+    workers.pool(order.module).submit(compiled)
     return promise
 
 

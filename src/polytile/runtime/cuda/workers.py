@@ -48,9 +48,10 @@ CLEARED = ("TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_DIR")
 """Exceptions that would keep a worker from compiling, or replace a kernel's code. They are not passed on."""
 
 Answer = dict[str, Any]
-Done = Callable[[Answer], None]
-Asked = tuple[Mapping[str, Any], Done]
-"""A job, and the callback for its answer."""
+Ask = Callable[[Mapping[str, Any]], Answer]
+"""Has a worker do a job. Returns its answer, or {"error": text}."""
+Asked = Callable[[Ask], None]
+"""Is called on some thread, asks at most once, and handles the answer and all errors."""
 
 
 class WorkerDied(CompileFailed):
@@ -105,8 +106,7 @@ class _Server:
 
 
 class Workers(Pool[Asked]):
-    """A pool for the jobs of one module, with this process's current environment. `submit` returns at once. `done` is
-    called on some thread with the answer, or with {"error": text}."""
+    """A pool for the jobs of one module, with this process's current environment. `submit` returns at once."""
 
     def __init__(self, module: str) -> None:
         super().__init__("polytile-gpu-compile", WORKER_BYTES)
@@ -133,17 +133,20 @@ class Workers(Pool[Asked]):
     def serve(self, work: Iterator[Asked]) -> None:
         """One thread serves one worker: it sends jobs and waits for the answers."""
         connection: socket.socket | None = None
-        for job, done in work:
-            answer: Answer
+
+        def answer(job: Mapping[str, Any]) -> Answer:
+            nonlocal connection
             try:
                 connection = connection or self._connect()
-                answer = ask(connection, job, TIMEOUT_SECONDS)
+                return ask(connection, job, TIMEOUT_SECONDS)
             except (OSError, ValueError, WorkerDied) as error:
-                answer = {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
                 if connection is not None:
                     connection.close()
                 connection = None
-            done(answer)
+                return {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
+
+        for asked in work:
+            asked(answer)
 
     def _connect(self) -> socket.socket:
         self.start()

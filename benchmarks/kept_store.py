@@ -1,0 +1,81 @@
+"""A store of real measurements and what `polytile report` shows of it: `python -m benchmarks.kept_store [--seconds 45]`.
+
+A campaign measures the products and loops of a transformer's block on this machine's GPU, or on its CPU where there is none, and
+is stopped after so many seconds. Its store goes to OUT/kept_DEVICE.sqlite3, and the report of it to OUT/kept_DEVICE.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import record
+
+ON_GPU = torch.cuda.is_available()
+WIDTH, LENGTHS = (1024, range(64, 4096, 190)) if ON_GPU else (128, (9, 48, 200, 777))
+END_SECONDS = 20.0
+
+
+class Block(nn.Module):
+    """The feed-forward half of a transformer's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
+    """What the campaign measures, as its spec names it."""
+    torch.manual_seed(0)
+    device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
+    return Block().to(device, dtype).eval(), [(torch.randn(100, WIDTH, device=device, dtype=dtype),)]
+
+
+def measured(folder: Path, seconds: float) -> Path:
+    """The store of a campaign that had so many seconds."""
+    device = "cuda" if ON_GPU else "cpu"
+    target, spec = f"{Path(__file__).resolve()}:block", folder / "kept.toml"
+    sizes = f"sizes = {{s0 = {list(LENGTHS)}}}"
+    spec.write_text(f'[campaign]\ndevice = "{device}"\n[[model]]\ntarget = "{target}"\n{sizes}\n')
+    process = subprocess.Popen([sys.executable, "-m", "polytile", "campaign", "run", str(spec)])
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return folder / "kept" / "store.sqlite3"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=45.0, help="after which the campaign is stopped")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS / "reports"))
+    given = parser.parse_args()
+    name = f"kept_{'cuda' if ON_GPU else 'cpu'}"
+    with tempfile.TemporaryDirectory() as folder:
+        store = measured(Path(folder), given.seconds)
+        page = given.out / f"{name}.html"
+        subprocess.run([sys.executable, "-m", "polytile", "report", str(store), "-o", str(page)], check=True)
+        shutil.copy(store, given.out / f"{name}.sqlite3")
+    print(page, f"{page.stat().st_size / 1e3:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
