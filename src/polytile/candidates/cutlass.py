@@ -4,7 +4,7 @@ a generated Triton kernel (docs/decisions/0020)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from polytile.candidates.handles import DeviceHandle
 from polytile.candidates.product_terms import work_terms
 from polytile.candidates.triton import Specialised, TritonCandidate, Work, parameter
 from polytile.candidates.triton_matmul import Arguments
-from polytile.codegen.triton.kernel import Argument, Launch, TritonKernel
+from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
 from polytile.errors import CandidateRejected, LoweringError
 from polytile.matmul.cutlass import configs, text
@@ -56,8 +56,8 @@ class CutlassWork(Work):
         }  # fmt: skip
         return cubins.Order(self.name, WORKER, job, self.tools.identity, ".cu")
 
-    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-        return [parameter(argument, tensors, symbols)]
+    def parameters(self, one: Launch, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        return (parameter(argument, tensors, symbols) for argument in one.arguments)
 
     def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
         return ()

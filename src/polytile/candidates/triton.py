@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -80,11 +80,13 @@ class Work:
         """What a worker process is asked for; `target`: another architecture than the device's."""
         return cubins.Order(self.name, WORKER, job_of(one, target or self.device.target), triton_version())
 
-    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-        """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel
+    def parameters(self, one: Launch, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        """What a launch passes for its arguments. A descriptor is followed by the tensor's sizes and strides, which no kernel
         reads."""
-        own = parameter(argument, tensors, symbols)
-        return [own, *[(launch.NOTHING, 0)] * 4] if argument.kind is Kind.DESCRIPTOR else [own]
+        for argument in one.arguments:
+            yield parameter(argument, tensors, symbols)
+            if argument.kind is Kind.DESCRIPTOR:
+                yield from [(launch.NOTHING, 0)] * (2 * len(one.descriptors[argument.index].shape))
 
     def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
         """Bytes of device memory that each block wants besides, each passed in a parameter after all others."""
@@ -338,7 +340,7 @@ class Specialised(Candidate):
         for one, promise in zip(kernel.launches, promises, strict=True):
             cubin = promise.result()
             facts = cubin.facts
-            parameters = [each for argument in one.arguments for each in work.parameters(argument, tensors, places)]
+            parameters = list(work.parameters(one, tensors, places))
             for each in work.memory(facts):
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
@@ -397,9 +399,9 @@ def _descriptor(
     what: Descriptor, layout: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
 ) -> launch.Descriptor:
     """The launch's form of a descriptor. `layout` is the compiler's report of how elements are copied (compile.py)."""
-    swizzle, size, kind, rows, columns = layout
-    shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
-    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
+    swizzle, size, kind, *block = layout
+    shape, strides = (tuple(encode(e, positions) for e in each) for each in (what.shape, what.strides))
+    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, tuple(block), shape, strides)
 
 
 def job_of(one: Launch, target: int | str) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class Cubin:
     global_scratch, profile_scratch : int
         Bytes of device memory per program for Triton's own data.
     descriptors : tuple of tuple of int
-        For each descriptor argument: swizzle mode, bytes per element, element type, and rows and columns copied at
-        once, as the driver numbers them.
+        For each descriptor argument: swizzle mode, bytes per element, element type, and the shape copied at once, as
+        the driver numbers them.
     """
 
     binary: bytes
