@@ -24,7 +24,7 @@ from polytile.candidates.generator import text_digest
 from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
-from polytile.errors import CompileFailed, LoweringError, ResourcesExceeded
+from polytile.errors import CandidateRejected, CompileFailed, LoweringError, ResourcesExceeded
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -142,8 +142,13 @@ class TritonCandidate(Candidate):
         """The candidate for regimes with these facts; the same object for the same facts."""
         with self._lock:
             if facts not in self._specialised:
-                self._specialised[facts] = Specialised(self, facts)
+                self._specialised[facts] = self.form(self, facts)
             return self._specialised[facts]
+
+    @property
+    def form(self) -> type[Specialised]:
+        """The class of its forms for regimes."""
+        return Specialised
 
     def entry(self) -> NativeEntry | PythonEntry:
         """The form without any facts, which is right everywhere."""
@@ -365,6 +370,45 @@ class Specialised(Candidate):
             function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
             launches.append(one.with_function(function))
         return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
+
+
+class OneArchitecture(Specialised):
+    """The form of a candidate that is written for one architecture, and not for all facts: it is valid at no size of a regime
+    for whose facts the generator raises LoweringError."""
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why it takes no part in regimes with these facts; "" where it does."""
+        try:
+            _ = self.kernel
+        except LoweringError as error:
+            return f"{self.name} takes no part: {error}"
+        return ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return not self.refusal and super().valid(sizes)
+
+    def prepare(self) -> None:
+        if not self.refusal:
+            super().prepare()
+
+    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
+        return ()
+
+    def failed(self) -> bool:
+        return bool(self.refusal) or super().failed()
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        self._check()
+        return super().entry()
+
+    def handle(self) -> DeviceHandle | None:
+        self._check()
+        return super().handle()
+
+    def _check(self) -> None:
+        if self.refusal:
+            raise CandidateRejected(self.refusal)
 
 
 def _resources(done: Sequence[cubins.Cubin]) -> Resources:

@@ -66,12 +66,14 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     if triton.knobs.runtime.interpret:
         raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start again.")
     position = {name: k for k, name in enumerate(launch.signature)}
-    source = ASTSource(
-        fn=load(launch.source)[KERNEL],
+    function = load(launch.source)[KERNEL]
+    source = (GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource)(
+        fn=function,
         signature=launch.signature,
         constexprs={(position[name],): value for name, value in launch.constants},
         attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
