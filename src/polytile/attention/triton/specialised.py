@@ -223,7 +223,9 @@ class _Unit(Unit):
         line("acc = warpgroup_mma(weights, arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
         self._scores(in_flight=1, step="step", masked=masked)
         line("total = total * alpha + tl.sum(p, 1)")
-        line("acc = warpgroup_mma_wait(0, deps=(acc,))")
+        if not masked:  # a barrier that has been passed: ptxas would else have the exponentials wait for the products
+            line("arrived(v_tiles, v_ready, step - 1)")
+        line("acc, p = warpgroup_mma_wait(0, deps=(acc, p))")
         line("release(v_free, step - 1)")
         line("acc = acc * tl.convert_layout(alpha, SUM_ROWS)[:, None]")
         self._keep()
