@@ -13,8 +13,9 @@ arrived, another one when all warpgroups have read it. Blocks of keys go from th
 ones that end a causal row come first, and the loop over the others needs no mask.
 
 Legal on capability 9.0, for 16-bit dtypes, causal masks and windows, heads of the same padded size, and tensors that the copy
-engine accepts: data and strides are multiples of 16 bytes, elements of a head are adjacent. The engine gives zeros for rows past
-the end, and for the padding of a head. Moves what `flash` does. Elsewhere: FlashAttention-3, without its turns of warpgroups.
+engine accepts: data begins at a multiple of 16 bytes, strides are multiples of 16 elements, and elements of a head are adjacent.
+The engine gives zeros for rows past the end, and for the padding of a head. Moves what `flash` does. Elsewhere: FlashAttention-3,
+without its turns of warpgroups.
 """
 
 from __future__ import annotations
