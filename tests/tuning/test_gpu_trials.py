@@ -135,7 +135,7 @@ def test_descriptors_are_made_for_the_worker_s_own_memory() -> None:
     return map[0] == (unsigned long)x && map[1] == 16 && map[2] == n && map[3] == 64 && map[4] == 32 && map[5] == 8
         && map[6] == 7 && map[7] == 2 && map[8] == 3 && map[9] == 2 && map[10] == 1 ? 0 : 1;"""
     count, sixteen = encode(N, {N: 0}), encode(sympy.Integer(16), {})
-    what = Descriptor(0, 7, 4, 3, (8, 32), (count, sixteen), sixteen)
+    what = Descriptor(0, 7, 4, 3, (8, 32), (count, sixteen), (sixteen,))
     one = made("described", body=body, parameters=(X, Y, COUNT, (DESCRIPTOR, 0)), descriptors=(what,))
     [attempt] = tune(on_device(one))
     assert attempt.ok, attempt.detail

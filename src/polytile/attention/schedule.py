@@ -1,10 +1,11 @@
 """Attention schedules as data: who shares the keys of a tile of rows (schedule/answers.py), and whether it is the backward pass.
 
-| share            | combine          | derivative | name     | CPU            | GPU                |
-| ---------------- | ---------------- | ---------- | -------- | -------------- | ------------------ |
-| program          | program          |            | flash    | cpp/flash.py   | triton/flash.py    |
-| grid (cluster)   | launch (cluster) |            | split    | cpp/split.py   | triton/split.py    |
-| program          | program          | yes        | backward |                | triton/backward.py |
+| share            | combine          | warps       | derivative | name        | CPU            | GPU                   |
+| ---------------- | ---------------- | ----------- | ---------- | ----------- | -------------- | --------------------- |
+| program          | program          | alike       |            | flash       | cpp/flash.py   | triton/flash.py       |
+| program          | program          | specialised |            | specialised |                | triton/specialised.py |
+| grid (cluster)   | launch (cluster) | alike       |            | split       | cpp/split.py   | triton/split.py       |
+| program          | program          | alike       | yes        | backward    |                | triton/backward.py    |
 
 On a CPU, the threads of a call share keys and may wait for each other. On a GPU, a second launch combines the programs' partial
 results. The name appears in candidates' names and in stored configs (`variant`).
@@ -19,14 +20,17 @@ from polytile.problem import Config
 
 @dataclass(frozen=True)
 class AttentionSchedule:
-    """`shares_keys`: several programs, or all threads, each process part of the keys of a tile of rows."""
+    """`shares_keys`: several programs, or all threads, each process part of the keys of a tile of rows. `specialised`: some
+    warps of a program only load, the others only compute."""
 
     shares_keys: bool = False
     derivative: bool = False
+    specialised: bool = False
 
 
 BY_NAME: dict[str, AttentionSchedule] = {
     "flash": AttentionSchedule(),
+    "specialised": AttentionSchedule(specialised=True),
     "split": AttentionSchedule(shares_keys=True),
     "backward": AttentionSchedule(derivative=True),
 }

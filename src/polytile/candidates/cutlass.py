@@ -4,20 +4,17 @@ a generated Triton kernel (docs/decisions/0020)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from polytile import options
-from polytile.candidates.entries import NativeEntry, PythonEntry
-from polytile.candidates.handles import DeviceHandle
 from polytile.candidates.product_terms import work_terms
-from polytile.candidates.triton import Specialised, TritonCandidate, Work, parameter
+from polytile.candidates.triton import OneArchitecture, Specialised, TritonCandidate, Work, parameter
 from polytile.candidates.triton_matmul import Arguments
-from polytile.codegen.triton.kernel import Argument, Launch, TritonKernel
+from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
-from polytile.errors import CandidateRejected, LoweringError
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind
@@ -25,7 +22,6 @@ from polytile.problem import Config, Scalar, digest
 from polytile.runtime.cuda import cubins
 from polytile.runtime.cuda import cutlass as toolkit
 from polytile.runtime.cuda.cutlass import Toolkit
-from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.target import Target
 from polytile.schedule.facts import Facts
 
@@ -56,8 +52,8 @@ class CutlassWork(Work):
         }  # fmt: skip
         return cubins.Order(self.name, WORKER, job, self.tools.identity, ".cu")
 
-    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-        return [parameter(argument, tensors, symbols)]
+    def parameters(self, one: Launch, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        return (parameter(argument, tensors, symbols) for argument in one.arguments)
 
     def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
         return ()
@@ -74,51 +70,15 @@ class CutlassCandidate(TritonCandidate):
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
         return ("schedule", "cutlass pingpong" if self.config["pingpong"] else "cutlass cooperative"), ("n", self.config["n"])
 
-    def specialise(self, facts: Facts) -> Specialised:
-        with self._lock:
-            if facts not in self._specialised:
-                self._specialised[facts] = _Specialised(self, facts)
-            return self._specialised[facts]
+    @property
+    def form(self) -> type[Specialised]:
+        return _Specialised
 
 
-class _Specialised(Specialised):
-    """The form for a regime. If the copy engine does not accept the regime's operands, the form is valid at none of its sizes."""
+class _Specialised(OneArchitecture):
+    """The form for a regime; there is none if the copy engine does not accept the regime's operands."""
 
     origin = CutlassCandidate.origin
-
-    @functools.cached_property
-    def refusal(self) -> str:
-        """Why it takes no part in regimes with these facts; "" where it does."""
-        try:
-            _ = self.kernel
-        except LoweringError as error:
-            return f"{self.name} takes no part: {error}"
-        return ""
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return not self.refusal and super().valid(sizes)
-
-    def prepare(self) -> None:
-        if not self.refusal:
-            super().prepare()
-
-    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
-        return ()  # it is written for one architecture
-
-    def failed(self) -> bool:
-        return bool(self.refusal) or super().failed()
-
-    def entry(self) -> NativeEntry | PythonEntry:
-        self._check()
-        return super().entry()
-
-    def handle(self) -> DeviceHandle | None:
-        self._check()
-        return super().handle()
-
-    def _check(self) -> None:
-        if self.refusal:
-            raise CandidateRejected(self.refusal)
 
 
 def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[CutlassCandidate, ...]:

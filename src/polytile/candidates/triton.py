@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from polytile.candidates.generator import text_digest
 from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
-from polytile.errors import CompileFailed, LoweringError, ResourcesExceeded
+from polytile.errors import CandidateRejected, CompileFailed, LoweringError, ResourcesExceeded
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -80,11 +80,13 @@ class Work:
         """What a worker process is asked for; `target`: another architecture than the device's."""
         return cubins.Order(self.name, WORKER, job_of(one, target or self.device.target), triton_version())
 
-    def parameters(self, argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-        """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel
+    def parameters(self, one: Launch, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        """What a launch passes for its arguments. A descriptor is followed by the tensor's sizes and strides, which no kernel
         reads."""
-        own = parameter(argument, tensors, symbols)
-        return [own, *[(launch.NOTHING, 0)] * 4] if argument.kind is Kind.DESCRIPTOR else [own]
+        for argument in one.arguments:
+            yield parameter(argument, tensors, symbols)
+            if argument.kind is Kind.DESCRIPTOR:
+                yield from [(launch.NOTHING, 0)] * (2 * len(one.descriptors[argument.index].shape))
 
     def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
         """Bytes of device memory that each block wants besides, each passed in a parameter after all others."""
@@ -140,8 +142,13 @@ class TritonCandidate(Candidate):
         """The candidate for regimes with these facts; the same object for the same facts."""
         with self._lock:
             if facts not in self._specialised:
-                self._specialised[facts] = Specialised(self, facts)
+                self._specialised[facts] = self.form(self, facts)
             return self._specialised[facts]
+
+    @property
+    def form(self) -> type[Specialised]:
+        """The class of its forms for regimes."""
+        return Specialised
 
     def entry(self) -> NativeEntry | PythonEntry:
         """The form without any facts, which is right everywhere."""
@@ -338,7 +345,7 @@ class Specialised(Candidate):
         for one, promise in zip(kernel.launches, promises, strict=True):
             cubin = promise.result()
             facts = cubin.facts
-            parameters = [each for argument in one.arguments for each in work.parameters(argument, tensors, places)]
+            parameters = list(work.parameters(one, tensors, places))
             for each in work.memory(facts):
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
@@ -363,6 +370,45 @@ class Specialised(Candidate):
             function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
             launches.append(one.with_function(function))
         return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
+
+
+class OneArchitecture(Specialised):
+    """The form of a candidate that is written for one architecture, and not for all facts: it is valid at no size of a regime
+    for whose facts the generator raises LoweringError."""
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why it takes no part in regimes with these facts; "" where it does."""
+        try:
+            _ = self.kernel
+        except LoweringError as error:
+            return f"{self.name} takes no part: {error}"
+        return ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return not self.refusal and super().valid(sizes)
+
+    def prepare(self) -> None:
+        if not self.refusal:
+            super().prepare()
+
+    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
+        return ()
+
+    def failed(self) -> bool:
+        return bool(self.refusal) or super().failed()
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        self._check()
+        return super().entry()
+
+    def handle(self) -> DeviceHandle | None:
+        self._check()
+        return super().handle()
+
+    def _check(self) -> None:
+        if self.refusal:
+            raise CandidateRejected(self.refusal)
 
 
 def _resources(done: Sequence[cubins.Cubin]) -> Resources:
@@ -397,9 +443,9 @@ def _descriptor(
     what: Descriptor, layout: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
 ) -> launch.Descriptor:
     """The launch's form of a descriptor. `layout` is the compiler's report of how elements are copied (compile.py)."""
-    swizzle, size, kind, rows, columns = layout
-    shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
-    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
+    swizzle, size, kind, *block = layout
+    shape, strides = (tuple(encode(e, positions) for e in each) for each in (what.shape, what.strides))
+    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, tuple(block), shape, strides)
 
 
 def job_of(one: Launch, target: int | str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.schedule import schedule_of
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
-from polytile.candidates.triton import TritonCandidate, Work
+from polytile.candidates.triton import OneArchitecture, Specialised, TritonCandidate, Work
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.cost import triton_attention as prior
 from polytile.matmul.triton.unit import Chip
@@ -29,20 +30,26 @@ class AttentionCandidate(TritonCandidate):
     may_spill = True  # heads of 256 win with some bytes of it
 
     @property
+    def form(self) -> type[Specialised]:
+        return OneArchitecture if schedule_of(self.config).specialised else Specialised
+
+    @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
         return ("variant", str(self.config["variant"])), ("n", self.config["n"])
 
     def right_where(self, facts: Facts) -> bool:
-        return {"D", "Dv"} <= facts.values.keys()
+        return {"D", "Dv"} <= facts.values.keys() and not schedule_of(self.config).specialised
 
     @property
     def probes(self) -> tuple[Facts, ...]:
+        if schedule_of(self.config).specialised:
+            return (replace(super().probes[-1], exact=PROBED),)
         return (Facts(exact=PROBED),)
 
 
 def attention_candidates(problem: AttentionProblem, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
     """Every config in canonical order. Raises LoweringError where the problem has no Triton form. A CPU as `target` means
-    Triton's interpreter."""
+    Triton's interpreter, which runs no specialised warps."""
     device = Target.of(target).facts
     chip = Chip(device.sms, Target.of(target).overlaps)
 
@@ -65,6 +72,8 @@ def attention_candidates(problem: AttentionProblem, name: str, target: torch.dev
 
         return AttentionCandidate(label(config), config, work, able, cost, terms)
 
-    generated = tuple(candidate(config) for config in space(problem, device))
+    configs = space(problem, device)
+    runs = [config for config in configs if work.index is not None or not schedule_of(config).specialised]
+    generated = tuple(candidate(config) for config in runs)
     _ = generated[0].specialise(Facts(exact=PROBED)).kernel
     return generated

@@ -24,11 +24,12 @@ from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
 STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
-    (2, 64): {(16, 128, 3, 4): (0.092, 0.86e-6), (64, 64, 3, 4): (0.35, 0.74e-6), (128, 64, 3, 4): (0.35, 1.5e-6)},
+    (2, 64): {(16, 128, 3, 4): (0.092, 0.86e-6), (64, 64, 3, 4): (0.35, 0.74e-6), (128, 64, 3, 4): (0.35, 1.5e-6),
+              (128, 128, 2, 12): (0.395, 0.2e-6), (192, 128, 2, 16): (0.44, 0.2e-6)},
     (2, 128): {(16, 128, 3, 4): (0.1, 0.2e-6), (64, 64, 3, 4): (0.379, 0.2e-6), (128, 64, 3, 8): (0.379, 0.2e-6),
-               (128, 128, 2, 8): (0.337, 0.2e-6)},
+               (128, 128, 2, 8): (0.337, 0.2e-6), (128, 128, 2, 12): (0.6, 0.2e-6)},
     (2, 256): {(16, 64, 2, 4): (0.07, 0.2e-6), (64, 32, 3, 4): (0.288, 0.2e-6), (128, 32, 3, 8): (0.364, 0.2e-6),
-               (128, 64, 2, 8): (0.379, 0.2e-6)},
+               (128, 64, 2, 8): (0.379, 0.2e-6), (128, 64, 2, 12): (0.69, 0.2e-6)},
     (4, 64): {(16, 64, 3, 4): (0.154, 0.2e-6), (32, 32, 3, 4): (0.18, 1.9e-6), (64, 64, 2, 4): (0.237, 5.5e-6),
               (128, 64, 2, 8): (0.288, 0.2e-6)},
     (4, 128): {(16, 32, 3, 4): (0.173, 0.2e-6), (32, 32, 3, 4): (0.246, 3.2e-6), (128, 32, 2, 8): (0.237, 0.2e-6)},
@@ -108,7 +109,7 @@ def _step(row: Row, head: int, itemsize: int) -> tuple[float, float]:
     known = STEPS.get((itemsize, head))
     if known is None:
         return UNKNOWN
-    near = min(known, key=lambda other: (abs(math.log(row[0] / other[0])), abs(math.log(row[1] / other[1]))))
+    near = min(known, key=lambda other: (abs(math.log(row[0] / other[0])), abs(math.log(row[1] / other[1])), row != other))
     share, latency = known[near]
     return share, latency * row[0] * row[1] / (near[0] * near[1])
 

@@ -382,12 +382,13 @@ def _launch(one: launch.Launch[MachineCode]) -> str:
 def _descriptor(one: launch.Descriptor) -> str:
     return _struct({
         "sizes": "{" + ", ".join(_numbers("int64_t", size) for size in reversed(one.shape)) + "}",
-        "stride": _numbers("int64_t", one.stride),
+        "strides": "{" + ", ".join(_numbers("int64_t", stride) for stride in reversed(one.strides)) + "}",
         "tensor": str(one.tensor),
         "type": str(one.type),
         "bytes": str(one.bytes),
         "swizzle": str(one.swizzle),
-        "block": f"{{{one.block[1]}, {one.block[0]}}}",
+        "rank": str(len(one.shape)),
+        "block": "{" + ", ".join(map(str, reversed(one.block))) + "}",
     })  # fmt: skip
 
 

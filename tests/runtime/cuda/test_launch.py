@@ -59,7 +59,7 @@ def test_grids_are_computed_for_each_call(stub: Stub) -> None:
 
 
 def test_descriptors_are_made_for_each_call_and_passed_by_value(stub: Stub) -> None:
-    what = launch.Descriptor(1, 9, 2, 3, (128, 64), (encode(M, PLACES), encode(N, PLACES)), encode(N * 8, PLACES))
+    what = launch.Descriptor(1, 9, 2, 3, (128, 64), (encode(M, PLACES), encode(N, PLACES)), (encode(N * 8, PLACES),))
     parameters = ((launch.TENSOR, 0), (launch.DESCRIPTOR, 0), *[(launch.NOTHING, 0)] * 4, (launch.INT32, 1))
     stub.parameters, stub.described = len(parameters), 1
     function = driver.load(0, b"cubin", "kernel", 128, 1024)
@@ -76,7 +76,7 @@ def test_descriptors_are_made_for_each_call_and_passed_by_value(stub: Stub) -> N
 
 def test_a_driver_without_descriptors_refuses_the_launch(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "DESCRIBE", "cuOfLaterDrivers")
-    what = launch.Descriptor(0, 9, 2, 3, (128, 64), (ONE, ONE), ONE)
+    what = launch.Descriptor(0, 9, 2, 3, (128, 64), (ONE, ONE), (ONE,))
     function = driver.load(0, b"cubin", "kernel", 128, 1024)
     made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 1024, ((launch.DESCRIPTOR, 0),), grid(1), False, (what,))])
     with pytest.raises(LaunchFailed, match="could not be launched"):

@@ -1,6 +1,7 @@
 """The configs to try for an attention: a short list per dtype and head size, and where each is worthwhile.
 
     flash   m × n tiles of rows by keys; with `packed`, the rows are those of all query heads that share a key head
+    specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads
     split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
     backward   the backward pass, with m × n tiles in both of its launches
 
@@ -35,6 +36,12 @@ SINGLE: dict[int, tuple[Row, ...]] = {
     256: ((16, 32, 2, 4), (32, 32, 2, 4)),
 }  # fmt: skip
 """Tiles for float32. Larger heads would not fit in registers."""
+SPECIALISED: dict[int, tuple[Row, ...]] = {
+    64: ((192, 128, 2, 16), (128, 128, 2, 12)), 128: ((128, 128, 2, 12),), 256: ((128, 64, 2, 12),),
+}  # fmt: skip
+"""Tiles for specialised warps, by the padded head size."""
+SPECIALISED_ON = 90
+"""The one capability whose matrix instructions (wgmma) they use."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
     2: {64: ((16, 128, 3, 4), (64, 64, 3, 4)), 128: ((16, 128, 3, 4), (16, 64, 3, 4), (64, 64, 3, 4)),
         256: ((16, 64, 2, 4), (16, 64, 3, 4)), 512: ((16, 32, 2, 4),)},
@@ -72,13 +79,16 @@ def backward_shared_bytes(row: Row, head: int, itemsize: int) -> int:
 def _rows(schedule: AttentionSchedule, itemsize: int) -> dict[int, tuple[Row, ...]]:
     if schedule.derivative:
         return BACKWARD[itemsize]
+    if schedule.specialised:
+        return SPECIALISED
     return SHARES[itemsize] if schedule.shares_keys else HALF if itemsize == 2 else SINGLE
 
 
 @cache
-def _space(itemsize: int, shared: int) -> tuple[Config, ...]:
+def _space(itemsize: int, shared: int, specialised: bool) -> tuple[Config, ...]:
     ways: list[tuple[str, dict[str, Any]]] = [("flash", {}), ("flash", {"packed": 1})]
     ways += [("split", {"packed": 1, "waves": waves}) for waves in WAVES]
+    ways += [("specialised", {})] if specialised else []
     configs: dict[Config, None] = {}
     for variant, more in ways:
         for head, rows in _rows(BY_NAME[variant], itemsize).items():
@@ -96,11 +106,13 @@ def _backward_space(itemsize: int, shared: int) -> tuple[Config, ...]:
 
 
 def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
-    """Every config in canonical order, for all head sizes: plain tiles, packed tiles and split keys, or those of the backward
-    pass."""
+    """Every config in canonical order, for all head sizes: plain tiles, packed tiles, split keys and specialised warps, or those
+    of the backward pass."""
     if problem.backward:
         return _backward_space(problem.dtype.itemsize, device.shared_per_block)
-    return _space(problem.dtype.itemsize, device.shared_per_block)
+    plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
+    specialised = plain and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
+    return _space(problem.dtype.itemsize, device.shared_per_block, specialised)
 
 
 def head_block(size: Mapping[str, int]) -> int:
@@ -114,13 +126,17 @@ def row_of(config: Config) -> Row:
 
 
 def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) -> bool:
-    """Whether `config` is worth trying at these sizes. Every config is correct at all sizes for which a tile holds a head."""
+    """Whether `config` is worth trying at these sizes. Every config is correct at all sizes for which a tile holds a head, but
+    specialised warps need a key, and heads of one padded size."""
     head, queries, itemsize = head_block(size), size["Mq"], problem.dtype.itemsize
     row, schedule = row_of(config), schedule_of(config)
     if row not in _rows(schedule, itemsize).get(head, ()):
         return False
     if schedule.derivative:
         return min(queries, size["Mkv"], size["D"], size["Dv"]) > 0 and _fits(row[0], queries, itemsize)
+    if schedule.specialised:
+        alike = max(64, padded(size["D"])) == max(64, padded(size["Dv"]))
+        return alike and min(size["Mkv"], size["D"], size["Dv"]) > 0 and queries > GROUP and _fits(row[0], queries, itemsize)
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
     if schedule.shares_keys:
@@ -143,8 +159,8 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 
 @cache
 def label(config: Config) -> str:
-    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves", "backward
-    64x64 s2 w4"."""
+    """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
+    "specialised 128x128 s2 w12", "backward 64x64 s2 w4"."""
     packed = " packed" if config.get("packed") and not schedule_of(config).shares_keys else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.triton.backward import backward
 from polytile.attention.triton.flash import flash
+from polytile.attention.triton.specialised import specialised
 from polytile.attention.triton.split import split
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.matmul.triton.unit import Chip
@@ -14,7 +15,7 @@ from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKernel]] = {
-    "flash": flash, "split": split, "backward": backward,
+    "flash": flash, "specialised": specialised, "split": split, "backward": backward,
 }  # fmt: skip
 
 

@@ -342,7 +342,7 @@ class Unit:
         self.body.tile = self.tiles[masked]
         scope = self.scope.inner()
         lines, mask = scope.lines, self.scores.mask
-        lines.append(f"p3 = (j + {self.wide('tl.arange(0, BLOCK_N)')})[None, :]")
+        lines.append(f"p3 = (j + {self.key_positions})[None, :]")
         conditions = []
         if masked:
             lines.append(f"in_p3 = p3 < {self.number('Mkv')}")
@@ -358,6 +358,11 @@ class Unit:
         return lines
 
     @property
+    def key_positions(self) -> str:
+        """The positions of a tile's keys in the tile."""
+        return self.wide("tl.arange(0, BLOCK_N)")
+
+    @property
     def unit(self) -> float:
         """The factor that turns scores into exponents of 2."""
         return LOG2E * (self.scale if self.folded else 1.0)
@@ -371,33 +376,32 @@ class Unit:
 
     def step(self, masked: bool) -> list[str]:
         """The body of the loop over keys: product, scores, weights, accumulators."""
-        unit = repr(self.unit)
-        lines = [
+        return [
             "j = tl.multiple_of(j, BLOCK_N)",
             *self.pages(masked),
             f"k_block = {self.key_block('k', 'D', masked)}",
             f"s = {self.dot('q_block', 'k_block.T')}",
             *self.score_lines(masked),
-        ]
-        # The running maximum is kept as an exponent if exponents are a multiple of the products, else as a score.
-        most = f"tl.max(s, 1) * {unit}" if self.folded else "tl.max(s, 1)"
-        lines.append(f"most = tl.maximum(high, {most})")
-        base = "most"
-        if (self.may_hide and masked) or not self.folded:
-            lines.append('base = tl.where(most == float("-inf"), 0.0, most)')
-            base = "base"
-        if self.folded:
-            lines += [f"p = tl.exp2(s * {unit} - {base}[:, None])", f"alpha = tl.exp2(high - {base})"]
-        else:
-            lines += [f"p = tl.exp2((s - {base}[:, None]) * {unit})", f"alpha = tl.exp2((high - {base}) * {unit})"]
-        return [
-            *lines,
+            *self.weights(masked),
             "total = total * alpha + tl.sum(p, 1)",
             "acc = acc * alpha[:, None]",
             f"v_block = {self.key_block('v', 'Dv', masked)}",
             f"acc = {self.dot(f'p.to({text.value_type(self.problem.dtype)})', 'v_block', 'acc')}",
             "high = most",
         ]
+
+    def weights(self, masked: bool) -> list[str]:
+        """Lines that turn scores into weights `p`: the new maximum `most`, and the factor `alpha` of earlier sums."""
+        unit = repr(self.unit)
+        # The running maximum is kept as an exponent if exponents are a multiple of the products, else as a score.
+        most = f"tl.max(s, 1) * {unit}" if self.folded else "tl.max(s, 1)"
+        lines, base = [f"most = tl.maximum(high, {most})"], "most"
+        if (self.may_hide and masked) or not self.folded:
+            lines.append('base = tl.where(most == float("-inf"), 0.0, most)')
+            base = "base"
+        if self.folded:
+            return [*lines, f"p = tl.exp2(s * {unit} - {base}[:, None])", f"alpha = tl.exp2(high - {base})"]
+        return [*lines, f"p = tl.exp2((s - {base}[:, None]) * {unit})", f"alpha = tl.exp2((high - {base}) * {unit})"]
 
     def loop(self, split: bool = False) -> None:
         """Emit the loop over keys. It leaves each row's weighted sum of values in `acc`, the sum of weights in `total`, and the

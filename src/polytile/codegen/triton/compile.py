@@ -37,8 +37,8 @@ class Cubin:
     global_scratch, profile_scratch : int
         Bytes of device memory per program for Triton's own data.
     descriptors : tuple of tuple of int
-        For each descriptor argument: swizzle mode, bytes per element, element type, and rows and columns copied at
-        once, as the driver numbers them.
+        For each descriptor argument: swizzle mode, bytes per element, element type, and the shape copied at once, as
+        the driver numbers them.
     """
 
     binary: bytes
@@ -65,13 +65,13 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     """Compiles `launch` for `arch`. Raises CompileFailed with the compiler's own message."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     if triton.knobs.runtime.interpret:
         raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start again.")
     position = {name: k for k, name in enumerate(launch.signature)}
-    source = ASTSource(
-        fn=load(launch.source)[KERNEL],
+    function = load(launch.source)[KERNEL]
+    source = _language(function)(
+        fn=function,
         signature=launch.signature,
         constexprs={(position[name],): value for name, value in launch.constants},
         attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
@@ -89,6 +89,17 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     scratch = (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0))
     described = tuple(_description(each) for each in getattr(metadata, "tensordesc_meta", None) or ())
     return Cubin(binary, name, metadata.shared, registers, spills, metadata.num_warps, *scratch, described)
+
+
+def _language(function: Any) -> Any:
+    """How Triton takes a function: as its own language or, with explicit layouts and warps, as Gluon."""
+    from triton.compiler import ASTSource
+
+    if not function.is_gluon():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _options(launch: Launch) -> dict[str, Any]:

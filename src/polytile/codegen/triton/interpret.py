@@ -81,7 +81,8 @@ def _described(what: Descriptor, tensors: Mapping[str, torch.Tensor], numbers: M
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     shape = [max(1, sizes.evaluate(size, numbers)) for size in what.shape]
-    return TensorDescriptor(tensors[what.tensor], shape, [sizes.evaluate(what.stride, numbers), 1], list(what.block))
+    strides = [sizes.evaluate(stride, numbers) for stride in what.strides]
+    return TensorDescriptor(tensors[what.tensor], shape, [*strides, 1], list(what.block))
 
 
 @functools.lru_cache(maxsize=256)

@@ -59,14 +59,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The matrix `tensor`, contiguous along its rows, whose blocks the hardware copies (TMA): its shape (rows,
-    columns), the elements from one row to the next, and the shape of a block. The host makes the descriptor for each
-    launch and passes it by value."""
+    """The tensor `tensor`, contiguous along its last axis, whose blocks the hardware copies (TMA): its shape, the strides
+    in elements of all axes but the last, and the shape of a block. The host makes the descriptor for each launch and
+    passes it by value."""
 
     tensor: str
-    shape: tuple[sympy.Expr, sympy.Expr]
-    stride: sympy.Expr
-    block: tuple[int, int]
+    shape: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    block: tuple[int, ...]
 
 
 @dataclass(frozen=True)

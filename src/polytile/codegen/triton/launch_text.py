@@ -49,14 +49,15 @@ def words(lines: Iterable[str]) -> set[str]:
 
 def launch(
     comment: Iterable[str], lines: Sequence[str], given: Iterable[Argument], constants: Mapping[str, int], facts: Facts,
-    overlaps: bool, **more: Any,
+    overlaps: bool, *, header: str = HEADER, jit: str = "triton.jit", functions: Iterable[str] = (), **more: Any,
 ) -> Launch:  # fmt: skip
-    """The launch of a function with these `lines` and the arguments `given`; `more` are further fields of Launch."""
+    """The launch of a function with these `lines` and the arguments `given`, after the texts `functions`; `more` are further
+    fields of Launch."""
     given, body = tuple(given), "\n".join("    " + line for line in lines or ["pass"])
     head = [*[argument.name for argument in given], *[f"{name}: tl.constexpr" for name in constants]]
-    function = "\n".join([*comment, "@triton.jit", f"def {KERNEL}({', '.join(head)}):", body])
-    header = HEADER + (ORDER if overlaps else "")
-    source = "\n\n".join(part for part in (header, needed(body), function + "\n") if part)
+    function = "\n".join([*comment, f"@{jit}", f"def {KERNEL}({', '.join(head)}):", body])
+    header = header + (ORDER if overlaps else "")
+    source = "\n\n".join(part for part in (header, *functions, needed(body), function + "\n") if part)
     known = tuple((argument.name, by) for argument in given if (by := _divisor(argument, facts)) > 1)
     return Launch(source, given, tuple(constants.items()), known, overlaps=overlaps, **more)
 

@@ -45,8 +45,8 @@ class Operand:
         """Of copies of `rows` rows, or of a run of them where the operand lies along them."""
         k, wide = symbol("K"), int(config["k"])
         if self.along_k:
-            return Descriptor(self.tensor, (symbol(self.length), k), symbol(self.stride), (rows, wide))
-        return Descriptor(self.tensor, (k, symbol(self.length)), symbol(self.stride), (wide, wide))
+            return Descriptor(self.tensor, (symbol(self.length), k), (symbol(self.stride),), (rows, wide))
+        return Descriptor(self.tensor, (k, symbol(self.length)), (symbol(self.stride),), (wide, wide))
 
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:

@@ -219,7 +219,7 @@ class Unit:
         kind = f"tensordesc<{element}[{block[0]},{block[1]}]>"
         argument = Argument(Kind.DESCRIPTOR, f"desc_{operand.name}", kind, len(self.described))
         shape = symbol(names[0]), symbol(names[1])
-        self.described.append((argument, Descriptor(operand.name, shape, symbol(operand.stride(apart)), block)))
+        self.described.append((argument, Descriptor(operand.name, shape, (symbol(operand.stride(apart)),), block)))
 
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""

@@ -13,7 +13,7 @@
 
 enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR };
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
-enum { MOST_DESCRIBED = 2, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
+enum { MOST_DESCRIBED = 4, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 enum { CLUSTER = 4, MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION */
 
 typedef struct {
@@ -114,22 +114,23 @@ static int provide(LaunchPlan *plan, const long *integers, void *stream, void **
     return code;
 }
 
-/* Kernels access no rows of an empty matrix, but the driver requires at least one. The stride of a single row is
-   irrelevant, and might be one that the driver rejects. */
+/* Kernels access nothing of an empty tensor, but the driver requires at least one element along each axis. The stride
+   along an axis of a single element is irrelevant, and might be one that the driver rejects. */
 static int describe(const Descriptor *what, void *const *pointers, const long *integers, Map *map)
 {
-    uint64_t sizes[2], stride = (uint64_t)formula(what->stride, integers) * (uint64_t)what->bytes;
-    for (int i = 0; i < 2; i++) {
+    uint64_t sizes[MOST_AXES], strides[MOST_AXES - 1];
+    for (int i = 0; i < what->rank; i++) {
         int64_t size = formula(what->sizes[i], integers);
         sizes[i] = size > 0 ? (uint64_t)size : 1;
     }
-    if (sizes[1] == 1)
-        stride = (sizes[0] * (uint64_t)what->bytes + 15) / 16 * 16;
-    static const uint32_t steps[2] = {1, 1};
+    uint64_t row = (sizes[0] * (uint64_t)what->bytes + 15) / 16 * 16;
+    for (int i = 0; i < what->rank - 1; i++)
+        strides[i] = sizes[i + 1] > 1 ? (uint64_t)(formula(what->strides[i], integers) * what->bytes) : row;
+    static const uint32_t steps[MOST_AXES] = {1, 1, 1, 1};
     if (api.describe == NULL)
         return -NOT_SUPPORTED;
-    return -api.describe(map, what->type, 2, (uintptr_t)pointers[what->tensor], sizes, &stride, what->block, steps, 0,
-                         what->swizzle, FETCH_128_BYTES, 0);
+    return -api.describe(map, what->type, (uint32_t)what->rank, (uintptr_t)pointers[what->tensor], sizes, strides, what->block,
+                         steps, 0, what->swizzle, FETCH_128_BYTES, 0);
 }
 
 /* Records a launch. If it cannot be recorded, it must be made now, after everything recorded. */

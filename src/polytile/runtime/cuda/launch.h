@@ -4,16 +4,17 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { KEPT = 8 };
+enum { KEPT = 8, MOST_AXES = 4 };
 
 typedef struct {
     int32_t kind, index;
 } Parameter;
 
-typedef struct { /* a matrix whose blocks the hardware copies: sizes and block are columns, then rows; `stride` in elements */
-    const int64_t *sizes[2], *stride;
-    int32_t tensor, type, bytes, swizzle;
-    uint32_t block[2];
+typedef struct { /* a tensor whose blocks the hardware copies: its `rank` axes, innermost first. `strides` are those of all
+                    axes but the innermost, in elements */
+    const int64_t *sizes[MOST_AXES], *strides[MOST_AXES - 1];
+    int32_t tensor, type, bytes, swizzle, rank;
+    uint32_t block[MOST_AXES];
 } Descriptor;
 
 typedef struct {

@@ -34,8 +34,10 @@ have an index."""
 LITERAL = 7
 """A number by value; its bits take the place of the index. Only trials in a worker support it
 (tuning/isolation/device.py), not launch.c."""
-MOST_DESCRIBED = 2
+MOST_DESCRIBED = 4
 """Maximum number of descriptors per launch."""
+MOST_AXES = 4
+"""Maximum rank of a descriptor."""
 
 OVERLAPPING = 12030
 """CUDA version of the first driver that records overlapping launches in graphs."""
@@ -61,7 +63,7 @@ DESCRIBE = "cuTensorMapEncodeTiled"
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A matrix whose blocks the hardware copies (TMA).
+    """A tensor whose blocks the hardware copies (TMA), contiguous along its last axis.
 
     Attributes
     ----------
@@ -74,20 +76,20 @@ class Descriptor:
     swizzle : int
         The driver's swizzle mode of copies.
     block : tuple of int
-        Rows and columns of one copy.
+        The shape of one copy.
     shape : tuple of Formula
-        Rows and columns of the matrix.
-    stride : Formula
-        Elements from one row to the next.
+        The shape of the tensor.
+    strides : tuple of Formula
+        The strides in elements of all axes but the last.
     """
 
     tensor: int
     type: int
     bytes: int
     swizzle: int
-    block: tuple[int, int]
-    shape: tuple[Formula, Formula]
-    stride: Formula
+    block: tuple[int, ...]
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
 
 
 Code = TypeVar("Code")
@@ -149,13 +151,14 @@ class _Parameter(ctypes.Structure):
 
 class _Descriptor(ctypes.Structure):
     _fields_ = [
-        ("sizes", FormulaPointer * 2),
-        ("stride", FormulaPointer),
+        ("sizes", FormulaPointer * MOST_AXES),
+        ("strides", FormulaPointer * (MOST_AXES - 1)),
         ("tensor", ctypes.c_int32),
         ("type", ctypes.c_int32),
         ("bytes", ctypes.c_int32),
         ("swizzle", ctypes.c_int32),
-        ("block", ctypes.c_uint32 * 2),
+        ("rank", ctypes.c_int32),
+        ("block", ctypes.c_uint32 * MOST_AXES),
     ]
 
 
@@ -236,8 +239,10 @@ class Plan(NativePlan):
         return _Launch(launch.function.handle, grid, parameters, described, *numbers)
 
     def _descriptor(self, one: Descriptor) -> _Descriptor:
-        sizes, block = (FormulaPointer * 2)(*map(self._code, reversed(one.shape))), (ctypes.c_uint32 * 2)(*reversed(one.block))
-        return _Descriptor(sizes, self._code(one.stride), one.tensor, one.type, one.bytes, one.swizzle, block)
+        sizes = (FormulaPointer * MOST_AXES)(*map(self._code, reversed(one.shape)))
+        strides = (FormulaPointer * (MOST_AXES - 1))(*map(self._code, reversed(one.strides)))
+        block = (ctypes.c_uint32 * MOST_AXES)(*reversed(one.block))
+        return _Descriptor(sizes, strides, one.tensor, one.type, one.bytes, one.swizzle, len(one.shape), block)
 
 
 @functools.cache

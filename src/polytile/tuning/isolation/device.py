@@ -8,7 +8,7 @@ floating-point numbers hold one harmless number, and only others, which may be p
     {"do": "launch", "scratch": [[bytes, zeroed]], "integers", "tensors": [[block, offset] | null], "seconds", "threads",
      "launches": [{"image": offset in the shared memory, "symbol", "threads", "shared", "grid": [x, y, z],
                    "parameters": [[kind, index]],
-                   "descriptors": [{"tensor", "type", "swizzle", "block", "sizes", "stride": bytes}],
+                   "descriptors": [{"tensor", "type", "swizzle", "block", "sizes", "strides": bytes}],
                    "cluster"}]}
     {"do": "clear"}
 
@@ -198,10 +198,11 @@ class Device:
         """A tensor map, which has to be aligned."""
         room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         made = (ctypes.c_char * MAP_BYTES).from_buffer(room, -ctypes.addressof(room) % MAP_ALIGNMENT)
-        sizes, block, steps = (ctypes.c_uint64 * 2)(*told["sizes"]), (UNSIGNED * 2)(*told["block"]), (UNSIGNED * 2)(1, 1)
-        stride, address = (ctypes.c_uint64 * 1)(told["stride"]), ADDRESS(self._address(request, told["tensor"]))
+        rank, address = len(told["sizes"]), ADDRESS(self._address(request, told["tensor"]))
+        sizes, strides = (ctypes.c_uint64 * rank)(*told["sizes"]), (ctypes.c_uint64 * (rank - 1))(*told["strides"])
+        block, steps = (UNSIGNED * rank)(*told["block"]), (UNSIGNED * rank)(*[1] * rank)
         how = 0, told["swizzle"], FETCH_128_BYTES, 0
-        self._ask("cuTensorMapEncodeTiled", made, told["type"], 2, address, sizes, stride, block, steps, *how)
+        self._ask("cuTensorMapEncodeTiled", made, told["type"], rank, address, sizes, strides, block, steps, *how)
         return made
 
     def _wait(self, seconds: float) -> None:

@@ -127,7 +127,7 @@ def _request(
 
 
 def _described(one: Descriptor, integers: Sequence[int]) -> dict[str, Any]:
-    """A descriptor, columns before rows."""
+    """A descriptor, its innermost axis first."""
     sizes = [max(1, evaluate(size, integers)) for size in reversed(one.shape)]
     told = {"tensor": one.tensor, "type": one.type, "swizzle": one.swizzle, "block": one.block[::-1]}
-    return {**told, "sizes": sizes, "stride": evaluate(one.stride, integers) * one.bytes}
+    return {**told, "sizes": sizes, "strides": [evaluate(stride, integers) * one.bytes for stride in reversed(one.strides)]}

@@ -1,0 +1,131 @@
+"""Attention by specialised warps: which problems and devices have it, what its launch says, and that it compiles for an H100."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytile.attention.problem import AttentionProblem, Bias, Causal
+from polytile.attention.triton.configs import label, space, valid
+from polytile.attention.triton.schedules import generate
+from polytile.candidates.triton import WORKER, Work, job_of, triton_version
+from polytile.candidates.triton_attention import AttentionCandidate, attention_candidates
+from polytile.codegen.triton.kernel import Launch
+from polytile.errors import LoweringError
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, device, workers
+from polytile.schedule.facts import Facts
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+BF16, F16 = torch.bfloat16, torch.float16
+H100 = device.named("H100")
+PLAIN = AttentionProblem(BF16, 0.3)
+SIZE = {"B": 2, "Hq": 8, "Hkv": 2, "Mq": 999, "Mkv": 1001, "D": 128, "Dv": 128}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    workers.reset()
+
+
+def configs(problem: AttentionProblem = PLAIN, on: device.DeviceFacts = H100, **size: int) -> list[Config]:
+    found = [config for config in space(problem, on) if config["variant"] == "specialised"]
+    return [config for config in found if valid(problem, config, SIZE | {"Dv": size.get("D", SIZE["D"])} | size)]
+
+
+def facts(problem: AttentionProblem, size: dict[str, int], unknown: str = "") -> Facts:
+    """Every stride is a multiple of 16 and all data aligned, but not those of the name `unknown`."""
+    divisible = {name for name in problem.size_names if "stride" in name} - {unknown}
+    aligned = {tensor.name for tensor in problem.tensors} - {unknown}
+    return Facts(frozenset(divisible), frozenset(aligned), exact=tuple((n, size[n]) for n in ("Hq", "Hkv", "D", "Dv")))
+
+
+def launch(problem: AttentionProblem, config: Config, overlaps: bool = True, **size: int) -> Launch:
+    at = SIZE | {"Dv": size.get("D", SIZE["D"])} | size
+    (made,) = generate(problem, config, facts(problem, at), Chip(H100.sms, overlaps)).launches
+    return made
+
+
+def test_it_serves_plain_attention_of_half_precision_on_hopper() -> None:
+    assert [label(config) for config in configs()] == ["specialised 128x128 s2 w12"]
+    assert configs(replace(PLAIN, dtype=F16, causal=Causal.TOP_LEFT, window=(100, 0), lse=True))
+    assert configs(Dv=96) and configs(D=80) and len(configs(D=33)) == 2 and configs(D=256)
+    assert not configs(D=300) and not configs(Dv=64) and not configs(Mq=64) and not configs(Mkv=0)
+
+
+@pytest.mark.parametrize("name", ["A100", "B200"])
+def test_other_architectures_have_none(name: str) -> None:
+    assert not configs(on=device.named(name))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dtype": torch.float32}, {"bias": Bias(BF16, "bhmn")}, {"dense": (True, False, True)}, {"backward": True}],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_problems_have_none(other: dict[str, Any]) -> None:
+    assert not configs(replace(PLAIN, **other))
+
+
+def test_the_interpreter_has_none() -> None:
+    assert all(each.config["variant"] != "specialised" for each in attention_candidates(PLAIN, "a", torch.device("cpu")))
+
+
+@pytest.mark.parametrize("unknown", ["q", "out", "k_stride_n", "out_stride_m"])
+def test_it_takes_no_part_where_the_copy_engine_might_refuse_a_tensor(unknown: str) -> None:
+    (config,) = configs()
+    with pytest.raises(LoweringError, match=f"{unknown.split('_')[0]} is not at a multiple of 16 bytes"):
+        generate(PLAIN, config, facts(PLAIN, SIZE, unknown), Chip(H100.sms))
+    work = Work(PLAIN, "a", H100, 0, lambda config, known: generate(PLAIN, config, known, Chip(H100.sms)))
+    candidate = AttentionCandidate(label(config), config, work, lambda _: True, lambda _: 1.0)
+    refused, taken = (candidate.specialise(facts(PLAIN, SIZE, name)) for name in (unknown, ""))
+    assert taken.valid(SIZE) and not taken.failed() and not taken.right_anywhere
+    assert not refused.valid(SIZE) and refused.failed()
+    assert not taken.prepare_for(device.named("A100")) and taken.portable_to(device.named("A100")) is None
+
+
+def test_its_tensors_are_described_with_their_axes() -> None:
+    (config,) = configs()
+    made = launch(PLAIN, config)
+    assert [(each.tensor, each.block) for each in made.descriptors] == [
+        ("q", (1, 1, 64, 128)), ("k", (1, 1, 128, 128)), ("v", (1, 1, 128, 128)), ("out", (1, 1, 64, 128)),
+    ]  # fmt: skip
+    assert [str(size) for size in made.descriptors[1].shape] == ["B", "Hkv", "Mkv", "D"]
+    assert [str(stride) for stride in made.descriptors[1].strides] == ["k_stride_b", "k_stride_h", "k_stride_n"]
+    described = [(argument.name, argument.index) for argument in made.arguments if argument.type.startswith("tensordesc")]
+    assert described == [("desc_q", 0), ("desc_k", 1), ("desc_v", 2), ("desc_out", 3)]
+    programs = made.grid[0].subs({each: SIZE[each.name] for each in made.grid[0].free_symbols})
+    assert programs == SIZE["B"] * SIZE["Hq"] * 8, "one for every 128 rows of a head"
+
+
+COMPILED = {
+    "dense": (PLAIN, {}),
+    "causal, with lse": (replace(PLAIN, causal=Causal.BOTTOM_RIGHT, lse=True), {}),
+    "window of padded heads": (replace(PLAIN, window=(100, 3)), {"D": 80}),
+    "negative scale": (replace(PLAIN, scale=-0.5, causal=Causal.TOP_LEFT), {}),
+    "narrow heads": (replace(PLAIN, dtype=F16, causal=Causal.TOP_LEFT), {"D": 64}),
+    "wide heads": (replace(PLAIN, causal=Causal.TOP_LEFT, lse=True), {"D": 256}),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_it_compiles_without_spills(name: str, empty_cache: Path) -> None:
+    problem, size = COMPILED[name]
+    launches = [launch(problem, config, **size) for config in configs(problem, **size)]
+    jobs = [job_of(one, H100.target) for one in launches]
+    promises = [cubins.request(cubins.Order("attention", WORKER, job, triton_version())) for job in jobs]
+    for config, promise in zip(configs(problem, **size), promises, strict=True):
+        compiled = promise.result().facts
+        assert compiled.num_warps == config["warps"]
+        assert not compiled.spills and compiled.shared <= H100.shared_per_block
+        assert compiled.registers * compiled.num_warps * 32 <= 65536
+        assert [len(each) for each in compiled.descriptors] == [7] * 4

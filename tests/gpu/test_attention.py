@@ -1,0 +1,75 @@
+"""Attention by specialised warps on a GPU that has them, beside float64: lengths, heads, masks and layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from polytile.attention.arguments import make_args, reference
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.candidates.triton_attention import attention_candidates
+from polytile.runtime.launcher import time_burst
+from polytile.schedule.facts import Facts
+from tests.gpu.comparing import widened
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs capability 9.0"),
+]
+
+CUDA = torch.device("cuda")
+PLAIN = AttentionProblem(torch.bfloat16, None, lse=True)
+TOP, BOTTOM = replace(PLAIN, causal=Causal.TOP_LEFT), replace(PLAIN, causal=Causal.BOTTOM_RIGHT)
+SIZE = {"B": 2, "Hq": 4, "Hkv": 2, "Mq": 333, "Mkv": 333, "D": 128}
+INTERLEAVED = {
+    "q_stride_h": 128, "q_stride_m": 512, "k_stride_h": 128, "k_stride_n": 256, "out_stride_h": 128, "out_stride_m": 512,
+}  # fmt: skip
+CASES: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
+    "dense": (PLAIN, {}),
+    "float16": (replace(PLAIN, dtype=torch.float16), {}),
+    "causal": (TOP, {"Mq": 1024, "Mkv": 1024}),
+    "causal, more rows": (TOP, {"Mq": 700, "Mkv": 129}),
+    "causal, more keys": (BOTTOM, {"Mq": 129, "Mkv": 1111}),
+    "rows without keys": (BOTTOM, {"Mq": 700, "Mkv": 65}),
+    "one key": (PLAIN, {"Mkv": 1}),
+    "window": (replace(PLAIN, window=(100, 20)), {"Mq": 1000, "Mkv": 1000}),
+    "window before": (replace(BOTTOM, window=(64, 0)), {"Mq": 500, "Mkv": 900}),
+    "negative scale": (replace(PLAIN, scale=-0.3), {}),
+    "heads of 64": (TOP, {"D": 64, "Hq": 6, "Hkv": 6}),
+    "heads of 256": (TOP, {"D": 256}),
+    "padded heads": (PLAIN, {"D": 80, "Dv": 112}),
+    "narrow heads": (PLAIN, {"D": 16}),
+    "one key head": (BOTTOM, {"Hq": 8, "Hkv": 1, "Mq": 65, "Mkv": 4097}),
+    "rows of all heads together": (TOP, INTERLEAVED),
+    "the same keys for all": (PLAIN, {"k_stride_b": 0, "k_stride_h": 0, "v_stride_b": 0, "v_stride_h": 0}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_specialised_warps_agree_with_float64(name: str) -> None:
+    problem, given = CASES[name]
+    size = {**SIZE, "Dv": given.get("D", SIZE["D"]), **given}
+    args = make_args(problem, size, CUDA)
+    expected: list[Any] = list(widened(tuple(args)))
+    reference(problem)(*expected)
+    whole = {**problem.dense_strides(size), **size}
+    divisible = frozenset(n for n, value in whole.items() if "stride" in n and value % 16 == 0)
+    exact = tuple((n, size[n]) for n in ("Hq", "Hkv", "D", "Dv"))
+    known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+    made = [each.specialise(known) for each in attention_candidates(problem, "attention", CUDA)]
+    made = [each for each in made if each.config["variant"] == "specialised" and each.valid(whole)]
+    assert made
+    for candidate in made:
+        for tensor in args[3:5]:
+            tensor.fill_(float("nan"))
+        first = None
+        for _ in range(3):
+            time_burst(candidate.entry(), args, 1)
+            torch.cuda.synchronize()
+            assert first is None or torch.equal(args[3], first), "equal calls give bitwise equal results"
+            first = args[3].clone()
+        for mine, right in zip(args[3:5], expected[3:5], strict=True):
+            torch.testing.assert_close(mine.double(), right.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
