@@ -62,7 +62,7 @@ def attend(
     fill: float = EMPTY,
     empty_is_0: bool = True,
     precision: torch.dtype | None = None,
-    scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
     window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.program.Attention.
@@ -74,7 +74,8 @@ def attend(
     precision
         The dtype of the computation; None means the compute dtype of `q`.
     scores
-        Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`.
+        Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
+        their derivatives by the products may follow.
     """
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
@@ -83,7 +84,7 @@ def attend(
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
     products = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale
     added = empty_is_0 and fill == EMPTY
-    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)
+    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)[0]
     shares = torch.softmax(changed, -1)
     if empty_is_0:
         shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
@@ -94,9 +95,10 @@ def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that attends to no key, whose
-    lse is -inf, contributes none."""
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`. A row that
+    attends to no key, whose lse is -inf, contributes none, and neither does a key whose score is -inf."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -104,9 +106,15 @@ def attend_backward(
     q, k, v, out, grad = (each.to(dtype) for each in (q, k, v, out, grad))
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY, window)
-    shares = torch.exp(scores - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
-    changes = shares * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
+    products = q @ k.transpose(-1, -2) * scale
+    added = empty_is_0 and fill == EMPTY
+    changed, *slopes = scores(products) if scores is not None else (masked(products, bias, causal, fill, added, window),)
+    shares = torch.exp(changed - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
+    delta = (grad * out).sum(-1, keepdim=True)
+    delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
+    changes = shares * (grad @ v.transpose(-1, -2) - delta) * scale
+    for slope in slopes:
+        changes = torch.where(changed == EMPTY, 0.0, changes * slope)
     if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
         changes = torch.where(bias, changes, 0.0)
     dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad

@@ -410,16 +410,18 @@ class Template:
 @dataclass(frozen=True)
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
-    gradients of q, k and v are written to `dq`, `dk` and `dv`."""
+    gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
+    that is used besides."""
 
     grad: View
     dq: View
     dk: View
     dv: View
+    lse: View | None = None
 
 
-SCORES = "scores"
-"""The buffer name to which an Attention's `scores` store. It has no memory."""
+SCORES, SLOPES = "scores", "slopes"
+"""The buffer names to which an Attention's `scores` store. They have no memory."""
 
 
 @dataclass(frozen=True)
@@ -470,9 +472,9 @@ class Attention:
     gradients
         If given, the operation is the backward pass: `out` and `lse` are read and the gradients are written.
     scores
-        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its only store computes the score from the
-        Accumulator,
-        the scaled product. The store names the row-major buffer SCORES, which has no memory.
+        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its store computes the score from the Accumulator,
+        the scaled product. It names the row-major buffer SCORES, which has no memory. A backward pass may have a second
+        store, to SLOPES: the derivative of the score by the scaled product. Without it, that is 1.
     window
         Masks further keys (see ir.attention.window_mask).
     sequences
@@ -508,7 +510,7 @@ class Attention:
     @property
     def read(self) -> tuple[View, ...]:
         places = self.sequences.views if self.sequences is not None else ()
-        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad)
+        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad, self.gradients.lse)
         own = (self.q, self.k, self.v, self.bias, *places, *left)
         return tuple(view for view in own if view is not None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polytile.ir.expr import Op
-from polytile.ir.program import ROUNDING, SCORES, Loop, Program, Store
+from polytile.ir.program import ROUNDING, SCORES, SLOPES, Loop, Program, Store
 from polytile.passes.loops import map_loops
 
 
@@ -18,7 +18,7 @@ def drop_roundings(program: Program) -> Program:
     """`program` without a rounding right before a store that rounds anyway."""
 
     def simpler(store: Store) -> Store:
-        if store.buffer == SCORES:
+        if store.buffer in (SCORES, SLOPES):
             return store
         value, rounding = store.value, ROUNDING.get(program.buffers[store.buffer].dtype)
         rounded = store.mode == "set" and isinstance(value, Op) and value.name == rounding
