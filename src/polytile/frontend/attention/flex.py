@@ -77,8 +77,11 @@ def written_out(
         query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
     with torch.autocast(device, enabled=False):
         captured = (*score_captured, *mask_captured)
-        if all(elementwise) and _stays_whole((query, key, value), captured, scale, differentiable, wanted):
+        if all(elementwise) and _stays_whole((query, key, value), captured, differentiable, wanted):
             without_blocks = (*[1] * (len(block_mask) - 1), block_mask[-1])
+            if not isinstance(scale, float):  # the operator takes a number that is known
+                factor = torch.full((), scale, dtype=torch.float32, device=query.device)
+                score_mod, score_captured, scale = _scaled(score_mod), (*score_captured, factor), 1.0
             return flex_attention(
                 query, key, value, score_mod, without_blocks, scale, kernel_options, score_captured, mask_captured
             )
@@ -97,14 +100,13 @@ def written_out(
 
 
 def _stays_whole(
-    tensors: tuple[Tensor, Tensor, Tensor], captured: Sequence[Any], scale: Any, differentiable: bool,
-    wanted: tuple[bool, bool, bool],
-) -> bool:  # fmt: skip
+    tensors: tuple[Tensor, Tensor, Tensor], captured: Sequence[Any], differentiable: bool, wanted: tuple[bool, bool, bool]
+) -> bool:
     """Whether the call stays PyTorch's operator while autograd differentiates the graph (flex_whole.py): its gradients or its
     log-sum-exp are wanted, but no gradient of what the functions have captured."""
     query, key, value = tensors
     alike = all(each.dtype == query.dtype and statically_known_true(each.shape[0] == query.shape[0]) for each in tensors)
-    if not alike or query.dtype not in DTYPES or wanted[2] or not isinstance(scale, float):
+    if not alike or query.dtype not in DTYPES or wanted[2]:
         return False
     if any(statically_known_true(n == 0) for each in tensors for n in each.shape):
         return False
@@ -113,6 +115,11 @@ def _stays_whole(
     if any(isinstance(each, Tensor) and each.requires_grad for each in captured):
         return False
     return differentiable if any(each.requires_grad for each in tensors) else wanted[1]
+
+
+def _scaled(score_mod: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """score_mod of a score times the last tensor that is captured."""
+    return lambda score, *rest: score_mod(score * rest[-1], *rest[:-1])
 
 
 def _statistics(scores: Tensor) -> tuple[Tensor, Tensor]:
