@@ -6,7 +6,6 @@ flex_attention refuses gradients on a CPU, so the tests call the operator that i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -79,7 +78,8 @@ def check(call: Function, score_mod: Function, mask_mod: Function, given: list[T
     torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=tolerance, atol=tolerance)
     direction, along = torch.randn_like(out), torch.randn_like(lse)
-    mine, other = ((o * direction).sum() + (s[seen] * along[seen]).sum() * with_lse for o, s in ((out, lse), (wanted, wanted_lse)))
+    pair = (out, lse), (wanted, wanted_lse)
+    mine, other = ((one * direction).sum() + (log[seen] * along[seen]).sum() * with_lse for one, log in pair)
     for one, another in zip(torch.autograd.grad(mine, leaves), torch.autograd.grad(other, exact), strict=True):
         torch.testing.assert_close(one.double(), another.nan_to_num(0.0), rtol=4 * tolerance, atol=4 * tolerance)
 

@@ -84,7 +84,8 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
 
 
 def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The scores of these products, and their slopes if the problem has them, computed by torch operators, in float64 if the products are."""
+    """The scores of these products, and their slopes if the problem has them, by torch operators; in float64 if the products
+    are."""
     assert problem.scores is not None
     tensors = {tensor.name: value for tensor, value in zip(problem.tensors, args, strict=False)}
     values = dict(zip(problem.symbols, args[len(problem.tensors) :], strict=True))
@@ -133,8 +134,8 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
     elif problem.backward:
-        more = {"scores": given.changed, "grad_lse": given.grad_lse}
-        found = attend_backward(given.q, given.k, given.v, *given.left, **how, **more)
+        how |= {"scores": given.changed, "grad_lse": given.grad_lse}
+        found = attend_backward(given.q, given.k, given.v, *given.left, **how)
         for gradient, value in zip(given.gradients, found, strict=True):
             gradient.copy_(value)
     else:

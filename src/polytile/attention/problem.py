@@ -33,13 +33,13 @@ DECIDING = {
 }  # fmt: skip
 """The integers that a choice depends on, and whether by bucket or exactly. For strides, only divisibility by 16 matters."""
 
-AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd", "grad_lse": "bhm", "dq": "bhmd",
-        "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
+AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd",
+        "grad_lse": "bhm", "dq": "bhmd", "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
 """The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so no strides are passed for it."""
 EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
            "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
-           "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "grad_lse": ("B", "Hq", "Mq"), "dq": ("B", "Hq", "Mq", "D"),
-           "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv")}  # fmt: skip
+           "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "grad_lse": ("B", "Hq", "Mq"),
+           "dq": ("B", "Hq", "Mq", "D"), "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv")}  # fmt: skip
 """The sizes of each tensor."""
 
 
@@ -73,9 +73,10 @@ class AttentionProblem:
     """What is common to all attentions that share kernels.
 
     The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
-    wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias, out, `saved` (the forward pass's
-    lse), grad (the gradient of out), grad_lse if lse has a gradient, and the outputs dq, dk and dv. The integers are SIZES, then the strides of each tensor but
-    lse ("q_stride_b" and so on, as in AXES), then those of `scores` ("n0", …). Any size may be 0, and so may any stride of an
+    wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias or those of `scores`, out, `saved`
+    (the forward pass's lse), grad (the gradient of out), grad_lse if lse has a gradient, and the outputs dq, dk and dv. The
+    integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores` ("n0",
+    …). Any size may be 0, and so may any stride of an
     input.
 
     Attributes
@@ -132,9 +133,9 @@ class AttentionProblem:
         )
         bias += self.scores.tensors if self.scores is not None else ()
         if self.backward:
-            kept = (("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype))
+            kept = [("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype)]
             written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv"))
-            kept += (("grad_lse", torch.float32),) if self.lse else ()
+            kept += [("grad_lse", torch.float32)] if self.lse else []
             return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *written)
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         return (*read, *bias, TensorArg("out", self.dtype, "out"), *lse)

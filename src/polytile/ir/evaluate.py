@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import SCORES, Loop, Store, compute_dtype, element_level
+from polytile.ir.program import Loop, Store, compute_dtype, element_level
 
 CHUNK_POINTS = 4_000_000
 Number = Any  # a Python int, or an int64 tensor that broadcasts to the grid

@@ -83,8 +83,9 @@ def written_out(
                 factor = torch.full((), scale, dtype=torch.float32, device=query.device)
                 score_mod, score_captured, scale = _scaled(score_mod), (*score_captured, factor), 1.0
             return flex_attention(
-                query, key, value, score_mod, without_blocks, scale, kernel_options, score_captured, mask_captured
-            )
+                query, key, value, score_mod, without_blocks, scale, kernel_options, tuple(score_captured),
+                tuple(mask_captured),
+            )  # fmt: skip
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         key, value = (_for_each_head(each, query) for each in (key, value))
         scores = (query.to(dtype) @ key.to(dtype).transpose(-2, -1)) * scale
@@ -104,7 +105,7 @@ def _stays_whole(
 ) -> bool:
     """Whether the call stays PyTorch's operator while autograd differentiates the graph (flex_whole.py): its gradients or its
     log-sum-exp are wanted, but no gradient of what the functions have captured."""
-    query, key, value = tensors
+    query = tensors[0]
     alike = all(each.dtype == query.dtype and statically_known_true(each.shape[0] == query.shape[0]) for each in tensors)
     if not alike or query.dtype not in DTYPES or wanted[2]:
         return False

@@ -9,6 +9,7 @@ attention with such scores is polytile::attention_of (operator.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx
@@ -42,7 +43,9 @@ ELEMENTS = (
 """Dtypes from which scores can be computed."""
 
 
-SCORED = {**dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), OF_BACKWARD: (3, 4)}
+SCORED: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), OF_BACKWARD: (3, 4),
+}  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""
 
 

@@ -53,7 +53,8 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
+    aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
 
@@ -375,15 +376,15 @@ def _emit_gradients(
         for view, steps in zip(operands, strides, strict=True)
     ]
     of_lse = replace(grad_lse, sizes=like_lse) if grad_lse is not None else None
-    gradients = Gradients(change, *[whole(buffer) for buffer in made], of_lse)
+    dq, dk, dv = map(whole, made)
+    gradients = Gradients(change, dq, dk, dv, of_lse)
     builder.emit(
         Attention(
             builder.name("attention_backward"), *operands, saved, scale, lse=replace(lse, sizes=like_lse),
             origins=(builder.origin,), gradients=gradients, **masks,
         )
     )  # fmt: skip
-    dq, dk, dv = (stored(whole(buffer), grad.device) for buffer in made)
-    return dq, dk, dv
+    return stored(dq, grad.device), stored(dk, grad.device), stored(dv, grad.device)
 
 
 def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
