@@ -75,9 +75,8 @@ class AttentionProblem:
     The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
     wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias or those of `scores`, out, `saved`
     (the forward pass's lse), grad (the gradient of out), grad_lse if lse has a gradient, and the outputs dq, dk and dv. The
-    integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores` ("n0",
-    …). Any size may be 0, and so may any stride of an
-    input.
+    integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores`
+    ("n0", …). Any size may be 0, and so may any stride of an input.
 
     Attributes
     ----------
