@@ -73,8 +73,8 @@ class AttentionProblem:
     """What is common to all attentions that share kernels.
 
     The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
-    wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias or those of `scores`, out, `saved`
-    (the forward pass's lse), grad (the gradient of out), grad_lse if lse has a gradient, and the outputs dq, dk and dv. The
+    wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias, out, `saved` (the forward pass's
+    lse), grad (the gradient of out), grad_lse if lse has a gradient, those of `scores`, and the outputs dq, dk and dv. The
     integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores`
     ("n0", …). Any size may be 0, and so may any stride of an input.
 
@@ -130,14 +130,14 @@ class AttentionProblem:
             if self.layout is not None
             else ()
         )
-        bias += self.scores.tensors if self.scores is not None else ()
+        loaded = self.scores.tensors if self.scores is not None else ()
         if self.backward:
             kept = [("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype)]
             written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv"))
             kept += [("grad_lse", torch.float32)] if self.lse else []
-            return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *written)
+            return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *loaded, *written)
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
-        return (*read, *bias, TensorArg("out", self.dtype, "out"), *lse)
+        return (*read, *bias, *loaded, TensorArg("out", self.dtype, "out"), *lse)
 
     @cached_property
     def size_names(self) -> tuple[str, ...]:

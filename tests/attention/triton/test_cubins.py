@@ -17,6 +17,7 @@ from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.matmul.triton.unit import Chip
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.facts import Facts
+from tests.attention.scored import scored, soft_capped, soft_capped_slope
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -35,11 +36,8 @@ def workers_end() -> Iterator[None]:
     workers.reset()
 
 
-@pytest.mark.parametrize(("name", "layout"), [*((name, None) for name in NAMES), *LAYOUTS], ids=str)
-def test_every_launch_compiles_without_spills(name: str, layout: Layout | None, empty_cache: Path) -> None:
-    backward, size = name.startswith("backward"), SIZE
-    problem = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=not backward, backward=backward, layout=layout)
-    size = size if name in NAMES[:2] else size | {"Mq": 999}
+def compiled(name: str, problem: AttentionProblem, size: dict[str, int]) -> None:
+    """Compile every launch of the config of this name. Raises AssertionError where one spills or does not fit."""
     (config,) = [config for config in space(problem, H100) if label(config) == name]
     assert valid(problem, config, size)
     divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
@@ -48,6 +46,19 @@ def test_every_launch_compiles_without_spills(name: str, layout: Layout | None, 
     jobs = [job_of(launch, H100.target) for launch in launches]
     promises = [cubins.request(cubins.Order("attention", WORKER, job, triton_version())) for job in jobs]
     for promise in promises:
-        compiled = promise.result().facts
-        assert not compiled.spills
-        assert compiled.shared <= H100.shared_per_block
+        facts_of = promise.result().facts
+        assert not facts_of.spills
+        assert facts_of.shared <= H100.shared_per_block
+
+
+@pytest.mark.parametrize(("name", "layout"), [*((name, None) for name in NAMES), *LAYOUTS], ids=str)
+def test_every_launch_compiles_without_spills(name: str, layout: Layout | None, empty_cache: Path) -> None:
+    backward, size = name.startswith("backward"), SIZE
+    problem = AttentionProblem(torch.bfloat16, None, Causal.BOTTOM_RIGHT, lse=not backward, backward=backward, layout=layout)
+    size = size if name in NAMES[:2] else size | {"Mq": 999}
+    compiled(name, problem, size)
+
+
+def test_the_derivative_of_computed_scores_compiles_without_spills(empty_cache: Path) -> None:
+    problem = scored(torch.bfloat16, soft_capped(), soft_capped_slope(), lse=True, backward=True)
+    compiled("backward 64x64 s2 w4", problem, SIZE | {"Mq": 999})
