@@ -94,15 +94,16 @@ def run_attention(
     indices = {name: tensor(view) for name, view in placed.named.items()} if placed is not None else {}
     if placed is not None:
         count, keys = (sizes.evaluate(size, size_values) for size in (placed.count, placed.keys))
+    if loop is not None:
+        settings["scores"] = lambda products: changed_scores(loop, products, buffers, size_values, precision)
     if gradients is not None:
         grad, *made = map(tensor, (gradients.grad, gradients.dq, gradients.dk, gradients.dv))
         if placed is not None:
             attend_sequences_backward(q, k, v, out, lse, grad, (made[0], made[1], made[2]), indices, count, **settings)
             return
+        settings["grad_lse"] = tensor(gradients.lse)
         results: tuple[torch.Tensor, ...] = attend_backward(q, k, v, out, lse, grad, **settings)
     else:
-        if loop is not None:
-            settings["scores"] = lambda products: changed_scores(loop, products, buffers, size_values, precision)
         if placed is not None:
             attend_sequences(q, k, v, out, lse, indices, count, keys, **settings)
             return

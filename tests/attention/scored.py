@@ -10,7 +10,7 @@ import torch
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import BATCH, HEAD, KEY, PLACE, QUERY, SCORE
 from polytile.ir import expr, sizes
-from polytile.ir.attention import SCORES
+from polytile.ir.attention import SCORES, SLOPES
 from polytile.ir.expr import Node
 from polytile.ir.loop import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
@@ -67,16 +67,25 @@ def relative() -> Node:
     return number("add", SCORE, slope)
 
 
-def scored(dtype: torch.dtype, value: Node, **more: bool) -> AttentionProblem:
+def soft_capped_slope() -> Node:
+    """1 - tanh²(score / 2)."""
+    capped = number("tanh", number("div", SCORE, expr.const(2.0, torch.float32)))
+    return number("sub", expr.const(1.0, torch.float32), number("mul", capped, capped))
+
+
+def scored(dtype: torch.dtype, value: Node, slope: Node | None = None, **more: bool) -> AttentionProblem:
     """The problem of these scores, without a scale of its own."""
     lengths = tuple(map(symbol, ("B", "Hq", "Mq", "Mkv")))
     axes = tuple(Axis(axis, size) for axis, size in zip(PLACE, lengths, strict=True))
     place = sum((axis * step for axis, step in zip(PLACE, sizes.contiguous_strides(lengths), strict=True)), sizes.ZERO)
+    stores = (Store(SCORES, place, value), *((Store(SLOPES, place, slope),) if slope is not None else ()))
     loaded = {load.buffer for load in expr.loads(value)}
     tensors = tuple(tensor for tensor in (LENGTHS, TABLE) if tensor.name in loaded)
     own = (STRIDE,) if STRIDE in expr.free_symbols(value) else ()
-    kernel = LoopKernel(Loop(SCORES, axes, (), (Store(SCORES, place, value),)), tensors, own)
+    kernel = LoopKernel(Loop(SCORES, axes, (), stores), tensors, own)
     return AttentionProblem(dtype, None, scores=kernel, **more)
 
 
 VALUES = {"window": window, "padded": padded, "relative": relative, "soft capped": soft_capped}
+SLOPES_OF = {"soft capped": soft_capped_slope}
+"""The derivatives by the product of those above for which these are not 1."""

@@ -14,7 +14,7 @@ import torch
 
 from polytile.attention.layout import INDICES
 from polytile.attention.problem import SIZES, AttentionProblem, symbol
-from polytile.ir.attention import SCORES, attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
 from polytile.ir.evaluate import changed_scores
 from polytile.runtime import noise
 from polytile.schedule import examples
@@ -37,8 +37,9 @@ class Operands:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
-    changed: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Computes scores from the scaled products, if the problem has an expression for them."""
+    grad_lse: torch.Tensor | None = None
+    changed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
+    """Computes scores, and their slopes, from the scaled products, if the problem has an expression for them."""
     indices: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The integer tensors that describe the sequences (attention/layout.py)."""
     count: int = 0
@@ -82,8 +83,9 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
     return Operands(**named)
 
 
-def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Tensor) -> torch.Tensor:
-    """The scores of these products, computed by torch operators, in float64 if the products are."""
+def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The scores of these products, and their slopes if the problem has them, by torch operators; in float64 if the products
+    are."""
     assert problem.scores is not None
     tensors = {tensor.name: value for tensor, value in zip(problem.tensors, args, strict=False)}
     values = dict(zip(problem.symbols, args[len(problem.tensors) :], strict=True))
@@ -132,9 +134,9 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
     elif problem.backward:
-        for gradient, value in zip(
-            given.gradients, attend_backward(given.q, given.k, given.v, *given.left, **how), strict=True
-        ):
+        how |= {"scores": given.changed, "grad_lse": given.grad_lse}
+        found = attend_backward(given.q, given.k, given.v, *given.left, **how)
+        for gradient, value in zip(given.gradients, found, strict=True):
             gradient.copy_(value)
     else:
         out, lse = attend(given.q, given.k, given.v, **how, scores=given.changed)
@@ -235,7 +237,8 @@ def _loaded(
     if problem.scores is None:
         return {}
     tensors, loop = problem.scores.tensors, problem.scores.loop
-    given = LoopKernel(loop, (*tensors, TensorArg(SCORES, torch.float32, "out")), problem.symbols)
+    values_made = (TensorArg(store.buffer, torch.float32, "out") for store in loop.stores)
+    given = LoopKernel(loop, (*tensors, *values_made), problem.symbols)
     values = {each: size[each.name] for each in problem.symbols}
     extents, ends = examples.lengths(given, values), examples.index_ends(given, values)
     divisors = examples.divisors(given)

@@ -11,7 +11,7 @@ import torch
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, Bias, Causal, symbol
 from polytile.ir import expr
-from polytile.ir.attention import SCORES, Attention, Sequences
+from polytile.ir.attention import SCORES, SLOPES, Attention, Sequences
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.loop import Axis
 from polytile.ir.sizes import contiguous_strides
@@ -39,7 +39,7 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         causal=Causal(attention.causal),
         bias=_bias(attention.bias, attention.fill) if attention.bias is not None else None,
         empty_is_0=attention.empty_is_0,
-        lse=attention.lse is not None and not backward,
+        lse=(attention.lse if attention.gradients is None else attention.gradients.lse) is not None,
         dense=(q.strides[-1] == 1, k.strides[-1] == 1, v.strides[-1] == 1),
         tf32=on_gpu and q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
         backward=backward,
@@ -77,7 +77,8 @@ def _scores(
     """The scores under the problem's names, the buffers that they load, and the integers that they need besides the sizes."""
     if attention.scores is None:
         return None, (), ()
-    kernel, site = canonical.canonicalize(attention.scores, {**buffers, SCORES: _like_scores(attention, buffers)})
+    made = {name: _like_scores(name, attention, buffers) for name in (SCORES, SLOPES)}
+    kernel, site = canonical.canonicalize(attention.scores, {**buffers, **made})
     names = dict(zip((axis.size for axis in kernel.loop.axes), map(symbol, ("B", "Hq", "Mq", "Mkv")), strict=True))
     known = {size: name for size, name in names.items() if size.is_Symbol}
 
@@ -88,16 +89,16 @@ def _scores(
     axes = (Axis(axis.symbol, symbol(name)) for axis, name in zip(loop.axes, ("B", "Hq", "Mq", "Mkv"), strict=True))
     tensors = tuple(tensor for tensor in kernel.tensors if tensor.role == "in")
     own = [(each, size) for each, size in zip(kernel.symbols, site.sizes, strict=True) if each not in known]
-    stores = tuple(replace(store, buffer=SCORES) for store in loop.stores)
+    stores = tuple(replace(store, buffer=name) for store, name in zip(loop.stores, made, strict=False))
     scores = LoopKernel(replace(loop, axes=tuple(axes), stores=stores), tensors, tuple(each for each, _ in own))
-    return scores, tuple(name for name in site.buffers if name != SCORES), tuple(size for _, size in own)
+    return scores, tuple(name for name in site.buffers if name not in made), tuple(size for _, size in own)
 
 
-def _like_scores(attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
+def _like_scores(name: str, attention: Attention, buffers: Mapping[str, Buffer]) -> Buffer:
     """A buffer of the shape of the scores."""
     batch, heads, _, rows, keys, _, _ = attention.extents
     shape = (batch, heads, rows, keys)
-    return Buffer(SCORES, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
+    return Buffer(name, torch.float32, shape, contiguous_strides(shape), buffers[attention.q.buffer].device)
 
 
 def _bias(view: View, fill: float) -> Bias:

@@ -33,13 +33,13 @@ DECIDING = {
 }  # fmt: skip
 """The integers that a choice depends on, and whether by bucket or exactly. For strides, only divisibility by 16 matters."""
 
-AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd", "dq": "bhmd",
-        "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
+AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd",
+        "grad_lse": "bhm", "dq": "bhmd", "dk": "bhnd", "dv": "bhnd"}  # fmt: skip
 """The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so no strides are passed for it."""
 EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
            "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
-           "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "dq": ("B", "Hq", "Mq", "D"),
-           "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv")}  # fmt: skip
+           "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "grad_lse": ("B", "Hq", "Mq"),
+           "dq": ("B", "Hq", "Mq", "D"), "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv")}  # fmt: skip
 """The sizes of each tensor."""
 
 
@@ -74,9 +74,9 @@ class AttentionProblem:
 
     The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
     wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias, out, `saved` (the forward pass's
-    lse), grad (the gradient of out), and the outputs dq, dk and dv. The integers are SIZES, then the strides of each tensor but
-    lse ("q_stride_b" and so on, as in AXES), then those of `scores` ("n0", …). Any size may be 0, and so may any stride of an
-    input.
+    lse), grad (the gradient of out), grad_lse if lse has a gradient, those of `scores`, and the outputs dq, dk and dv. The
+    integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores`
+    ("n0", …). Any size may be 0, and so may any stride of an input.
 
     Attributes
     ----------
@@ -90,8 +90,11 @@ class AttentionProblem:
         For each of q, k and v, whether its stride along d is known to be 1.
     tf32
         Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled.
+    lse
+        Whether the log-sum-exp is wanted; in a backward problem, whether it has a gradient.
     scores
-        The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal (see ir.attention.Attention).
+        The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal, and in a backward problem their slopes (see
+        ir.attention.Attention).
     window
         How many keys before and after the bottom-right diagonal a row attends to, besides the diagonal; -1 means unlimited.
     layout
@@ -121,19 +124,20 @@ class AttentionProblem:
     def tensors(self) -> tuple[TensorArg, ...]:
         """Every tensor argument, in order."""
         bias: tuple[TensorArg, ...] = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
-        lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
         bias += (
             tuple(TensorArg(name, dtype, "in") for name, dtype in self.layout.indices)
             if self.layout is not None
             else ()
         )
-        bias += self.scores.tensors if self.scores is not None else ()
+        loaded = self.scores.tensors if self.scores is not None else ()
         if self.backward:
-            kept = (("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype))
+            kept = [("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype)]
             written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv"))
-            return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *written)
-        return (*read, *bias, TensorArg("out", self.dtype, "out"), *lse)
+            kept += [("grad_lse", torch.float32)] if self.lse else []
+            return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *loaded, *written)
+        lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
+        return (*read, *bias, *loaded, TensorArg("out", self.dtype, "out"), *lse)
 
     @cached_property
     def size_names(self) -> tuple[str, ...]:

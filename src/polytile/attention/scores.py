@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import sympy
@@ -33,18 +34,25 @@ SCORE = expr.make(Accumulator, dtype=torch.float32)
 @dataclass(frozen=True)
 class Scores:
     """`score` is an expression of SCORE, or None if it is unchanged. `mask` is false where a query does not attend to a key, or
-    None."""
+    None. `slope` is the derivative of the score by SCORE in a backward pass, or None if it is 1."""
 
     problem: AttentionProblem
     score: Node | None
     mask: Node | None
+    slope: Node | None = None
+
+    def mapped(self, change: Callable[[Node], Node]) -> Scores:
+        """With `change` applied to each expression."""
+        parts = (None if part is None else change(part) for part in (self.score, self.mask, self.slope))
+        return Scores(self.problem, *parts)
 
     @cached_property
     def kernel(self) -> LoopKernel:
         """Both as a loop, for emitters that take loops; its stores stand for the values."""
         problem, lengths = self.problem, map(symbol, ("B", "Hq", "Mq", "Mkv"))
         axes = tuple(Axis(axis, size) for axis, size in zip(PLACE, lengths, strict=True))
-        values = [self.score if self.score is not None else SCORE, *([self.mask] if self.mask is not None else [])]
+        values = [SCORE if self.score is None else self.score]
+        values += [value for value in (self.mask, self.slope) if value is not None]
         loop = Loop("scores", axes, (), tuple(Store(SCORES, KEY, value) for value in values))
         return LoopKernel(loop, problem.tensors, problem.symbols)
 
@@ -52,7 +60,8 @@ class Scores:
 def scores_of(problem: AttentionProblem) -> Scores:
     """The score and mask of a problem."""
     if problem.scores is not None:
-        return Scores(problem, *_parted(problem.scores.loop.stores[0].value))
+        value, *slopes = (store.value for store in problem.scores.loop.stores)
+        return Scores(problem, *_parted(value), *slopes)
     score, mask = None, _causal(problem.causal) if problem.window is None else _window(*problem.window)
     if problem.bias is not None and problem.bias.dtype != torch.bool:
         score = expr.op("add", torch.float32, SCORE, _added(problem.bias))
@@ -75,8 +84,7 @@ def narrowed(scores: Scores) -> Scores:
             return expr.op(node.name, node.dtype, *(expr.index_value(_index(each), torch.int32) for each in node.args))
         return node
 
-    parts = [None if part is None else expr.rewrite((part,), rule)[0] for part in (scores.score, scores.mask)]
-    return replace(scores, score=parts[0], mask=parts[1])
+    return scores.mapped(lambda part: expr.rewrite((part,), rule)[0])
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")

@@ -31,6 +31,7 @@ from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
+from polytile.frontend.attention.flex_whole import write_out_whole
 from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
@@ -335,6 +336,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
+        write_out_whole(graph)
         weights, waits_for, sized = weights_of(graph, self.kind), early.waits_for(), self.sized.graph_of(graph)
         traced, symbols = hinted.sizes_of(graph), Symbols.of(graph)
         guards = symbols.guards()

@@ -17,19 +17,21 @@ from polytile.ir.loop import Loop
 EMPTY = -float("inf")
 """The score of a masked key."""
 
-SCORES = "scores"
-"""The buffer name to which an Attention's `scores` store. It has no memory."""
+SCORES, SLOPES = "scores", "slopes"
+"""The buffer names to which an Attention's `scores` store. They have no memory."""
 
 
 @dataclass(frozen=True)
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
-    gradients of q, k and v are written to `dq`, `dk` and `dv`."""
+    gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
+    that is used besides."""
 
     grad: View
     dq: View
     dk: View
     dv: View
+    lse: View | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class Attention:
     gradients
         If given, the operation is the backward pass: `out` and `lse` are read and the gradients are written.
     scores
-        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its only store computes the score from the
-        Accumulator, the scaled product. The store names the row-major buffer SCORES, which has no memory.
+        A Loop over (batch, heads, m, n) that replaces `bias` and `causal`. Its store computes the score from the Accumulator,
+        the scaled product. It names the row-major buffer SCORES, which has no memory. A backward pass may have a second
+        store, to SLOPES: the derivative of the score by the scaled product. Without it, that is 1.
     window
         Masks further keys (see ir.attention.window_mask).
     sequences
@@ -116,7 +119,7 @@ class Attention:
     @property
     def read(self) -> tuple[View, ...]:
         places = self.sequences.views if self.sequences is not None else ()
-        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad)
+        left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad, self.gradients.lse)
         own = (self.q, self.k, self.v, self.bias, *places, *left)
         return tuple(view for view in own if view is not None)
 
@@ -185,7 +188,7 @@ def attend(
     fill: float = EMPTY,
     empty_is_0: bool = True,
     precision: torch.dtype | None = None,
-    scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
     window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.attention.Attention.
@@ -197,7 +200,8 @@ def attend(
     precision
         The dtype of the computation; None means the compute dtype of `q`.
     scores
-        Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`.
+        Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
+        their derivatives by the products may follow.
     """
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
@@ -206,7 +210,7 @@ def attend(
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
     products = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale
     added = empty_is_0 and fill == EMPTY
-    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)
+    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)[0]
     shares = torch.softmax(changed, -1)
     if empty_is_0:
         shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
@@ -217,9 +221,10 @@ def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradient of `out`. A row that attends to no key, whose
-    lse is -inf, contributes none."""
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`. A row that
+    attends to no key, whose lse is -inf, contributes none, and neither does a key whose score is -inf."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -227,9 +232,15 @@ def attend_backward(
     q, k, v, out, grad = (each.to(dtype) for each in (q, k, v, out, grad))
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    scores = masked(q @ k.transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY, window)
-    shares = torch.exp(scores - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
-    changes = shares * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
+    products = q @ k.transpose(-1, -2) * scale
+    added = empty_is_0 and fill == EMPTY
+    changed, *slopes = scores(products) if scores is not None else (masked(products, bias, causal, fill, added, window),)
+    shares = torch.exp(changed - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
+    delta = (grad * out).sum(-1, keepdim=True)
+    delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
+    changes = shares * (grad @ v.transpose(-1, -2) - delta) * scale
+    for slope in slopes:
+        changes = torch.where(changed == EMPTY, 0.0, changes * slope)
     if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
         changes = torch.where(bias, changes, 0.0)
     dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad

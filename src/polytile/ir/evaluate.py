@@ -17,7 +17,6 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 
 from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
-from polytile.ir.attention import SCORES
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.loop import Loop, Store, element_level
@@ -71,11 +70,12 @@ def changed_scores(
     buffers: Mapping[str, torch.Tensor],
     size_values: Mapping[sympy.Symbol, int],
     precision: torch.dtype | None = torch.float64,
-) -> torch.Tensor:
-    """The scores that an Attention's `scores` computes from the scaled products (batch, heads, m, n)."""
-    changed = torch.empty(products.shape, dtype=products.dtype, device=products.device)
-    run_loop(loop, {**buffers, SCORES: changed}, size_values, precision, products)
-    return changed
+) -> tuple[torch.Tensor, ...]:
+    """What an Attention's `scores` computes from the scaled products (batch, heads, m, n): the scores, and their slopes if the
+    loop has them."""
+    made = {store.buffer: torch.empty(products.shape, dtype=products.dtype, device=products.device) for store in loop.stores}
+    run_loop(loop, {**buffers, **made}, size_values, precision, products)
+    return tuple(made.values())
 
 
 def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:

@@ -10,7 +10,7 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import divisions, expr, levels, ops, reductions, sizes
-from polytile.ir.attention import Attention
+from polytile.ir.attention import SCORES, SLOPES, Attention
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.dtypes import COMPUTE_DTYPE, compute_dtype
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
@@ -229,7 +229,8 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if operation.sequences is not None:
         yield from _sequences_shape(operation)
         return
-    if any(len(view.sizes) != 4 for view in operation.views if view is not operation.lse):
+    by_rows = (operation.lse, operation.gradients.lse if operation.gradients is not None else None)
+    if any(len(view.sizes) != 4 for view in operation.views if not any(view is other for other in by_rows)):
         yield "attention takes views of four dimensions"
         return
     (batch, heads, m, d), (k_batch, k_heads, n, k_d), (v_batch, v_heads, v_n, v_d) = (
@@ -247,8 +248,10 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
             pairs += zip((f"gradient's {d}" for d in "bhmd"), gradient.sizes, of.sizes, strict=True)
     if operation.scores is not None:
         extents = [axis.size for axis in operation.scores.axes + operation.scores.reduced]
-        if len(extents) != 4 or len(operation.scores.stores) != 1:
-            yield f"scores over {extents}, stored {len(operation.scores.stores)} times; they are one value over four axes"
+        stored = tuple(store.buffer for store in operation.scores.stores)
+        known = ((SCORES,),) if operation.gradients is None else ((SCORES,), (SCORES, SLOPES))
+        if len(extents) != 4 or stored not in known:
+            yield f"scores over {extents}, stored as {stored}; they are values over four axes"
             return
         pairs += zip(("scores' batch", "scores' heads", "scores' m", "scores' n"), extents, (batch, heads, m, n), strict=True)
     for name, one, other in pairs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polytile.ir.attention import SCORES
+from polytile.ir.attention import SCORES, SLOPES
 from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Op
 from polytile.ir.loop import Loop, Store
@@ -21,7 +21,7 @@ def drop_roundings(program: Program) -> Program:
     """`program` without a rounding right before a store that rounds anyway."""
 
     def simpler(store: Store) -> Store:
-        if store.buffer == SCORES:
+        if store.buffer in (SCORES, SLOPES):
             return store
         value, rounding = store.value, ROUNDING.get(program.buffers[store.buffer].dtype)
         rounded = store.mode == "set" and isinstance(value, Op) and value.name == rounding

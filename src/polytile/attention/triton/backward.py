@@ -1,10 +1,13 @@
 """The backward pass of attention: two launches without atomics, so that equal calls give bitwise equal results.
 
     launch 0   program (head of q, block of rows):   delta = Σ_d grad·out, to scratch
-                   for each block of keys that they see:    p = exp(s - lse);  ds = p·(grad·vᵀ - delta);  dq += ds·k
+                   for each block of keys that they see:    p = exp(s - lse);  ds = p·(grad·vᵀ - delta)·slope;  dq += ds·k
     launch 1   program (head of k, block of keys):
                    for each head of q that shares it, for each block of rows that see them:
                        p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
+
+`slope` is the derivative of a score by its product, where the problem has scores as an expression. A gradient of lse is taken
+from delta. The rows that see a block of keys are bounded by the mask's expression, as the keys of a block of rows are.
 
 A row that attends to no key has an lse of -inf and no gradient.
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from polytile.attention.problem import AttentionProblem, Causal, symbol
+from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.flash import order
 from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
@@ -41,6 +44,8 @@ def _of_queries(unit: Unit) -> Launch:
     _rows(unit)
     unit.queries("out", "Dv", "out_block")
     line("delta = tl.sum(grad_block.to(tl.float32) * out_block.to(tl.float32), 1)")
+    if unit.problem.lse:
+        line(f"delta -= {_of_rows(unit, 'grad_lse')}")
     line(f"tl.store({unit.scratch(0, torch.float32)} + {_row(unit)}, delta, mask=inside)")
     unit.keys_at()
     unit.hoist()
@@ -71,8 +76,11 @@ def _of_keys(unit: Unit) -> Launch:
     line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
     line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
     line("acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)")
-    line(f"lowest = {_first_row(unit)}")
-    line(f"highest = {_last_row(unit)}")
+    seen, rows = unit.rows_that_see(), unit.number("Mq")
+    lowest = "0" if seen.low is None else f"tl.maximum({unit.index(seen.low)}, 0) // BLOCK_M * BLOCK_M"
+    highest = rows if seen.high is None else f"tl.minimum({rows}, {unit.index(seen.high)})"
+    line(f"lowest = {lowest}")
+    line(f"highest = {f'tl.where(j < {keys}, {highest}, 0)' if unit.layout.own_keys else highest}")
     with out.indented(f"for member in range({unit.group}):"), out.indented("for i in range(lowest, highest, BLOCK_M):"):
         line("block = tl.full([], 0, tl.int32) + i // BLOCK_M")  # a tensor, under the interpreter too
         unit.place("block", f"(number // {heads}) * {unit.number('Hq')} + (number % {heads}) * {unit.group} + member")
@@ -87,36 +95,18 @@ def _of_keys(unit: Unit) -> Launch:
     return unit.launch((tiles * symbol("B") * symbol("Hkv"), sizes.ONE, sizes.ONE))
 
 
-def _first_row(unit: Unit) -> str:
-    """The start of the first tile of rows that attend to keys from j on."""
-    shift = f"{unit.number('Mq')} - {unit.number('Mkv')}"
-    if unit.problem.window is not None and unit.problem.window[1] >= 0:
-        return f"tl.maximum(j + {shift} - {unit.problem.window[1]}, 0) // BLOCK_M * BLOCK_M"
-    match unit.problem.causal:
-        case Causal.NO:
-            return "0"
-        case Causal.TOP_LEFT:
-            return "j // BLOCK_M * BLOCK_M"
-        case Causal.BOTTOM_RIGHT:
-            return f"tl.maximum(j + {shift}, 0) // BLOCK_M * BLOCK_M"
-
-
-def _last_row(unit: Unit) -> str:
-    """The end of the rows that attend to keys before j + BLOCK_N; 0 if the sequence has no keys from j on."""
-    rows, keys = unit.number("Mq"), unit.number("Mkv")
-    end = rows
-    if unit.problem.window is not None and unit.problem.window[0] >= 0:
-        end = f"tl.minimum({rows}, j + BLOCK_N + {rows} - {keys} + {unit.problem.window[0]})"
-    return f"tl.where(j < {keys}, {end}, 0)" if unit.layout.own_keys else end
-
-
 def _rows(unit: Unit) -> None:
     """Emit loads of a tile's rows of q and of the gradient, and of their log-sum-exps in base 2."""
     unit.queries("q", "D", "q_block")
     unit.queries("grad", "Dv", "grad_block")
-    unit.out.line(f"saved_at = {unit.base('saved', 'p1')} + row * {unit.number('saved_stride_m')}")
-    unit.out.line(f"log = {unit.load('saved_at', ['inside'] if unit.layout.own_rows else [])}")
+    unit.out.line(f"log = {_of_rows(unit, 'saved')}")
     unit.out.line(f'log = tl.where(log == float("-inf"), 0.0, log) * {LOG2E}')
+
+
+def _of_rows(unit: Unit, name: str) -> str:
+    """A load of the number that a tensor has for each row."""
+    pointer = f"{unit.base(name, 'p1')} + row * {unit.number(f'{name}_stride_m')}"
+    return unit.load(pointer, ["inside"] if unit.layout.own_rows else [])
 
 
 def _row(unit: Unit) -> str:
@@ -135,7 +125,9 @@ def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
     line(f"p = tl.exp2(s * {unit.unit!r} - log[:, None])")
     if once:
         line("p = tl.where(inside[:, None], p, 0.0)")
-    line(f"ds = (p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])).to({value_type(unit.problem.dtype)})")
+    line(f"ds = p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])")
+    slope = " * slope" if unit.scores.slope is not None else ""
+    line(f"ds = (ds{slope}).to({value_type(unit.problem.dtype)})")
 
 
 def _store(unit: Unit, name: str, size: str, value: str, head: str, places: str, mask: str) -> None:

@@ -11,12 +11,12 @@ programs share, such as the grid, uses the longest sequence.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sympy
 import torch
 
-from polytile.attention.bounds import WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Interval, Range
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of
@@ -94,11 +94,7 @@ class Unit:
         """Scores in terms of the lengths of the program's own sequence."""
         if not self.own:
             return scores
-        parts = [
-            None if part is None else expr.map_indices((part,), lambda e: e.xreplace(self.own))[0]
-            for part in (scores.score, scores.mask)
-        ]
-        return replace(scores, score=parts[0], mask=parts[1])
+        return scores.mapped(lambda part: expr.map_indices((part,), lambda e: e.xreplace(self.own))[0])
 
     def _axes(self, *symbols: sympy.Symbol) -> tuple[Axis, ...]:
         axes = {axis.symbol: axis for axis in self.scores.kernel.loop.axes}
@@ -261,6 +257,19 @@ class Unit:
             return self.load(f"{name}_at + j * {stride}", masks)
         return self.load(f"{name}_at + (page * {self.number(f'{name}_stride_p')} + place * {stride})[:, None]", masks)
 
+    def rows_that_see(self) -> Interval:
+        """Bounds of the queries that attend to some key of the tile that begins at j. A mask bounds them as it bounds the keys of
+        a query, with positions exchanged."""
+        if self.scores.mask is None:
+            return WHOLE.some
+        turned = {QUERY: KEY, KEY: QUERY}
+        (mask,) = expr.map_indices((self.scores.mask,), lambda e: e.xreplace(turned))
+        j = sympy.Symbol("j", integer=True)
+        ends = {FIRST: j, LAST: j + self.constants["BLOCK_N"] - 1}
+        some = Analysis().bounds(mask).some
+        low, high = (None if end is None else end.xreplace(ends) for end in (some.low, some.high))
+        return Interval(low, high)
+
     # keys --------------------------------------------------------------------------------------------------------------
 
     def hoist(self) -> None:
@@ -338,7 +347,8 @@ class Unit:
         return not self.folded or self.scores.mask is not None
 
     def score_lines(self, masked: bool) -> list[str]:
-        """Lines that turn the products `s` into scores in units of `unit`, with -inf for masked keys."""
+        """Lines that turn the products `s` into scores in units of `unit`, with -inf for masked keys, and that compute their
+        `slope`, with 0 for these, if it is not 1."""
         self.body.tile = self.tiles[masked]
         scope = self.scope.inner()
         lines, mask = scope.lines, self.scores.mask
@@ -349,12 +359,16 @@ class Unit:
             conditions.append("in_p3")
             if mask is not None:
                 conditions.append(f"({self.body.emit(mask, scope)})")
+        seen = " & ".join(conditions)
+        if self.scores.slope is not None:
+            slope = self.body.emit(self.scores.slope, scope)
+            lines.append(f"slope = tl.where({seen}, {slope}, 0.0)" if conditions else f"slope = {slope}")
         if self.scores.score is not None:
             lines.append(f"s = {self.body.emit(self.scores.score, scope)}")
         elif not self.folded:
             lines.append(f"s = s * {self.scale!r}")
         if conditions:
-            lines.append(f's = tl.where({" & ".join(conditions)}, s, float("-inf"))')
+            lines.append(f's = tl.where({seen}, s, float("-inf"))')
         return lines
 
     @property

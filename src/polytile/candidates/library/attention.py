@@ -291,7 +291,7 @@ class Kernels:
         on_gpu, kernels = target.type == "cuda", list[type[AttentionLibrary]]()
         if problem.layout is not None:
             kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []
-        elif not problem.computes_scores:
+        elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
             kernels += self.gpu if on_gpu else [self.cpu]
         kernels.append(MathLibrary)
         return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)

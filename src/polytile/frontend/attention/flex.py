@@ -8,6 +8,9 @@ out, they are operators over all scores at once, which autograd differentiates a
 graph: a mask of positions becomes a causal kernel (masks.py), unmodified or biased scores become attention as one operation
 (patterns.py), and any other score_mod an epilogue of the first product.
 
+Where gradients of q, k and v or the log-sum-exp are wanted, the call stays PyTorch's operator until autograd has differentiated
+the graph, and is written out then (flex_whole.py).
+
 As in eager, a BlockMask stands for its mask_mod: its list of blocks is not read.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -31,6 +35,8 @@ from polytile.errors import LoweringError
 
 aten = torch.ops.aten
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of attentions that kernels run whole."""
 PLACES = ((2, 1, 1, 1), (3, 1, 1), (5, 1), (7,))
 """Shapes of positions (batch, head, query, key) that broadcast to those of scores, on which functions are tried."""
 CAPTURED = 11
@@ -41,40 +47,80 @@ def write_out(module: torch.fx.GraphModule) -> bool:
     """Make a Dynamo graph call `written_out` in place of flex_attention; returns whether there was any."""
     calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target is flex_attention]
     for node in calls:
+        wanted = {user.args[1] for user in node.users if user.target is getitem and user.users}
         score_mod, block_mask = node.args[3], node.args[4]
         captured = (tuple(node.args[7]) if len(node.args) > 7 else (), tuple(node.args[8]) if len(node.args) > 8 else ())
         functions = (_module(module, score_mod), True, captured[0]), (_module(module, block_mask[-1]), False, captured[1])
         node.target = written_out
-        node.kwargs = {"elementwise": tuple(is_elementwise(*each) for each in functions)}
+        node.kwargs = {
+            "elementwise": tuple(is_elementwise(*each) for each in functions),
+            "differentiable": is_elementwise(*functions[0], derivative=True),
+            "wanted": tuple(index in wanted for index in range(3)),
+        }
     return bool(calls)
 
 
 def written_out(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Callable[..., Tensor], block_mask: Sequence[Any], scale: float,
     kernel_options: dict[str, Any], score_captured: Sequence[Any] = (), mask_captured: Sequence[Any] = (), *,
-    elementwise: tuple[bool, bool] = (False, False),
+    elementwise: tuple[bool, bool] = (False, False), differentiable: bool = False,
+    wanted: tuple[bool, bool, bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The operator's results: out (b, heads, m, dv), and the log-sum-exp and maximum of each row's scores (b, heads, m), in base
     2 unless FLASH kernels are requested.
 
-    `elementwise`: whether score_mod and mask_mod accept tensors of many scores and positions.
+    `elementwise`: whether score_mod and mask_mod accept tensors of many scores and positions. `differentiable`: whether so does
+    the derivative of score_mod by the score. `wanted`: which results are used.
     """
     device = query.device.type
     if torch.is_autocast_enabled(device):
         query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
     with torch.autocast(device, enabled=False):
+        captured = (*score_captured, *mask_captured)
+        if all(elementwise) and _stays_whole((query, key, value), captured, differentiable, wanted):
+            without_blocks = (*[1] * (len(block_mask) - 1), block_mask[-1])
+            if not isinstance(scale, float):  # the operator takes a number that is known
+                factor = torch.full((), scale, dtype=torch.float32, device=query.device)
+                score_mod, score_captured, scale = _scaled(score_mod), (*score_captured, factor), 1.0
+            return flex_attention(
+                query, key, value, score_mod, without_blocks, scale, kernel_options, tuple(score_captured),
+                tuple(mask_captured),
+            )  # fmt: skip
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         key, value = (_for_each_head(each, query) for each in (key, value))
         scores = (query.to(dtype) @ key.to(dtype).transpose(-2, -1)) * scale
         places = [torch.arange(n, device=scores.device) for n in scores.shape]
-        changed = _at_all(score_mod, scores, places, score_captured, elementwise[0]).to(dtype)
-        seen = _at_all(block_mask[-1], None, places, mask_captured, elementwise[1])
+        changed = at_all(score_mod, scores, places, score_captured, elementwise[0]).to(dtype)
+        seen = at_all(block_mask[-1], None, places, mask_captured, elementwise[1])
         scores = torch.where(seen, changed, torch.full((), -math.inf, dtype=dtype, device=scores.device))
         shares = torch._safe_softmax(scores, -1)
         out = _laid_out_as(query, shares.to(query.dtype) @ value.to(query.dtype))
         unit = 1.0 if kernel_options.get("BACKEND") == "FLASH" else 1 / math.log(2)
         largest, logarithm = _statistics(scores)
         return out, logarithm * unit, largest * unit
+
+
+def _stays_whole(
+    tensors: tuple[Tensor, Tensor, Tensor], captured: Sequence[Any], differentiable: bool, wanted: tuple[bool, bool, bool]
+) -> bool:
+    """Whether the call stays PyTorch's operator while autograd differentiates the graph (flex_whole.py): its gradients or its
+    log-sum-exp are wanted, but no gradient of what the functions have captured."""
+    query = tensors[0]
+    alike = all(each.dtype == query.dtype and statically_known_true(each.shape[0] == query.shape[0]) for each in tensors)
+    if not alike or query.dtype not in DTYPES or wanted[2]:
+        return False
+    if any(statically_known_true(n == 0) for each in tensors for n in each.shape):
+        return False
+    if not torch.is_grad_enabled():
+        return wanted[1]
+    if any(isinstance(each, Tensor) and each.requires_grad for each in captured):
+        return False
+    return differentiable if any(each.requires_grad for each in tensors) else wanted[1]
+
+
+def _scaled(score_mod: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """score_mod of a score times the last tensor that is captured."""
+    return lambda score, *rest: score_mod(score * rest[-1], *rest[:-1])
 
 
 def _statistics(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +159,7 @@ def _laid_out_as(query: Tensor, out: Tensor) -> Tensor:
 # the functions ---------------------------------------------------------------------------------------------------------
 
 
-def _at_all(
+def at_all(
     function: Callable[..., Tensor], scores: Tensor | None, places: Sequence[Tensor], captured: Sequence[Any], elementwise: bool
 ) -> Tensor:
     """`function` at all positions, with a result (b, heads, m, n) or broadcastable to it. `scores` is its first argument, if it
@@ -152,27 +198,32 @@ class _LookUps(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def is_elementwise(function: Callable[..., Any], scored: bool, captured: Sequence[Any]) -> bool:
-    """Whether a function of a score (if `scored`) and its position can be applied to tensors of many of them.
+def is_elementwise(
+    function: Callable[..., Any], scored: bool, captured: Sequence[Any], derivative: bool = False
+) -> bool:
+    """Whether a function of a score (if `scored`) and its position can be applied to tensors of many of them; with `derivative`,
+    whether its derivative by the score can.
 
     That is so if it consists of elementwise operators, and looks up captured tensors at one position. Otherwise it is mapped.
     """
-    with unset_fake_temporarily(), torch.no_grad():
+    with unset_fake_temporarily(), torch.set_grad_enabled(derivative):
         places = [torch.empty(shape, dtype=torch.int64, device="meta") for shape in PLACES]
-        scores = torch.broadcast_tensors(*places)[0].to(torch.float32)
+        scores = torch.broadcast_tensors(*places)[0].to(torch.float32).requires_grad_(derivative)
         given = (*_first(scores if scored else None), *places, *_tried(captured))
         try:
             with _ByElements():
                 result = function(*given)
+                if derivative and result.requires_grad:
+                    (result,) = torch.autograd.grad(result, scores, result.detach())
         except Exception:  # a function that fails here is mapped, which raises its own errors
             return False
     return isinstance(result, Tensor) and all(n in (1, all_) for n, all_ in zip(result.shape[::-1], (7, 5, 3, 2), strict=False))
 
 
 def _tried(captured: Sequence[Any]) -> Iterator[Any]:
-    """Placeholders for what a function has captured: nodes of Dynamo's graph, or numbers."""
+    """Placeholders for what a function has captured: nodes of a graph, tensors or numbers."""
     for each in captured:
-        value = each.meta.get("example_value") if isinstance(each, torch.fx.Node) else each
+        value = each.meta.get("example_value", each.meta.get("val")) if isinstance(each, torch.fx.Node) else each
         if isinstance(value, Tensor):
             yield torch.empty([CAPTURED] * value.ndim if value.ndim else [1], dtype=value.dtype, device="meta")
         else:

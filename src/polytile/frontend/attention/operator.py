@@ -3,19 +3,26 @@
     attention(q, k, v, bias, scale, causal, fill, empty_is_0)
 
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
+                                                         → attention_with_lse(q, k, v, scores, scale) -> (out, lse)
+        → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale) -> (dq, dk, dv)
 
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
 bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.attention.Attention for the rest. `products` returns
-the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them.
+the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them. `slopes` are the
+derivatives of the scores by the products; `lse`, (batch, heads, m) in float32, is the natural logarithm, and -inf in a row that
+attends to no key, whose result is 0.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch._higher_order_ops.flex_attention import _permute_strides
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
-from polytile.ir.attention import EMPTY, attend
+from polytile.ir.attention import EMPTY, attend, attend_backward
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define(
@@ -94,6 +101,52 @@ _library.impl("products", _products, "CompositeExplicitAutograd")
 _library.impl("attention_of", _attention_of, "CompositeExplicitAutograd")
 
 PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile.attention_of.default
+
+_library.define("attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale) -> (Tensor, Tensor)")
+_library.define(
+    "attention_of_backward(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, "
+    "Tensor? grad_lse, float scale) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("polytile::attention_with_lse", lib=_library)
+def _fake_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    return _permute_strides(out, q.stride()), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("polytile::attention_of_backward", lib=_library)
+def _fake_of_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (_permute_strides(each.new_empty(each.shape), each.stride()) for each in (q, k, v))
+    return dq, dk, dv
+
+
+def _with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = attend(q, k, v, scale=scale, scores=lambda products: (scores,))
+    return _permute_strides(out.to(q.dtype), q.stride()), lse
+
+
+def _of_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, slopes: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    found = attend_backward(
+        q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse
+    )
+    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+_library.impl("attention_with_lse", _with_lse, "CompositeExplicitAutograd")
+_library.impl("attention_of_backward", _of_backward, "CompositeExplicitAutograd")
+
+WITH_LSE, OF_BACKWARD = torch.ops.polytile.attention_with_lse.default, torch.ops.polytile.attention_of_backward.default
 
 COMPUTED = "polytile_in_attention"
 """The key in a node's `meta` that marks values needed only by scores inside kernels, which are not stored."""

@@ -9,11 +9,12 @@ attention with such scores is polytile::attention_of (operator.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx
 
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED, OF_BACKWARD, WITH_LSE
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.views import (
@@ -40,6 +41,12 @@ ELEMENTS = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
 )  # fmt: skip
 """Dtypes from which scores can be computed."""
+
+
+SCORED: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), OF_BACKWARD: (3, 4),
+}  # fmt: skip
+"""Operators of attention, and which of their arguments have an element for each query and key."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def mark_computed(graph: torch.fx.Graph) -> None:
 
 def _is_for_scores(node: torch.fx.Node) -> bool:
     fake, users = node.meta.get("val"), uses(node)
-    if not isinstance(fake, torch.Tensor) or not users or node.target in (ATTENTION, ATTENTION_OF, PAGED):
+    if not isinstance(fake, torch.Tensor) or not users or node.target in SCORED:
         return False
     if node.target not in VIEWS and not _is_by_elements(node):
         return False
@@ -161,6 +168,6 @@ def _is_for_scores(node: torch.fx.Node) -> bool:
 
 
 def _takes_scores(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    of_scores = user.target in (ATTENTION, ATTENTION_OF, PAGED) and user.args[3] is node
-    return of_scores and node not in (*user.args[:3], *user.args[4:])
+    places = SCORED.get(user.target, ())
+    return {k for k, arg in enumerate(user.args) if arg is node} <= set(places) and bool(places)
 

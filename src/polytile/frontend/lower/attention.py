@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from polytile.errors import LoweringError
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, PRODUCTS
+from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, OF_BACKWARD, PRODUCTS, WITH_LSE
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
@@ -22,7 +22,7 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, ops, sizes
-from polytile.ir.attention import EMPTY, SCORES, Attention, Gradients, Sequences
+from polytile.ir.attention import EMPTY, SCORES, SLOPES, Attention, Gradients, Sequences
 from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
 from polytile.ir.loop import Axis, Loop, Store
@@ -54,7 +54,8 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, PAGED, VARLEN, VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
+    aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
 
@@ -132,11 +133,12 @@ def scores_with(
     return scores_loop(builder, axes, score)
 
 
-def scores_loop(builder: Builder, axes: tuple[Axis, ...], score: Node) -> Loop:
-    """The Loop that computes the score at each point."""
+def scores_loop(builder: Builder, axes: tuple[Axis, ...], *values: Node) -> Loop:
+    """The Loop that computes the score at each point, and its slope if that is given."""
     strides = sizes.contiguous_strides(tuple(axis.size for axis in axes))
     place = sum((axis.symbol * stride for axis, stride in zip(axes, strides, strict=True)), sizes.ZERO)
-    return Loop(SCORES, axes, (), (Store(SCORES, place, score),), (builder.origin,))
+    stores = tuple(Store(name, place, value) for name, value in zip((SCORES, SLOPES), values, strict=False))
+    return Loop(SCORES, axes, (), stores, (builder.origin,))
 
 
 def _pages(builder: Builder, batch: Size, rows: Size, k: View, table: Tensor) -> Sequences:
@@ -222,26 +224,63 @@ def attention_of(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool
 ) -> Tensor:
     """The attention whose scores are computed from `products` at the same points."""
-    q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
-    points = (*q_view.sizes[:3], k_view.sizes[2])
+    return _scored(builder, q, k, v, scores, scale, empty_is_0, None)[0]
+
+
+@lowers(WITH_LSE)
+def attention_with_lse(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    return _scored(builder, q, k, v, scores, scale, True, 0)
+
+
+def _scored(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool, output: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Emit the attention of scores that are computed. Its result is number `output` of the node's, and the log-sum-exp the next;
+    or, if that is None, the only one."""
+    operands = q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    loop = _loop_of(builder, operands, scores)
+    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
+    out = builder.new_buffer((*q_view.sizes[:3], v_view.sizes[3]), q.dtype, q.device, strides)
+    lse = builder.new_buffer(q_view.sizes[:3], torch.float32, q.device) if output is not None else None
+    builder.emit(
+        Attention(
+            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
+            lse=whole(lse) if lse is not None else None, origins=(builder.origin,), scores=loop,
+        )
+    )  # fmt: skip
+    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+
+
+def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor, slopes: Tensor | None = None) -> Loop:
+    """The Loop of scores, and of slopes unless they are 1, that are computed from `products` at the same points."""
+    q, k, _ = operands
+    points = (*q.sizes[:3], k.sizes[2])
     axes = builder.axes(points)
-    score = builder.element(scores, points, tuple(axis.symbol for axis in axes))
-    own = expr.make(expr.Accumulator, dtype=torch.float32)
+    point, own = tuple(axis.symbol for axis in axes), expr.make(expr.Accumulator, dtype=torch.float32)
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         absent = isinstance(node, expr.Load) and node.buffer not in builder.buffers
         return own if absent else expr.rebuild(node, children)
 
-    (score,) = expr.rewrite((score,), rule)
-    strides = tuple(sizes.as_stride(n) for n in builder.result().stride())
-    out = builder.new_buffer((*points[:3], v_view.sizes[3]), q.dtype, q.device, strides)
-    builder.emit(
-        Attention(
-            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
-            origins=(builder.origin,), scores=scores_loop(builder, axes, widen(score, torch.float32)),
-        )
+    values = [widen(builder.element(each, points, point), torch.float32) for each in (scores, slopes) if each is not None]
+    values = list(expr.rewrite(tuple(values), rule))
+    if slopes is not None and isinstance(values[1], expr.Const) and values[1].value == 1:
+        values.pop()
+    return scores_loop(builder, axes, *values)
+
+
+@lowers(OF_BACKWARD)
+def attention_of_backward(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
+    grad_lse: Tensor | None, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    return _emit_gradients(
+        builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
+        grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
     )  # fmt: skip
-    return stored(whole(out), q.device)
 
 
 # ATen's operators ------------------------------------------------------------------------------------------------------
@@ -312,30 +351,41 @@ def emit_backward(
         raise LoweringError(f"the gradient of attention of {kinds} is left to the library.")
     if scale is not None and not isinstance(scale, float | int):
         raise LoweringError("the gradient of attention with a scale that is known only in a call is left to the library.")
-    strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
-    if any(steps[3] != 1 for steps in strides):
-        raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
     operands = [builder.stored(tensor) for tensor in (q, k, v)]
     if any(has_static_zero(view.sizes) for view in operands):
         raise LoweringError("the gradient of attention of nothing is left to the library.")
-    q_view, k_view, v_view = agreed(*operands)
-    batch, heads, rows, _ = q_view.sizes
-    mask = expanded(builder.stored(bias), (batch, heads, rows, k_view.sizes[2])) if bias is not None else None
-    like_out = (batch, heads, rows, v_view.sizes[3])
+    views = agreed(*operands)
+    mask = expanded(builder.stored(bias), (*views[0].sizes[:3], views[1].sizes[2])) if bias is not None else None
+    return _emit_gradients(
+        builder, views, grad, out, lse, None if scale is None else float(scale), causal=causal, bias=mask
+    )
+
+
+def _emit_gradients(
+    builder: Builder, operands: tuple[View, View, View], grad: Tensor, out: Tensor, lse: View, scale: float | None,
+    grad_lse: View | None = None, **masks: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Emit the backward pass of an attention with these `masks` and scores (see Attention)."""
+    strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
+    if any(steps[3] != 1 for steps in strides):
+        raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
+    q, _, v = operands
+    like_lse, like_out = q.sizes[:3], (*q.sizes[:3], v.sizes[3])
     saved, change = (replace(_with_dense_rows(builder, tensor), sizes=like_out) for tensor in (out, grad))
     made = [
-        builder.new_buffer(view.sizes, q.dtype, q.device, steps)
-        for view, steps in zip((q_view, k_view, v_view), strides, strict=True)
+        builder.new_buffer(view.sizes, view.dtype, grad.device, steps)
+        for view, steps in zip(operands, strides, strict=True)
     ]
-    gradients = Gradients(change, *[whole(buffer) for buffer in made])
+    of_lse = replace(grad_lse, sizes=like_lse) if grad_lse is not None else None
+    dq, dk, dv = map(whole, made)
+    gradients = Gradients(change, dq, dk, dv, of_lse)
     builder.emit(
         Attention(
-            builder.name("attention_backward"), q_view, k_view, v_view, saved, None if scale is None else float(scale), causal,
-            mask, lse=replace(lse, sizes=(batch, heads, rows)), origins=(builder.origin,), gradients=gradients,
+            builder.name("attention_backward"), *operands, saved, scale, lse=replace(lse, sizes=like_lse),
+            origins=(builder.origin,), gradients=gradients, **masks,
         )
     )  # fmt: skip
-    dq, dk, dv = (stored(whole(buffer), q.device) for buffer in made)
-    return dq, dk, dv
+    return stored(dq, grad.device), stored(dk, grad.device), stored(dv, grad.device)
 
 
 def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
