@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.attention_fit attention_kernels.json`: STEPS of cost/triton_attention.py from measured kernels.
+"""`python -m benchmarks.gpu.attention_fit gpu_attention.json`: STEPS of cost/triton_attention.py from measured kernels.
 
 For each block, the share of the peak and the latency of a step that bring predictions nearest to the times of its kernels whose
 keys are not split; then how long the prior's first choices take beside the best of each cell.
@@ -59,7 +59,7 @@ def fit(block: Block, measured: list[tuple[Any, Any, Any, float]], device: Devic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.gpu.attention_kernels wrote")
-    found = json.loads(parser.parse_args().results.read_text())
+    found = json.loads(parser.parse_args().results.read_text())["results"]
     device = named(found["device"])
     for block, measured in sorted(samples(found["rows"], device).items()):
         off = fit(block, measured, device)

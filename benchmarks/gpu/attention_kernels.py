@@ -4,7 +4,8 @@
 
 Each cell compiles the configs that are valid at its sizes, checks all contestants on one head in float64, and times them in turns
 by replayed graphs. Parts are measured in the order given. What has been measured when the time is up is written to
-DIR/attention_kernels.json.
+DIR/gpu_attention.json, or, with `--only WORD`, to DIR/gpu_attention_WORD.json. `--show` prints the prefill cells of result files,
+with the library's and the generated kernels' times of the same run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks import record
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
 from polytile.candidates.triton import TritonCandidate, Work
 from polytile.cost import triton_attention as prior
 from polytile.matmul.triton.unit import Chip
+from polytile.report import Table, show
 from polytile.runtime import launcher
 from polytile.runtime.cuda import device
 from polytile.runtime.cuda.timing import Timer
@@ -275,7 +278,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
     parser.add_argument("--without", default="", help="a word that they must not hold")
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
+    parser.add_argument("--show", type=Path, nargs="+", help="only print the table of result files; needs no GPU")
     options = parser.parse_args()
+    if options.show is not None:
+        table([json.loads(path.read_text())["results"]["rows"] for path in options.show])
+        return
     warnings.filterwarnings("ignore")  # each backend says why it refuses
 
     def names(name: str) -> bool:
@@ -303,11 +310,33 @@ def main() -> None:
         torch.cuda.empty_cache()
         rows.append({"cell": asdict(cell), **row})
         print(report(cell, row), flush=True)
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "_".join(filter(None, ("attention_kernels", options.only)))).with_suffix(".json").write_text(
-            json.dumps(result, indent=1) + "\n"
-        )
+        record.write("_".join(filter(None, ("gpu_attention", options.only))), result, options.out)
     summary(rows)
+
+
+def table(runs: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """A line for each cell that some run has, with the generated kernel that is fastest beside the library of its own run."""
+    best: dict[str, tuple[float, str, str, float, float]] = {}
+    for row in itertools.chain(*runs):
+        us, cell = row["us"], Cell(**row["cell"])
+        ours, theirs = ours_of(us), library_of(us)
+        if not ours or not theirs:
+            continue
+        own, library = min(ours, key=us.__getitem__), min(theirs, key=us.__getitem__)
+        if us[library] / us[own] > best.get(cell.name, (0.0,))[0]:
+            error = row["errors"][own]["rms"] / row["errors"].get("sdpa flash", row["errors"][library])["rms"]
+            names = f"{own} {us[own]:.1f}", f"{library[5:]} {us[library]:.1f}"
+            best[cell.name] = us[library] / us[own], *names, cell.flops / us[own] * 1e-6, error
+    rows = [
+        (name, library, own, f"{ratio:.2f}", f"{flops:.0f}", f"{error:.2f}")
+        for name, (ratio, own, library, flops, error) in best.items()
+    ]
+    columns = ["cell", "the library's, µs", "generated, µs", "library / generated", "TFLOP/s", "error / FlashAttention's"]
+    show(Table.from_rows("attention's forward kernels on an H200", columns, rows))
+    for head in (64, 128, 256):
+        ratios = [each[0] for name, each in best.items() if f" D{head}" in name]
+        mean = statistics.geometric_mean(ratios)
+        print(f"D{head}: {len(ratios)} cells, library / generated {mean:.2f}, least {min(ratios):.2f}")
 
 
 def mm_rate() -> float:

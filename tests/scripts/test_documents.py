@@ -167,6 +167,7 @@ def test_the_page_on_extending_runs_and_what_it_registers_is_asked(tmp_path: Pat
     assert "inference0 calls 1 kernels" in told
     assert "t1: predicted by fewest threads for short rows" in told
 
+ATTENTION = [f"benchmarks/results/gpu_attention{name}.json" for name in ("", "_specialised")]
 TABLES = {
     ("README.md", "overview"): ("overview",),
     ("docs/cpu-loops.md", "loops"): ("overview", "--of", "loops"),
@@ -175,6 +176,7 @@ TABLES = {
     ("docs/products-results.md", "gpu_gemm"): ("gpu.gemm", "--show", "benchmarks/results/gpu_gemm.json"),
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
     ("docs/cuda-graphs.md", "gpu_whole_calls"): ("gpu.whole_calls", "--show", "benchmarks/results/gpu_whole_calls.json"),
+    ("docs/attention.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
     ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
     ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),
