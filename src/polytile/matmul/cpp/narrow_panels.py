@@ -9,8 +9,7 @@ table is of bfloat16, and `vdpbf16ps` multiplies two k at once.
 from __future__ import annotations
 
 from polytile.matmul.cpp.common import MAC, MAC_PAIRS, entry, head
-from polytile.matmul.cpp.panels import NIBBLES, NIBBLES_TOGETHER
-from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
+from polytile.matmul.cpp.spec import NIBBLES, NIBBLES_TOGETHER, GemmConfig, GemmSpec
 from polytile.matmul.cpp.unroll import CHAIN, lines
 
 LEAST_SUMS = 8

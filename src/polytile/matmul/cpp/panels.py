@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import torch
 
+from polytile.matmul.cpp.spec import NIBBLES, NIBBLES_TOGETHER
+
 TOGETHER = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 2, torch.int8: 4}
 """How many k lie in one lane, of each type that panels are made of (of bfloat16 pairs)."""
-
-NIBBLES_TOGETHER = 8
-NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The k of each 4 bits of a lane: those at one place of its halves are neighbours."""
 
 
 def size_of(

@@ -30,6 +30,11 @@ ACCUMULATOR = {"float64": "float64", "int8": "int32"}
 """The dtype of the sums, where it is not float32."""
 
 
+NIBBLES_TOGETHER = 8
+NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The k of each 4 bits of a lane: those at one place of its halves are neighbours."""
+
+
 @dataclass(frozen=True)
 class GemmSpec:
     """C[batch, M, N] = sum over K of A[batch, M, K] * B[batch, K, N], all sizes and strides known only at run time.

@@ -10,9 +10,8 @@ from __future__ import annotations
 from polytile.matmul.cpp import int8, packing, register_tile
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.packing import packs_a, packs_b, transposed_rows
-from polytile.matmul.cpp.panels import NIBBLES_TOGETHER
 from polytile.matmul.cpp.register_tile import Access, Tile
-from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
+from polytile.matmul.cpp.spec import NIBBLES_TOGETHER, GemmConfig, GemmSpec, k_per_lane, widens
 from polytile.matmul.cpp.unroll import CHAIN
 
 CONSTANTS = """\
