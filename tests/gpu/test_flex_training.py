@@ -72,9 +72,7 @@ def test_results_and_gradients(score_mod: Function, mask_mod: Function, dtype: t
             torch.testing.assert_close(one.double(), other.nan_to_num(0.0), rtol=4 * tolerance, atol=4 * tolerance)
     operations = [op for each in compiled_programs() if each.program is not None for op in each.program.operations]
     assert len([op for op in operations if isinstance(op, Attention)]) == 2
-    called = {str(op.target) for op in operations if isinstance(op, Extern)}
-    assert called <= {"aten.full.default"}, "no more than the scale, a number of the host"
-    assert not rejected()
+    assert not [op for op in operations if isinstance(op, Extern)] and not rejected()
 
 
 def test_long_sequences_fit_in_memory() -> None:

@@ -114,7 +114,7 @@ def test_threads_sleep_between_loops_within_the_block() -> None:
     """In a process of its own, whose threads do nothing else."""
     command = "from tests.runtime.test_openmp import spun_within_the_block; print(spun_within_the_block())"
     ran = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert float(ran.stdout or "inf") < 4e-3, f"they spin for 5 ms and more without it\n{ran.stderr}"
+    assert float(ran.stdout or "inf") < 2e-3, f"they spin for 5 ms and more without it\n{ran.stderr}"
 
 
 def spun_within_the_block() -> float:
@@ -130,7 +130,7 @@ def spun_within_the_block() -> float:
     assert held.wait(PATIENCE)
     openmp.set_threads(max(2, usable_cores()))
     try:
-        return min(computed_after_a_loop() for _ in range(10))
+        return min(computed_after_a_loop() for _ in range(3))
     finally:
         go_on.set()
 

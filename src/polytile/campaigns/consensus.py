@@ -19,7 +19,7 @@ from polytile.runtime.device import kind_of
 from polytile.store import jsonl
 from polytile.store.reading import Record
 from polytile.store.records import Identity, Reading, reading_of
-from polytile.tuning.decide import Entrant, combine, doubtful, noise_band, place_of, threads_of
+from polytile.tuning.decide import Entrant, combine, doubtful, noise_band
 
 MOST = 5
 """Maximum number of processes for a unit whose choice stays in doubt, as a multiple of `processes`."""
@@ -67,8 +67,7 @@ def _in_doubt(problem: Problem, measured: Sequence[Record]) -> bool:
         one, reading = record.measurement, reading_of(record.measurement)
         readings.setdefault(reading.who, []).append(reading)
         predicted = math.inf if one.predicted is None else one.predicted
-        place = place_of(one.origin, problem.family)
-        entrants[reading.who] = Entrant(predicted, threads_of(one.config), place, one.origin == "library")
+        entrants[reading.who] = Entrant.known(predicted, one.config, one.origin, problem.family)
     spread = spread_of(readings.values())
     scores = combine(itertools.chain.from_iterable(readings.values()))
     error = SURE * OF_MEDIANS * spread

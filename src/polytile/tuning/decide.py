@@ -61,8 +61,12 @@ class Entrant:
 
     @classmethod
     def from_candidate(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
-        place = place_of(candidate.origin, family)
-        return cls(candidate.cost(sizes), threads_of(candidate.config), place, candidate.origin == "library")
+        return cls.known(candidate.cost(sizes), candidate.config, candidate.origin, family)
+
+    @classmethod
+    def known(cls, predicted: float, config: Config, origin: str, family: str) -> Entrant:
+        """Of a candidate of this config and origin, for a problem of this family."""
+        return cls(predicted, threads_of(config), place_of(origin, family), origin == "library")
 
     @property
     def order(self) -> tuple[int, bool, float]:

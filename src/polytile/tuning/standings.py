@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polytile.problem import Measurement
 from polytile.store.reading import Record
 from polytile.store.records import Identity, reading_of
-from polytile.tuning.decide import Entrant, Score, combine, place_of, threads_of
+from polytile.tuning.decide import Entrant, Score, combine
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,5 @@ def standings(records: Sequence[Record]) -> dict[Identity, Standing]:
 
 
 def _entrant(newest: Measurement) -> Entrant:
-    return Entrant(
-        math.inf if newest.predicted is None else newest.predicted,
-        threads_of(newest.config),
-        place_of(newest.origin, newest.problem.family),
-        newest.origin == "library",
-    )
+    predicted = math.inf if newest.predicted is None else newest.predicted
+    return Entrant.known(predicted, newest.config, newest.origin, newest.problem.family)

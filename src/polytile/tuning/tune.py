@@ -23,7 +23,7 @@ from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock, share_of
-from polytile.tuning.decide import Entrant, place_of, threads_of
+from polytile.tuning.decide import Entrant
 from polytile.tuning.gate import Gate, OfCandidates, Verdict
 from polytile.tuning.headroom import NoHeadroom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.isolation import attempts as isolated
@@ -198,12 +198,7 @@ class _Trial:
         promise = dict(enumerate(self.task.predicted))
         passed, family = {index: self.task.candidates[index] for index in sorted(self.passed)}, self.task.problem.family
         known = {
-            index: Entrant(
-                promise.get(index, math.inf),
-                threads_of(candidate.config),
-                place_of(candidate.origin, family),
-                candidate.origin == "library",
-            )
+            index: Entrant.known(promise.get(index, math.inf), candidate.config, candidate.origin, family)
             for index, candidate in passed.items()
         }
         return dict(sorted(known.items(), key=lambda pair: pair[1].order))

@@ -3,8 +3,8 @@
     graphs = ProgramGraphs(program, index)    # from now on, the program's calls on device `index` use graphs
     graphs.numbers()                          # their statistics
 
-Launches that occurred several times are captured within a call, in about a microsecond each; the background thread makes a
-graph of the capture. A graph owns no memory.
+Launches that occurred several times are captured within a call; the background thread makes a graph of the capture. A graph
+owns no memory.
 """
 
 from __future__ import annotations
