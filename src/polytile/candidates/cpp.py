@@ -13,13 +13,12 @@ from polytile import locks
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
+from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
 from polytile.runtime.cache import current, remembered
 from polytile.version import source_digest
-
-ENTRY = "polytile_kernel"
 
 MOST_COSTS = 64
 """For how many sizes a candidate remembers its cost."""
@@ -88,8 +87,8 @@ class CompiledCandidate(Candidate):
         """A name for each translation unit, and what makes its text."""
 
     @abstractmethod
-    def _hash_of(self, texts: Sequence[str]) -> str:
-        """The source hash for these texts of the units."""
+    def _hash(self) -> str:
+        """The source hash, of the generated text before its functions are renamed."""
 
     @property
     def _full_recipe(self) -> str:
@@ -111,7 +110,7 @@ class CompiledCandidate(Candidate):
 
     def _write(self) -> Sequence[str]:
         texts = [text() for _, text in self.units]
-        return self._hash_of(texts), *map(compiler.key_of_cpp, texts)
+        return self._hash(), *map(compiler.key_of_cpp, texts)
 
     @cached_property
     def source_hash(self) -> str:
@@ -205,11 +204,12 @@ class CppCandidate(CompiledCandidate):
 
     @property
     def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
-        return ((self.kernel_name, lambda: self.source),)
+        symbol = symbol_of(self.kernel_name, self.name.removesuffix(f" t{self.threads}"))
+        return ((self.kernel_name, lambda: renamed_with_alias(self.source, symbol)),)
 
-    def _hash_of(self, texts: Sequence[str]) -> str:
+    def _hash(self) -> str:
         """Comments left out: the same kernel from another operator is the same."""
-        return digest("\n".join(line for line in texts[0].splitlines() if not line.startswith("//")))
+        return digest("\n".join(line for line in self.source.splitlines() if not line.startswith("//")))
 
     def entry(self) -> NativeEntry:
         (library,) = self.libraries()

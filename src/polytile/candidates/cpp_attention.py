@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from polytile.attention import cpp
 from polytile.attention.cpp.configs import label, space, valid
 from polytile.attention.problem import AttentionProblem
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate
+from polytile.codegen.function_names import ENTRY
 from polytile.cost import cpp_attention as prior
 from polytile.matmul.cpp.machine import Machine
 from polytile.problem import Config, Scalar, digest

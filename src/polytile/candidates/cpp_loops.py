@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate
 from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
 from polytile.codegen.cpp import loops
+from polytile.codegen.function_names import ENTRY
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
 from polytile.problem import digest

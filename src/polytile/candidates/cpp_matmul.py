@@ -16,9 +16,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polytile.candidates.cpp import ENTRY, CompiledCandidate
+from polytile.candidates.cpp import CompiledCandidate
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
+from polytile.codegen.function_names import ENTRY, renamed_with_alias
 from polytile.codegen.writer import Writer
 from polytile.matmul import cpp as gemm
 from polytile.matmul.cpp import GemmConfig, GemmSpec, epilogue
@@ -98,10 +99,10 @@ class MatmulCandidate(CompiledCandidate):
     @property
     def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
         core = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-        return (core, lambda: self.sources[0]), (self.kernel_name, lambda: self.sources[1])
+        return (core, lambda: renamed_with_alias(self.sources[0], core)), (self.kernel_name, lambda: self.sources[1])
 
-    def _hash_of(self, texts: Sequence[str]) -> str:
-        return digest("\n".join(texts))
+    def _hash(self) -> str:
+        return digest("\n".join(self.sources))
 
     @property
     def _symbol(self) -> str:

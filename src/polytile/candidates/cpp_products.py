@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polytile.candidates import cpp_matmul as matmul
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.product_terms import work_terms
+from polytile.codegen.function_names import ENTRY
 from polytile.cost import cpp_matmul as prior
 from polytile.matmul import cpp as gemm
 from polytile.matmul import packed_weights
