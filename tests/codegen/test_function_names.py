@@ -17,9 +17,9 @@ from tests.codegen.test_triton_golden import GOLDEN
 
 
 def test_a_symbol_is_a_bounded_identifier() -> None:
-    assert symbol_of("softmax_3f2a1b4c", "persistent x=1 warps=4") == "softmax_3f2a1b4c_persistent_x_1_warps_4"
-    assert symbol_of("mm_3f2a1b4c", "split 64x64x64 s4 w4", 1) == "mm_3f2a1b4c_split_64x64x64_s4_w4_launch1"
-    assert symbol_of("2d.süß", "t") == "kernel_2d_s__t"
+    assert symbol_of("softmax_3f2a1b4c", "persistent x=1 warps=4") == "polytile_softmax_3f2a1b4c_persistent_x_1_warps_4"
+    assert symbol_of("mm_3f2a1b4c", "split 64x64x64 s4 w4", 1) == "polytile_mm_3f2a1b4c_split_64x64x64_s4_w4_launch1"
+    assert symbol_of("2d.süß", "t") == "polytile_2d_s_t"
     assert len(symbol_of("long" * 50, "tile")) == MOST_LETTERS
 
 
@@ -37,7 +37,7 @@ def test_a_shared_object_shows_the_kernels_name_and_equal_kernels_share_it(empty
     (library,), (other,) = first.libraries(), second.libraries()
     shown = subprocess.run(["nm", "-D", str(library.path)], capture_output=True, text=True, check=True).stdout
     schedule = first.name.removesuffix(" t1").replace(" ", "_")
-    assert f" T softmax_{kernel.digest[:8]}_{schedule}" in shown and f" T {ENTRY}" in shown
+    assert f" T polytile_softmax_{kernel.digest[:8]}_{schedule}" in shown and f" T {ENTRY}" in shown
     assert other.path == library.path and second.entry().address == first.entry().address
 
 
@@ -54,5 +54,5 @@ def test_a_cubin_shows_the_name_and_the_text_that_identifies_a_kernel_does_not()
         symbols = [promise.result(250).facts.symbol for promise in found]
     finally:
         workers.reset()
-    assert symbols == [f"softmax_split_launch{k}" for k in range(len(made.launches))]
+    assert symbols == [f"polytile_softmax_split_launch{k}" for k in range(len(made.launches))]
     assert all(symbol.encode() in promise.result().binary for symbol, promise in zip(symbols, found, strict=True))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from polytile.candidates.cpp import CompiledCandidate
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
-from polytile.codegen.function_names import ENTRY, renamed_with_alias
+from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
 from polytile.codegen.writer import Writer
 from polytile.matmul import cpp as gemm
 from polytile.matmul.cpp import GemmConfig, GemmSpec, epilogue
@@ -99,7 +99,7 @@ class MatmulCandidate(CompiledCandidate):
     @property
     def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
         core = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-        return (core, lambda: renamed_with_alias(self.sources[0], core)), (self.kernel_name, lambda: self.sources[1])
+        return (core, lambda: renamed_with_alias(self.sources[0], symbol_of(core))), (self.kernel_name, lambda: self.sources[1])
 
     def _hash(self) -> str:
         return digest("\n".join(self.sources))

@@ -1,5 +1,5 @@
 """Names of compiled functions, as profilers show them: the kernel's name and the candidate's, such as
-`amax_exp_sum_div_3f2a1b4c_persistent_x_1_warps_4`.
+`polytile_amax_exp_sum_div_3f2a1b4c_persistent_x_1_warps_4`.
 
 Generators call every function ENTRY. It is renamed where a text is compiled, so names are not part of what identifies a kernel:
 equal kernels of different operators have equal texts and share measurements.
@@ -12,13 +12,13 @@ import re
 ENTRY = "polytile_kernel"
 """The name of the function in a generated text, and of its alias in a shared object."""
 
+PREFIX = "polytile_"
 MOST_LETTERS = 120
 
 
-def symbol_of(kernel: str, candidate: str, launch: int | None = None) -> str:
+def symbol_of(kernel: str, candidate: str = "", launch: int | None = None) -> str:
     """An identifier that tells a kernel's candidates apart; `launch` numbers the launches of a candidate that has several."""
-    words = re.sub(r"\W+", "_", f"{kernel}_{candidate}", flags=re.ASCII).strip("_")[:MOST_LETTERS]
-    words = words if not words[:1].isdigit() else f"kernel_{words}"
+    words = re.sub(r"\W+", "_", f"{PREFIX}{kernel} {candidate}".strip(), flags=re.ASCII)[:MOST_LETTERS]
     return words if launch is None else f"{words}_launch{launch}"
 
 

@@ -129,13 +129,18 @@ class Explanation:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Runs `function(*args, **kwargs)` once and reports on the graphs that ran in it, with the decisions made for them.
+    """Calls `function(*args, **kwargs)` once, and reports what became of every operator, which kernels run, and why.
 
     A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
     for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
     `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
     symbolic sizes and stall="tune". Graphs that the call compiles and does not run, such as a backward one, are listed. Programs
     that are being made in the background are waited for; what is to be measured there is counted as `pending`.
+
+    Returns
+    -------
+    An Explanation. Printed, it is a report; `.operators`, `.decisions`, `.weights`, `.failures` and `.sources` hold the same as
+    data. Times are in seconds.
     """
     at_once = Backend((("stall", "tune"),))
     compiled = function if _is_compiled(function) else torch.compile(function, backend=at_once, dynamic=True)

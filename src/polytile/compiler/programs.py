@@ -88,7 +88,10 @@ def program_name(kind: str) -> str:
 
 
 def reset() -> None:
-    """Forgets the record of compiled graphs (the graphs themselves go on working) and starts the counters at zero."""
+    """Sets `counters` to zero, and has `explain` forget which graphs were compiled.
+
+    Kernels, measurements and compiled functions stay.
+    """
     with _lock:
         _compiled.clear()
     counters.reset()

@@ -11,7 +11,7 @@ from typing import Any
 from polytile import locks, store
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import Entry, PythonEntry
+from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch import (
     agreement,
@@ -33,9 +33,9 @@ from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import Learning
 from polytile.dispatch.links import forced, plan
 from polytile.dispatch.plan_conditions import plan_conditions
-from polytile.dispatch.request import Request
+from polytile.dispatch.request import Request, nothing_left
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.temporary import FirstRun, ProvisionalEntry
+from polytile.dispatch.temporary import entry_until_tried
 from polytile.dispatch.tree import DecisionTree, Node
 from polytile.errors import (
     CandidateRejected,
@@ -46,7 +46,7 @@ from polytile.errors import (
     NoCandidate,
     ResourcesExceeded,
 )
-from polytile.problem import Measurement, Outcome, sizes_text
+from polytile.problem import Measurement, Outcome
 from polytile.runtime import background, programs, regime
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
@@ -97,7 +97,7 @@ class MultiKernel:
             on_error=self._on_error,
             formulas=tuple(condition.formula for condition in spec.conditions),
             device=spec.device_type,
-            on_due=self._on_due,
+            on_due=functools.partial(refiner.on_due, self),
             label=spec.label,
         )
         self.dispatcher = new_dispatcher(interface)
@@ -156,7 +156,7 @@ class MultiKernel:
             request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
-                raise NoCandidate(self._nothing_left(request))
+                raise NoCandidate(self._reasons(request))
             return decision
 
     def prepare(self, ints: Sequence[int]) -> Sequence[Candidate]:
@@ -277,6 +277,10 @@ class MultiKernel:
         """What is known of the regime, the sub-buckets or the exact sizes that a key stands for."""
         return self._tree.node(self.keys.unpack(key))
 
+    def node_for(self, request: Request, decision: Decision) -> Node:
+        """The node that decides at the sizes of a decision, in the regime of the request."""
+        return self._tree.leaf(request.key_fields, dict(decision.sizes))
+
     def select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
@@ -309,12 +313,12 @@ class MultiKernel:
         for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
-        entry = self._temporary_entry(decision, entry, request)
+        entry = entry_until_tried(self, decision, entry, request)
         if not trials.within():
             if self.fallbacks is not None:
                 form = request.named(decision.candidate)
                 self.fallbacks.offer(form, entry if form is chosen else form.entry())
-            refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
+            refiner.count_calls(self, self.node_for(request, decision), request, entry)
         return entry
 
     def decide(self, request: Request) -> Decision:
@@ -326,22 +330,10 @@ class MultiKernel:
         if decision is None and (decision := selector.eagers_own(request)) is not None:
             trace.resorted(self.spec, decision)
         if decision is None:
-            reasons = self._nothing_left(request)
+            reasons = self._reasons(request)
             self._tree.node(request.key_fields).failures.clear()
             raise NoCandidate(reasons)
         return decision
-
-    def _temporary_entry(self, decision: Decision, entry: Entry, request: Request) -> Entry:
-        """The entry to put into the table. If the candidate is untried, it falls back to another one should this one raise. If
-        measuring was postponed, it chooses anew after some calls. Else it is `entry` itself."""
-        untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
-        if untried and not decision.tried and len(request.candidates) > 1:
-            entry = PythonEntry(FirstRun(self, decision, entry))
-        if decision.postponed and not request.last_chance:
-            node = self._tree.leaf(request.key_fields, dict(decision.sizes))
-            node.postponed += 1
-            entry = PythonEntry(ProvisionalEntry(self, entry, calls=2 ** (node.postponed - 1)))
-        return entry
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[set[int]]:
@@ -384,27 +376,6 @@ class MultiKernel:
         """The decision of every regime met so far, by its key fields."""
         with self.lock:
             return self._tree.decided
-
-    def _on_due(self, args: tuple[Any, ...]) -> None:
-        """Looks at this call, since the table has counted as many calls of its entry as it was told to."""
-        key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
-        if self.take_note(key):
-            return
-        free = self.lock.acquire(blocking=False)
-        try:
-            if free:
-                with settings.restored(self.options):
-                    if refiner.is_due(self, key, self.spec.ints_of(args), self.pointers(args)):
-                        refiner.refine(self, key, args)
-                    calls = self.node(key).interval
-        except Exception as error:
-            if not last_resort.is_defect(error):
-                raise
-            last_resort.report_failure(self.spec, "measure more of", error)
-        finally:
-            self.dispatcher.watch(key, calls)
-            if free:
-                self.lock.release()
 
     def take_note(self, key: int) -> bool:
         """Adds the key of a call to the set that `noting` collects. Returns whether anybody collects."""
@@ -485,16 +456,9 @@ class MultiKernel:
             )
         )  # fmt: skip
 
-    def _nothing_left(self, request: Request) -> str:
-        sizes = sizes_text(request.sizes.items())
-        known = {**self._tree.excluded(request.key_fields, request.sizes), **request.rejected}
-        reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
-        own = "Correct the call or the kernel, or add a config or implementation that can run there."
-        others = "Add one that can: products get more by the option sources, of which 'library' can run everything."
-        return (
-            f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
-            f"{own if self.spec.family == 'user' else others}"
-        )
+    def _reasons(self, request: Request) -> str:
+        """Why no candidate can run, as a sentence."""
+        return nothing_left(request, self.names, self._tree.excluded(request.key_fields, request.sizes))
 
     # Calls off the straight path.
 

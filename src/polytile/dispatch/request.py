@@ -15,7 +15,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import Regime
-from polytile.problem import Outcome, Problem
+from polytile.problem import Outcome, Problem, sizes_text
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.budget import Budget
@@ -175,3 +175,16 @@ def eagers_call(request: Request) -> Candidate | None:
 def must_measure(request: Request) -> bool:
     """Whether measuring has to be thorough: only measurements at exactly these sizes count."""
     return options.get("tune") == "thorough" and may_measure(request)
+
+
+def nothing_left(request: Request, names: Iterable[str], known: Mapping[str, str]) -> str:
+    """A sentence for a kernel whose candidates, called `names`, can all not run; `known` are the reasons from before."""
+    sizes, spec = sizes_text(request.sizes.items()), request.spec
+    why = {**known, **request.rejected}
+    reasons = "; ".join(f"{name!r}: {why.get(name, 'not made for such sizes')}" for name in names)
+    own = "Correct the call or the kernel, or add a config or implementation that can run there."
+    others = "Add one that can: products get more by the option sources, of which 'library' can run everything."
+    return (
+        f"kernel {spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
+        f"{own if spec.family == 'user' else others}"
+    )

@@ -283,8 +283,12 @@ def packed_bytes() -> int:
         return sum(recipe.bytes for (recipe, _), record in records if record.copy is not None)
 
 
-def forget() -> None:
-    """Drops every copy; the next calls make new ones."""
+def forget_weights() -> None:
+    """Drops every packed copy of a weight; the next calls make new ones.
+
+    Needed only after a write to a small part of a weight that PyTorch does not count, such as `weight.data[0, 0] = 1`
+    (docs/cpu-products.md).
+    """
     with _lock:
         for storage in list(_storages.values()):
             _release(storage)
