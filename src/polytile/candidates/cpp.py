@@ -25,28 +25,28 @@ MOST_COSTS = 64
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceRecord:
     """What is known of a candidate's sources without generating them: their digest, and the keys of their objects."""
 
     source_hash: str
     keys: tuple[str, ...]
 
     @staticmethod
-    def of(recipe: str, write: Callable[[], Sequence[str]]) -> Written:
+    def of(recipe: str, write: Callable[[], Sequence[str]]) -> SourceRecord:
         """The cache directory remembers it by the recipe and all that turns recipes to sources and objects, as generating a
         source takes milliseconds. `write` generates, and returns digest and keys; what it raises is not remembered."""
-        return Written._read(remembered(Written._name(recipe), lambda: " ".join(write())))
+        return SourceRecord._read(remembered(SourceRecord._name(recipe), lambda: " ".join(write())))
 
     @staticmethod
-    def _read(text: str) -> Written:
+    def _read(text: str) -> SourceRecord:
         source_hash, *keys = text.split()
-        return Written(source_hash, tuple(keys))
+        return SourceRecord(source_hash, tuple(keys))
 
     @staticmethod
-    def known(recipe: str) -> Written | None:
+    def known(recipe: str) -> SourceRecord | None:
         """The same, if the cache directory has it."""
-        text = current().read(Written._name(recipe))
-        return None if text is None else Written._read(text.decode())
+        text = current().read(SourceRecord._name(recipe))
+        return None if text is None else SourceRecord._read(text.decode())
 
     @staticmethod
     def _name(recipe: str) -> str:
@@ -75,7 +75,7 @@ class CompiledCandidate(Candidate):
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
         self._costs: dict[tuple[tuple[str, int], ...], float] = {}
-        self._at_hand: Path | None = None
+        self._cached_in: Path | None = None
         """The cache directory in which its objects were found."""
 
     def __repr__(self) -> str:
@@ -95,17 +95,17 @@ class CompiledCandidate(Candidate):
         return f"{type(self).__name__} {self.recipe}"
 
     @cached_property
-    def _written(self) -> Written:
-        return Written.of(self._full_recipe, self._write)
+    def _source_record(self) -> SourceRecord:
+        return SourceRecord.of(self._full_recipe, self._write)
 
-    def at_hand(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether the cache directory has its objects, so that nothing is to be generated or compiled."""
         place = current().root
-        if self._at_hand != place:
-            written = Written.known(self._full_recipe)
-            if written is None or not all(compiler.has_key(key) for key in written.keys):
+        if self._cached_in != place:
+            record = SourceRecord.known(self._full_recipe)
+            if record is None or not all(compiler.has_key(key) for key in record.keys):
                 return False
-            self._at_hand = place
+            self._cached_in = place
         return True
 
     def _write(self) -> Sequence[str]:
@@ -114,11 +114,11 @@ class CompiledCandidate(Candidate):
 
     @cached_property
     def source_hash(self) -> str:
-        return self._written.source_hash
+        return self._source_record.source_hash
 
     def _compile(self) -> tuple[compiler.Compilation, ...]:
         """Has the translation units compiled in the background."""
-        pairs = zip(self.units, self._written.keys, strict=True)
+        pairs = zip(self.units, self._source_record.keys, strict=True)
         return tuple(compiler.compile_cpp(name, text, key=key) for (name, text), key in pairs)
 
     def valid(self, sizes: Mapping[str, int]) -> bool:

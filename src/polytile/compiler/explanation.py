@@ -147,8 +147,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     tiers.wait_until_built()
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
-    with contextlib.ExitStack() as noting:
-        followed_keys = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
+    with contextlib.ExitStack() as recording:
+        kernels = {multikernel: None for program in before for multikernel in program.multikernels}
+        followed_keys = {kernel: recording.enter_context(kernel.recording_keys()) for kernel in kernels}
         if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
             profile.runcall(compiled, *args, **kwargs)
     ran = _ran(profile)

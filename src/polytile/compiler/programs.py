@@ -321,7 +321,7 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     for multikernel, form in needed:
         # A call that nothing else serves compiles what it can.
         with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):
-            multikernel.offer(form)
+            multikernel.add_fallback(form)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,7 @@ class Learning:
                 if owner.dispatcher.is_open(key):
                     counters.add("dispatch_misses")
                     self._ask(Predict, key, ints, pointers)
-                elif not owner.take_note(key):
+                elif not owner.record_key(key):
                     self._ask(Judge if key in self.trials else Refine, key, ints, pointers)
 
     def load_when_compiled(self, form: Candidate) -> None:
@@ -146,9 +146,9 @@ class Predict(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        owner.look_around(self.ints, 1)
+        owner.fill_open_regimes(self.ints, 1)
         unmeasured.decide(owner, self.ints, self.pointers, self.key)
-        owner.look_around(self.ints)
+        owner.fill_open_regimes(self.ints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Load(_Job):
 
     def work(self, owner: MultiKernel) -> None:
         if self.form.ready():
-            owner.offer(self.form)
+            owner.add_fallback(self.form)
 
 
 class Measure(_Job):
@@ -170,7 +170,7 @@ class Measure(_Job):
     these calls; if they cannot be, they are measured apart, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
-        if (args := _made_up(owner, self.ints, self.key)) is None:
+        if (args := _example_arguments(owner, self.ints, self.key)) is None:
             return
         if (lease := _take_lease(owner, args)) is None:
             background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
@@ -214,7 +214,7 @@ class Refine(_Job):
         with owner.in_background():
             due = refiner.is_due(owner, self.key, self.ints, self.pointers)
             owner.dispatcher.watch(self.key, owner.node(self.key).interval)
-        if due and (args := _made_up(owner, self.ints, self.key)) is not None:
+        if due and (args := _example_arguments(owner, self.ints, self.key)) is not None:
             with owner.in_background():
                 refiner.refine(owner, owner.dispatcher.key_of(*args), args)
 
@@ -273,7 +273,7 @@ def _beside_calls(target: torch.device) -> Iterator[None]:
         yield
 
 
-def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
+def _example_arguments(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
     """Arguments of these sizes in the regime `key`. None if there are none: made-up tensors are aligned, and some numbers
     cannot be divided by."""
     try:

@@ -87,7 +87,7 @@ class MultiKernel:
         self.lock = locks.rlock()
         self._choosing: set[int] = set()
         self._tree = DecisionTree(spec.keys)
-        self._noted: set[int] | None = None
+        self._recorded_keys: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
         interface = Interface(
             spec.name,
@@ -198,13 +198,13 @@ class MultiKernel:
             self.learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
         return entry
 
-    def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
+    def fill_open_regimes(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
         """Finds out which loaded kernels can serve open regimes around these integers (fallbacks.py)."""
         if self.fallbacks is not None:
             with self.lock:
-                self.fallbacks.look_around(ints, cells, varying)
+                self.fallbacks.fill_open_regimes(ints, cells, varying)
 
-    def offer(self, form: Candidate) -> None:
+    def add_fallback(self, form: Candidate) -> None:
         """Loads a form of a candidate to serve open regimes. A form that cannot be loaded serves nowhere; a decision that wants
         it meets the reason again and records it."""
         try:
@@ -213,9 +213,9 @@ class MultiKernel:
             return
         if self.fallbacks is not None:
             with self.lock:
-                self.fallbacks.offer(form, entry)
+                self.fallbacks.add_fallback(form, entry)
 
-    def options_of_a_call(self) -> dict[str, Any]:
+    def call_options(self) -> dict[str, Any]:
         """The options under which a call decides. Where calls do not wait, it measures nothing."""
         waits = self.learning is None or background.is_here()
         return self.options if waits else {**self.options, "stall": "compile"}
@@ -242,7 +242,7 @@ class MultiKernel:
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
-        with self.lock, settings.restored(self.options_of_a_call()), counters.stage("choosing"):
+        with self.lock, settings.restored(self.call_options()), counters.stage("choosing"):
             try:
                 return self.select(self.planned_key(args), args)
             except Exception as error:
@@ -317,7 +317,7 @@ class MultiKernel:
         if not trials.within():
             if self.fallbacks is not None:
                 form = request.named(decision.candidate)
-                self.fallbacks.offer(form, entry if form is chosen else form.entry())
+                self.fallbacks.add_fallback(form, entry if form is chosen else form.entry())
             refiner.count_calls(self, self.node_for(request, decision), request, entry)
         return entry
 
@@ -336,19 +336,19 @@ class MultiKernel:
         return decision
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[set[int]]:
+    def recording_keys(self) -> Iterator[set[int]]:
         """Within the block, the set that it yields collects the key of every decision that calls follow, whichever program it was
         made for."""
         with self.lock:
-            self._noted = noted = set[int]()
+            self._recorded_keys = recorded_keys = set[int]()
             keys = list(self.dispatcher.table())
         for key in keys:
             self.dispatcher.watch(key, 1)
         try:
-            yield noted
+            yield recorded_keys
         finally:
             background.background.hear()
-            self._noted = None
+            self._recorded_keys = None
             for key in keys:
                 self.dispatcher.watch(key, self.node(key).interval)
 
@@ -377,11 +377,11 @@ class MultiKernel:
         with self.lock:
             return self._tree.decided
 
-    def take_note(self, key: int) -> bool:
-        """Adds the key of a call to the set that `noting` collects. Returns whether anybody collects."""
-        if self._noted is None:
+    def record_key(self, key: int) -> bool:
+        """Adds the key of a call to the set that `recording_keys` yields. Returns whether anybody wants to know."""
+        if self._recorded_keys is None:
             return False
-        self._noted.add(key)
+        self._recorded_keys.add(key)
         self.dispatcher.watch(key, refining.LEAST_CALLS)
         return True
 

@@ -105,7 +105,7 @@ class FirstRun:
         """What to call with the same arguments in place of the candidate, which raised `error`: another candidate, or, if calls
         do not wait, what serves until one is decided."""
         owner = self.owner
-        with owner.lock, settings.restored(owner.options_of_a_call()):
+        with owner.lock, settings.restored(owner.call_options()):
             called = owner.dispatcher.key_of(*args)
             candidate = owner.named(self.decision.candidate)
             owner.record_failure(owner.request(called, owner.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
