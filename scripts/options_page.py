@@ -17,7 +17,7 @@ ABOUT = """Most programs need none. Each option can be set in three ways, the st
 A function keeps the options under which it was compiled. An unknown option or a bad value is an error (`OptionError`); an
 environment variable that sets no option draws a warning. A package adds its own options with
 `polytile.options.register(Option(...))` ([extending.md](extending.md)). This page is generated from
-`src/polytile/options.py`."""
+`src/polytile/options.py` by `python -m scripts.options_page`."""
 
 
 def as_markdown() -> str:
