@@ -46,7 +46,7 @@ from polytile.errors import (
     NoCandidate,
     ResourcesExceeded,
 )
-from polytile.problem import Measurement, Outcome
+from polytile.problem import Outcome
 from polytile.runtime import background, programs, regime
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
@@ -177,11 +177,6 @@ class MultiKernel:
         with self.lock:
             self.dispatcher.clear()
             self._tree = DecisionTree(self.keys)
-
-    def explain(self) -> str:
-        """The decisions as text, one a line."""
-        lines = [f"{self.spec.name}: {', '.join(candidate.name for candidate in self.candidates)}"]
-        return "\n".join([*lines, *(f"  {decision}" for decision in self.decisions)])
 
     # A regime met for the first time.
 
@@ -438,23 +433,13 @@ class MultiKernel:
         except DeviceLost:
             raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
-            self.record_failure(request, candidate, Outcome.RESOURCES, error)
+            request.record_failure(candidate, Outcome.RESOURCES, error)
             self._tree.fail(candidate.name, f"{Outcome.RESOURCES.value}: {error}", request.key_fields)
         except Exception as error:
-            self.record_failure(request, candidate, Outcome.COMPILE_ERROR, error)
+            request.record_failure(candidate, Outcome.COMPILE_ERROR, error)
             self._tree.fail(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
             trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
-
-    def record_failure(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
-        """Appends to the store how the candidate ended."""
-        detail = f"{type(error).__name__}: {error}"
-        request.store.append(
-            Measurement(
-                request.problem, candidate.name, candidate.config, candidate.source_hash, outcome, detail=detail,
-                environment=request.environment,
-            )
-        )  # fmt: skip
 
     def _reasons(self, request: Request) -> str:
         """Why no candidate can run, as a sentence."""

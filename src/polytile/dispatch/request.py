@@ -15,7 +15,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import Regime
-from polytile.problem import Outcome, Problem, sizes_text
+from polytile.problem import Measurement, Outcome, Problem, sizes_text
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.budget import Budget
@@ -123,6 +123,15 @@ class Request:
     def reject(self, candidate: str, outcome: Outcome, reason: str) -> None:
         self.rejected[candidate] = reason
         self.outcomes[candidate] = outcome
+
+    def record_failure(self, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+        """Appends to the store how the candidate ended."""
+        self.store.append(
+            Measurement(
+                self.problem, candidate.name, candidate.config, candidate.source_hash, outcome,
+                detail=f"{type(error).__name__}: {error}", environment=self.environment,
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

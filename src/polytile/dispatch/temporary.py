@@ -108,7 +108,7 @@ class FirstRun:
         with owner.lock, settings.restored(owner.call_options()):
             called = owner.dispatcher.key_of(*args)
             candidate = owner.named(self.decision.candidate)
-            owner.record_failure(owner.request(called, owner.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
+            owner.request(called, owner.spec.ints_of(args), args).record_failure(candidate, Outcome.RAISED, error)
             if owner.spec.family == "user":
                 trace.rejected(owner.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
             for key in {called, *(key for key, entry in owner.dispatcher.table().items() if self.stands(entry))}:
