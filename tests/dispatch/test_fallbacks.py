@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polytile import counters
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.keys import Condition, PowerBelow16
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import ResourcesExceeded
 from polytile.facts import PowerOfTwo, Wide
 from polytile.runtime import background, regime

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polytile import store
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from polytile.store.records import LIVE
 from tests.dispatch.helpers import Fake, arguments, double

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from polytile import counters, options, store
-from polytile.dispatch import Decision, MultiKernel, planfile, trace
-from polytile.dispatch.decision import Standing
+from polytile.dispatch import planfile, trace
+from polytile.dispatch.decision import Decision, Standing
 from polytile.dispatch.links import model
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import OptionError
 from polytile.facts import Layout
 from polytile.learn.offer import Offer

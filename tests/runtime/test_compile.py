@@ -18,8 +18,9 @@ import pytest
 
 from polytile import counters, options
 from polytile.errors import CompileFailed, CompilerMissing
-from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, compiler_process, load, toolchain
+from polytile.runtime import cache, compiler_process, toolchain
 from polytile.runtime import compile as compiler
+from polytile.runtime.compile import SourceRejected, compile_cpp, compile_log, load
 from polytile.tuning.environment import environment
 from tests.compilers import in_company, most_at_once, stand_in
 from tests.runtime.helpers import entry, forget, library, returned, tiny

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from polytile.compiler import tiers
-from polytile.runtime import background, new_dispatcher, openmp, spare_core
+from polytile.runtime import background, openmp, spare_core
 from polytile.runtime.dispatcher import Interface
+from polytile.runtime.launcher import new_dispatcher
 from tests.runtime.helpers import entry
 
 SEEN: list[int] = []

@@ -54,24 +54,25 @@ class SourceRecord:
         return f"texts/{digest(json.dumps(made_from), 24)}"
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of a candidate ahead of any measurement: whether it can run, its seconds, and the terms that these are the
+    sum of, each a function of the concrete sizes."""
+
+    valid: Callable[[Mapping[str, int]], bool]
+    cost: Callable[[Mapping[str, int]], float]
+    terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {}
+
+
 class CompiledCandidate(Candidate):
-    """A kernel of one or more translation units. `valid`, `cost` and `terms` (the parts of `cost`) are functions of the
-    concrete sizes. `recipe` names what the source is made from: it is equal for equal sources, and cheaper to make."""
+    """A kernel of one or more translation units. `recipe` names what the source is made from: it is equal for equal sources, and
+    cheaper to make."""
 
     origin = "cpp"
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
-    ) -> None:
+    def __init__(self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str) -> None:
         self.name, self.config, self.recipe, self.kernel_name = name, config, recipe, kernel_name
-        self._valid, self._cost, self._terms = valid, cost, terms
+        self._prediction = prediction
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
         self._costs: dict[tuple[tuple[str, int], ...], float] = {}
@@ -122,7 +123,7 @@ class CompiledCandidate(Candidate):
         return tuple(compiler.compile_cpp(name, text, key=key) for (name, text), key in pairs)
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        return self._valid(sizes)
+        return self._prediction.valid(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """Each link of the selector asks, at the same sizes, and so do the library's candidates beside it."""
@@ -131,11 +132,11 @@ class CompiledCandidate(Candidate):
         if found is None:
             if len(self._costs) >= MOST_COSTS:
                 self._costs.clear()
-            found = self._costs[at] = self._cost(sizes)
+            found = self._costs[at] = self._prediction.cost(sizes)
         return found
 
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        return self._terms(sizes)
+        return self._prediction.terms(sizes)
 
     def prepare(self) -> None:
         with self._lock:
@@ -185,17 +186,9 @@ class CppCandidate(CompiledCandidate):
     only in threads share one source and one library."""
 
     def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        make_source: Callable[[], str],
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
+        self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str, make_source: Callable[[], str]
     ) -> None:
-        super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
+        super().__init__(name, config, kernel_name, prediction, recipe)
         self._make_source = make_source
 
     @cached_property

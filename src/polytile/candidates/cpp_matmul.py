@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polytile.candidates.cpp import CompiledCandidate
+from polytile.candidates.cpp import CompiledCandidate, Prediction
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
 from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
@@ -76,18 +76,10 @@ class MatmulCandidate(CompiledCandidate):
     """A core bound to an epilogue. `slot` tells the cores of one epilogue's unit apart."""
 
     def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        sources: tuple[Callable[[], str], Callable[[], str]],
-        slot: int,
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
-    ) -> None:
-        super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
+        self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str,
+        sources: tuple[Callable[[], str], Callable[[], str]], slot: int,
+    ) -> None:  # fmt: skip
+        super().__init__(name, config, kernel_name, prediction, recipe)
         self.slot, self._make_sources = slot, sources
 
     @cached_property

@@ -15,8 +15,8 @@ from polytile.compiler import front_door, tiers
 from polytile.compiler import programs as compiler
 from polytile.compiler.backend import Backend
 from polytile.compiler.programs import CompiledProgram
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.frontend.failures import Failure
 from polytile.problem import sizes_text, time_text
 from polytile.runtime import background

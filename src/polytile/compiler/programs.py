@@ -23,9 +23,11 @@ from polytile.candidates.candidate import Candidate
 from polytile.compiler import computed_weights
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, alive, unmeasured
+from polytile.dispatch import unmeasured
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import alive
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
