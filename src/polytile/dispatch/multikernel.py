@@ -114,7 +114,6 @@ class MultiKernel:
         self.dispatch(*args)
 
     def named(self, name: str) -> Candidate:
-        """The candidate of that name."""
         return self._by_name[name]
 
     @property
@@ -265,7 +264,6 @@ class MultiKernel:
             self.dispatcher.reopen(own)
 
     def decision_of(self, key: int) -> Decision | None:
-        """The decision for a key, if there is one."""
         return self.node(key).decision
 
     def node(self, key: int) -> Node:

@@ -66,7 +66,6 @@ class Request:
         return frozenset(candidate.name for candidate in self.candidates)
 
     def named(self, name: str) -> Candidate:
-        """The candidate of that name."""
         return next(candidate for candidate in self.candidates if candidate.name == name)
 
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
