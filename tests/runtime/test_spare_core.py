@@ -116,7 +116,7 @@ def test_calls_of_a_program_that_serves_leave_it_too(four_threads: None) -> None
         found.append(torch.get_num_threads())
         return arguments
 
-    call = tiers.noticed(program)
+    call = tiers.reported(program)
     call([])
     with spare_core.wanted():
         call([])

@@ -159,7 +159,7 @@ class MultiKernel:
             return decision
 
     def prepare(self, ints: Sequence[int]) -> Sequence[Candidate]:
-        """Starts compiling what the first call at these integers will need, and returns that at once."""
+        """Starts compiling the candidates that the first call at these integers will need, and returns them at once."""
         ints = tuple(ints)
         at_first = {"stall": "compile"} if self.learning is not None else {}
         with self.lock, settings.restored({**self.options, **at_first}):
@@ -193,14 +193,14 @@ class MultiKernel:
         return entry
 
     def fill_open_regimes(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
-        """Finds out which loaded kernels can serve open regimes around these integers (fallbacks.py)."""
+        """Lets loaded kernels serve the undecided regimes around these integers (fallbacks.py)."""
         if self.fallbacks is not None:
             with self.lock:
                 self.fallbacks.fill_open_regimes(ints, cells, varying)
 
     def add_fallback(self, form: Candidate) -> None:
-        """Loads a form of a candidate to serve open regimes. A form that cannot be loaded serves nowhere; a decision that wants
-        it meets the reason again and records it."""
+        """Loads a form of a candidate to serve undecided regimes. A form that cannot be loaded is skipped here; a decision for it
+        fails for the same reason and records that."""
         try:
             entry = form.entry()
         except (CandidateRejected, CompileFailed):
@@ -221,7 +221,7 @@ class MultiKernel:
             yield
 
     def enter(self, entry: Entry, request: Request) -> None:
-        """Has calls like the request's run this entry."""
+        """Puts the entry into the table for calls like the request's."""
         self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
 
     def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...], bool]]:
@@ -258,7 +258,8 @@ class MultiKernel:
         return self.dispatcher.key_of(*args)
 
     def add_exact_size(self, fields: KeyFields, sizes: Mapping[str, int]) -> None:
-        """Makes the next call at exactly these sizes, in the regime `fields`, decide for them alone, unless one has already."""
+        """Gives exactly these sizes, in the regime `fields`, a decision of their own, unless they have one. The
+        next call at them takes it."""
         own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
             self.dispatcher.reopen(own)
@@ -472,7 +473,7 @@ class MultiKernel:
         self.reopen(node.fields)
 
     def reopen(self, fields: KeyFields) -> None:
-        """Has this regime decided anew."""
+        """Drops the decision of this regime; the next call decides anew."""
         node = self._tree.node(fields)
         if node.decision is not None:
             node.decision = None
@@ -489,6 +490,6 @@ class MultiKernel:
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
-        """Makes `entry` the one that runs calls like this one."""
+        """Puts `entry` into the table for calls like this one, and returns it."""
         self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
         return entry

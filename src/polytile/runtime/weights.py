@@ -11,7 +11,7 @@ Parameter).
 
 PyTorch does not count writes through `.data` or by C code that was given the address. If such a write changes the whole
 weight, a sample of the weight's bytes detects it, and the weight is no longer trusted. A write that misses the sampled
-bytes goes unnoticed; call `forget` after it.
+bytes goes unnoticed; call `forget_weights` after it.
 
 A weight is never packed if its memory can be written by others (it is shared with another process, borrowed from NumPy
 or a file, or held by several tensors), or if it is an inference tensor, which counts no writes.
