@@ -32,8 +32,6 @@ LEFT_OUT = (
     "without_memory", "largest", "scans_along", "warm_process", "graph", "recorded", "captured", "librarys_own",
 )  # fmt: skip
 """Parts of names of tests: of full devices, of tensors that take a sanitizer too long, of processes of their own, of graphs."""
-HOLD = "polytile_hold"
-"""The kernel that waits for the host (runtime/cuda/hold.py), which is no generated one."""
 TIMED = "timed"
 """The same of tests that need several candidates to be measured."""
 BRIEF = "many_shapes and (float32 or bfloat16) or cluster or its_gradient or batch_norm or 16_bits"
@@ -66,9 +64,8 @@ def missing(tool: str, gpu: bool) -> str:
 
 def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) -> list[str]:
     """pytest under the tool's `check`."""
-    options = ["--tool", check, "--error-exitcode", str(FOUND)]
-    kernels = ["--kernel-name", f"kernel_substring={PREFIX}", "--kernel-name-exclude", f"kernel_substring={HOLD}"]
-    return [tool, *options, *kernels, sys.executable, "-m", "pytest", *tests, *rest]
+    options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={PREFIX}"]
+    return [tool, *options, sys.executable, "-m", "pytest", *tests, *rest]
 
 
 def chosen(brief: bool, predicted: bool) -> list[str]:

@@ -13,6 +13,8 @@ ENTRY = "polytile_kernel"
 """The name of the function in a generated text, and of its alias in a shared object."""
 
 PREFIX = "polytile_"
+"""What the names of generated functions begin with, and of no other kernel on a GPU (scripts/sanitize.py)."""
+
 MOST_LETTERS = 120
 
 
