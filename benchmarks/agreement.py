@@ -48,7 +48,7 @@ def requests(count: int, seed: int = 0) -> Iterator[tuple[int, int]]:
 def child(target: Path, device: str, count: int) -> None:
     """Serves the requests in this process, and writes what it has decided to `target`."""
     import polytile
-    from polytile.dispatch import alive
+    from polytile.dispatch.registry import alive
 
     load, started = OtherLoad(), time.perf_counter()
     torch.manual_seed(0)

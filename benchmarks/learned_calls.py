@@ -21,7 +21,7 @@ import torch
 
 import polytile
 from polytile.cli.learn_collect import Wanted, collect
-from polytile.dispatch import alive
+from polytile.dispatch.registry import alive
 from polytile.learn.examples import Example, examples
 from polytile.learn.problems import LIMITS, OPERATIONS
 from polytile.learn.score import FAR, geomean, quantile

@@ -165,8 +165,8 @@ def tune_all(device: str, limit: int, turns: Path) -> dict[str, Found]:
     """Calls every function at every shape, and returns what was decided by measuring, by problem. What a GPU has free may be
     used for that, as in `polytile tune`."""
     import polytile
-    from polytile.dispatch import alive
     from polytile.dispatch.links import measured
+    from polytile.dispatch.registry import alive
     from polytile.tuning.headroom import for_measuring
     from polytile.tuning.tune import tune
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from polytile.codegen.triton.kernel import KERNEL
+from polytile.codegen.function_names import PREFIX
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = "compute-sanitizer"
@@ -64,7 +64,7 @@ def missing(tool: str, gpu: bool) -> str:
 
 def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) -> list[str]:
     """pytest under the tool's `check`."""
-    options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={KERNEL}"]
+    options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={PREFIX}"]
     return [tool, *options, sys.executable, "-m", "pytest", *tests, *rest]
 
 

@@ -16,12 +16,11 @@ from polytile.compiler import programs as compiler
 from polytile.dispatch import planfile
 from polytile.errors import OptionError
 from polytile.tuning.environment import environment
-
-PAGE = Path(__file__).parents[1] / "docs" / "options.md"
+from scripts import options_page
 
 
 def test_the_page_is_the_table() -> None:
-    assert PAGE.read_text() == options.as_markdown(), "docs/options.md is stale: write options.as_markdown() to it"
+    assert options_page.PAGE.read_text() == options_page.as_markdown(), "stale: run python -m scripts.options_page"
 
 
 def test_a_misspelt_option_names_the_nearest_one() -> None:
@@ -158,7 +157,7 @@ def test_a_package_registers_options_of_its_own_which_are_given_like_the_others(
     assert options.get("mine_level") == 2
     with pytest.raises(OptionError, match="'mine_level' .* is 9; choose from 1, 2, 3"):
         options.check({"mine_level": 9})
-    assert "mine_level" not in options.as_markdown()
+    assert "mine_level" not in options_page.as_markdown()
 
 
 @pytest.mark.usefixtures("level")

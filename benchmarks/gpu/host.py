@@ -11,7 +11,7 @@ import torch
 
 import polytile
 from benchmarks.compilers import copied
-from polytile.runtime import empty_strided_cuda, time_burst
+from polytile.runtime.launcher import empty_strided_cuda, time_burst
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from benchmarks.gpu import models
 from polytile.candidates.candidate import READY_MADE
 from polytile.candidates.entries import PythonEntry
 from polytile.compiler.programs import CompiledProgram, compiled_programs
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.report import Table, show
 from polytile.runtime import background
 

@@ -21,7 +21,7 @@ from benchmarks.programs.judge import run
 from benchmarks.programs.program import Draw, Program
 from benchmarks.programs.suite import PROGRAMS
 from polytile.compiler.programs import compiled_programs
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 
 MOST = 12
 """Candidates of a kernel that are printed."""

@@ -21,7 +21,7 @@ from torch import Tensor
 import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.report import Column, Table, show
 
 

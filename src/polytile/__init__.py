@@ -23,6 +23,7 @@ Importing polytile imports neither torch nor the compiler; both come with the fi
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -35,14 +36,15 @@ from polytile.errors import PolytileError
 from polytile.version import __version__
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from polytile.candidates.sources import Source
-    from polytile.compiler.explanation import Explanation
-    from polytile.compiler.profiling import Profile
+    from polytile.candidates.sources import register_source
+    from polytile.compiler.explanation import explain
+    from polytile.compiler.profiling import profile
+    from polytile.compiler.programs import reset
     from polytile.dispatch.handwritten import Kernel
-    from polytile.packages.load import Package
-    from polytile.runtime.sizes_seen import Recording
+    from polytile.packages.load import load_package
+    from polytile.packages.write import package
+    from polytile.runtime.sizes_seen import record_sizes
+    from polytile.runtime.weights import forget_weights
 
 __all__ = [
     "PolytileError",
@@ -63,6 +65,30 @@ __all__ = [
     "save_plan",
     "wait",
 ]
+
+_IMPORTED_WHEN_USED = {
+    "explain": "compiler.explanation",
+    "forget_weights": "runtime.weights",
+    "load_package": "packages.load",
+    "package": "packages.write",
+    "profile": "compiler.profiling",
+    "record_sizes": "runtime.sizes_seen",
+    "register_source": "candidates.sources",
+    "reset": "compiler.programs",
+}
+"""Public functions whose modules need torch, by the module that defines each."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_IMPORTED_WHEN_USED[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 Hints = Sequence[int] | Sequence[Mapping[str, int]] | Mapping[str, Sequence[int]] | str | os.PathLike[str] | None
@@ -337,198 +363,6 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
 
     with waits.during("waiting for the background"):
         return learning.wait(timeout)
-
-
-def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Calls `function(*args, **kwargs)` once, and reports what became of every operator, which kernels run, and why.
-
-    A function that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run. Any
-    other function is compiled for this call.
-
-    Returns
-    -------
-    An Explanation. Printed, it is a report; `.operators`, `.decisions`, `.weights`, `.failures` and `.sources` hold the same as
-    data. Times are in seconds.
-    """
-    from polytile.compiler.explanation import explain as run
-
-    return run(function, *args, **kwargs)
-
-
-def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
-    """Calls `function(*args, **kwargs)` about twenty times, and reports the time of each of its kernels and ATen operators.
-
-    Half of the calls run as they are, half under torch's profiler. What a call changes in place changes at every call.
-
-    Returns
-    -------
-    A Profile. Printed, it is a table in microseconds; `.wall` and `.lines` hold the same in seconds.
-    """
-    from polytile.compiler.profiling import profile as run
-
-    return run(function, args, kwargs)
-
-
-def record_sizes(path: str | os.PathLike[str]) -> Recording:
-    """Records which sizes calls of compiled functions have from now on, and how often, in every thread of this process.
-
-    It looks at a sample of the calls, which takes less than 0.1 % of the program's time. `hints=`, `polytile tune --sizes` and
-    campaigns read the file (docs/campaigns.md).
-
-    Parameters
-    ----------
-    path
-        The file. If it is there, the counts are added to those in it; several processes may add to one file.
-
-    Returns
-    -------
-    A Recording. It ends with its `with` block, with `.stop()`, or with the process; `.write()` writes what was seen so far.
-
-    Raises
-    ------
-    SizesError
-        Sizes are being recorded already, or the file is something else or cannot be written.
-    """
-    from polytile.runtime import sizes_seen
-
-    return sizes_seen.record(path)
-
-
-def package(
-    model: Callable[..., Any],
-    args: Sequence[Any],
-    path: str | Path,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    weights_apart: bool = False,
-    folder: bool = False,
-    check: bool = True,
-    architectures: Sequence[int] = (),
-    options: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes a model to one file that runs on a CPU or an NVIDIA GPU without a compiler and tracing, and from C++ without Python.
-
-    docs/packages.md says what can be packaged. Within the bounds of `dynamic_shapes` the kernels run that measurements or
-    predictions show to be the fastest. At other sizes a kernel runs that is right at all sizes.
-
-    Parameters
-    ----------
-    model
-        A function or module, what `polytile.compile` made of one, or an exported program (torch.export), whose `args` may be
-        empty.
-    args, kwargs
-        Example inputs. Sizes of 0 and 1 among them are taken to be constants.
-    path
-        The file to write; an earlier one is replaced.
-    dynamic_shapes
-        As in torch.export.export. None lets every size vary that can.
-    hints
-        Sizes, in elements, for which kernels are measured now, as in `compile`.
-    weights_apart
-        Whether the weights are a file of their own, `path` with ".safetensors" behind it.
-    folder
-        Whether to write a folder of files in place of one file.
-    check
-        Whether to call the package on the example inputs, and to compare its results with eager's.
-    architectures
-        Compute capabilities (80 for 8.0) of other NVIDIA GPUs than this one on which a model on a GPU is to run too.
-    options
-        Values of `polytile.options` while kernels are generated and chosen.
-
-    Returns
-    -------
-    `path`.
-
-    Raises
-    ------
-    PackageError
-        The model has no form as a package, the file cannot be written, or its results are not eager's.
-    OptionError, HintError, CompilerMissing
-        As in `compile`; a compiler is needed.
-
-    Examples
-    --------
-    >>> import os, tempfile, torch, polytile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = polytile.package(torch.nn.Softmax(-1), (torch.randn(4, 100),), os.path.join(folder.name, "softmax.ptp"))
-    >>> run = polytile.load_package(path)
-    >>> run(torch.zeros(2, 100)).sum(-1)
-    tensor([1., 1.])
-    """
-    from polytile.packages import write
-
-    with waits.during(f"packaging {path}"):
-        return write.package(
-            model, args, path, kwargs=kwargs, dynamic_shapes=dynamic_shapes, hints=hints, weights_apart=weights_apart,
-            folder=folder, check=check, architectures=architectures, options=options,
-        )  # fmt: skip
-
-
-def load_package(path: str | Path, *, verify: bool = False) -> Package:
-    """Loads what `package` has written. Needs torch and no compiler.
-
-    Parameters
-    ----------
-    path
-        The file or folder.
-    verify
-        Whether to compare the weights, too, with their digest, which reads all of them. Everything else is always compared.
-
-    Returns
-    -------
-    A Package, called as the model was.
-
-    Raises
-    ------
-    PackageError
-        There is no package, it is damaged, or it was made for another processor or another version of polytile.
-    """
-    from polytile.packages import load
-
-    return load.load_package(path, verify=verify)
-
-
-def reset() -> None:
-    """Sets `counters` to zero, and has `explain` forget which graphs were compiled.
-
-    Kernels, measurements and compiled functions stay.
-    """
-    from polytile.compiler import programs as compiler
-
-    compiler.reset()
-
-
-def register_source(source: Source) -> None:
-    """Adds a source of candidates for products and attention, after polytile's own.
-
-    Programs that are compiled from now on ask it. The option `sources` then takes its name. docs/extending.md has an example.
-
-    Parameters
-    ----------
-    source
-        An instance of a subclass of `polytile.candidates.sources.Source`. One of the same class again takes its place.
-
-    Raises
-    ------
-    SourceError
-        For anything else, and for a name that another source has, or that is no word.
-    """
-    from polytile.candidates import sources
-
-    sources.register(source)
-
-
-def forget_weights() -> None:
-    """Drops every packed copy of a weight; the next calls make new ones.
-
-    Needed only after a write to a small part of a weight that PyTorch does not count, such as `weight.data[0, 0] = 1`
-    (docs/cpu-products.md).
-    """
-    from polytile.runtime import weights
-
-    weights.forget()
 
 
 def _bar(wait: waits.Wait) -> waits.Shown:

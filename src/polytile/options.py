@@ -485,37 +485,3 @@ def registered() -> dict[str, str]:
     added = [option for name, option in tuple(BY_NAME.items()) if name not in _OWN and option.keys == KERNELS]
     given = ((option, get(option.name)) for option in added)
     return {option.name: repr(value) for option, value in given if value != option.default}
-
-
-ABOUT = """Most programs need none. Each option can be set in three ways, the strongest first:
-
-1. for one function, `polytile.compile(function, options={"shortlist": 6})`, or `options=` of `torch.compile`;
-2. for a block of code, `with polytile.options.override(shortlist=6): ...`;
-3. for a process, by an environment variable, `POLYTILE_SHORTLIST=6`.
-
-A function keeps the options under which it was compiled. An unknown option or a bad value is an error (`OptionError`); an
-environment variable that sets no option draws a warning. A package adds its own options with
-`polytile.options.register(Option(...))` ([extending.md](extending.md)). This page is generated from
-`src/polytile/options.py`."""
-
-
-def as_markdown() -> str:
-    """The table as the text of docs/options.md."""
-    rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
-    for option in TABLE:
-        choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
-        name = f'<a id="{option.name}"></a>`{option.name}`'
-        rows.append(f"| {name} | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
-    return f"# Which settings are there?\n\n{ABOUT}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
-
-
-def _modes_as_markdown() -> str:
-    about = (
-        "`mode=` of `torch.compile` and of `polytile.compile` stands for some of these options. An option that is given beside "
-        "a mode overrides it; a mode overrides `override` and the environment."
-    )
-    rows = ["| mode | options | what it does |", "| --- | --- | --- |"]
-    for mode in MODES:
-        given = ", ".join(f"`{name}={value}`" for name, value in mode.options.items()) or "–"
-        rows.append(f"| `{mode.name}` | {given} | {mode.doc} |")
-    return f"## Modes\n\n{about}\n\n" + "\n".join(rows)

@@ -11,7 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polytile
-from polytile.dispatch import alive, registry
+from polytile.dispatch import registry
+from polytile.dispatch.registry import alive
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,9 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch.utils._pytree import tree_leaves, tree_map
 
 import polytile
-from polytile.dispatch import Decision, MultiKernel
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import alive
 from tests.waiting import PATIENCE
 
 SLACK = 4.0
@@ -37,7 +39,7 @@ def graphs() -> tuple[int, int]:
 
 
 def multikernels() -> list[MultiKernel]:
-    return polytile.dispatch.alive()
+    return alive()
 
 
 def multikernel(origin: str) -> MultiKernel:

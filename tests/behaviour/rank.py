@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch.distributed import _functional_collectives as collectives
 
 import polytile
-from polytile.dispatch import alive
+from polytile.dispatch.registry import alive
 
 RANKS = 2
 SIZES = (6, 4, 10, 33)

@@ -29,9 +29,9 @@ LAST = torch.channels_last
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    weights.forget()
+    weights.forget_weights()
     yield
-    weights.forget()
+    weights.forget_weights()
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,7 +20,8 @@ from polytile import options
 from polytile.codegen.cpp import loops
 from polytile.compiler import backend
 from polytile.compiler import programs as compiler
-from polytile.dispatch import MultiKernel, selector
+from polytile.dispatch import selector
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import HintError, LoweringFailed, OptionError
 from polytile.frontend import failures, graph
 from polytile.frontend.lower.registry import TABLE, load

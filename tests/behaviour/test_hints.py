@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import polytile
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import HintError
 from polytile.runtime import compile as compiling
 from tests.behaviour.helpers import check, decisions, graphs, multikernel, multikernels, sized

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 import polytile
 from polytile import counters, store
 from polytile.compiler import backend, programs, stored
-from polytile.dispatch import MultiKernel, recorded
+from polytile.dispatch import recorded
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.frontend import graph_text
 from polytile.frontend.graph import Lowered, lower_graph
 from polytile.runtime import background

@@ -81,8 +81,8 @@ def test_explain_shows_the_program_and_what_is_pending() -> None:
 def test_the_calling_thread_neither_compiles_nor_loads_nor_decides_nor_packs(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
-    from polytile.dispatch import MultiKernel
     from polytile.dispatch.links import measured
+    from polytile.dispatch.multikernel import MultiKernel
     from polytile.matmul import packed_weights
     from polytile.runtime import compile as compiling
 
@@ -121,7 +121,7 @@ def test_kernels_inside_the_library_s_candidates_are_there_when_a_program_takes_
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
     from polytile.compiler import tiers
-    from polytile.dispatch import MultiKernel
+    from polytile.dispatch.multikernel import MultiKernel
 
     chosen: list[str] = []
     real = MultiKernel.choose_entry

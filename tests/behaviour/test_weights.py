@@ -28,9 +28,9 @@ DTYPES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float64: 1e-10}
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    weights.forget()
+    weights.forget_weights()
     yield
-    weights.forget()
+    weights.forget_weights()
 
 
 @pytest.fixture(autouse=True)
@@ -578,7 +578,7 @@ def test_threads_make_one_copy_between_them() -> None:
     call, found = run(module), []
     with torch.no_grad():
         assert_right(call, module)
-    weights.forget()
+    weights.forget_weights()
     before = made()
 
     def work() -> None:

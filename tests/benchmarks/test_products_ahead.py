@@ -14,7 +14,7 @@ from benchmarks.gpu import products
 from benchmarks.gpu.products import Shape
 from benchmarks.gpu.products_ahead import Compiled
 from polytile import options
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 
 TRACED = (96, 160, 224)
 

@@ -71,7 +71,7 @@ def test_a_product_in_two_units_is_ready_when_both_are_compiled(monkeypatch: pyt
         units.clear()
         config = Config.of(form="tile_packed", mr=6, nv=4, threads=1)
         sources = (lambda: "core", lambda: "epilogue")
-        made = MatmulCandidate("tile", config, "mm", sources, 0, lambda sizes: True, lambda sizes: 1e-6, "recipe")
+        made = MatmulCandidate("tile", config, "mm", cpp.Prediction(lambda sizes: True, lambda sizes: 1e-6), "recipe", sources, 0)
         assert not made.ready() and not made.failed() and made.compile_seconds is None
         made.prepare()
         return made

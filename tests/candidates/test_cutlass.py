@@ -14,8 +14,8 @@ from polytile import options
 from polytile.candidates import cutlass
 from polytile.candidates.cutlass import CutlassCandidate, product_candidates
 from polytile.cli import doctor
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.gpu_specs import template_spec
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CandidateRejected, CompilerMissing
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel

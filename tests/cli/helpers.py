@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from polytile import store
 from polytile.cli.app import app
 from polytile.cli.why_command import here
-from polytile.dispatch import alive, registry
+from polytile.dispatch import registry
+from polytile.dispatch.registry import alive
 from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store import Store

@@ -22,7 +22,7 @@ from polytile.ir.buffer import Buffer
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Node
 from polytile.ir.loop import Axis, Loop, Store
-from polytile.runtime import time_burst
+from polytile.runtime.launcher import time_burst
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 from tests.codegen import interpreted
 

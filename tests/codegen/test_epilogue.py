@@ -17,7 +17,7 @@ from polytile.ir.template import Template
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.matmul.cpp import epilogue
 from polytile.matmul.gemm_kernel import GemmKernel
-from polytile.runtime import time_burst
+from polytile.runtime.launcher import time_burst
 from tests.codegen.helpers import BF16, F32, F64, RELATIVE, S0, S1, S2, assert_close, assert_golden, op
 
 ONE = sizes.ONE

@@ -7,7 +7,7 @@ import torch
 
 from polytile.codegen.triton.memory import ATOMICS
 from polytile.ir import expr
-from polytile.runtime import time_burst
+from polytile.runtime.launcher import time_burst
 from polytile.schedule.cpu.scatter import owner_axis
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import (

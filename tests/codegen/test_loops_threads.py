@@ -11,7 +11,8 @@ import torch
 
 from polytile.candidates.entries import NativeEntry
 from polytile.ir import expr
-from polytile.runtime import compile_cpp, time_burst
+from polytile.runtime.compile import compile_cpp
+from polytile.runtime.launcher import time_burst
 from tests.codegen.helpers import F32, P0, R0, S0, S1, Case, load, loop, op, random, store
 
 ROW = P0 * S1 + R0

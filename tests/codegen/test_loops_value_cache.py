@@ -6,7 +6,7 @@ import torch
 
 from polytile.ir import expr
 from polytile.ir.expr import Node
-from polytile.runtime import time_burst
+from polytile.runtime.launcher import time_burst
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions

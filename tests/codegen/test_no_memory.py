@@ -10,14 +10,17 @@ import torch
 from polytile.attention import cpp as attention
 from polytile.attention.arguments import make_args
 from polytile.attention.problem import AttentionProblem
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate
 from polytile.candidates.cpp_attention import FEWEST_LANES
 from polytile.candidates.entries import NativeEntry
 from polytile.codegen.cpp.prelude import parts_of, prelude
+from polytile.codegen.function_names import ENTRY
 from polytile.matmul.cpp import GemmConfig, GemmSpec, generate
 from polytile.problem import Config
-from polytile.runtime import compile_cpp, new_dispatcher, toolchain
+from polytile.runtime import toolchain
+from polytile.runtime.compile import compile_cpp
 from polytile.runtime.dispatcher import Interface
+from polytile.runtime.launcher import new_dispatcher
 from tests.codegen import helpers
 from tests.codegen.helpers import F32, P0, R0, S0, S1, load, loop, op, store
 

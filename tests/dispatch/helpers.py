@@ -12,7 +12,7 @@ import torch
 from polytile import store
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
-from polytile.dispatch import ArgInfo, KernelSpec
+from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.problem import Config, digest
 from polytile.runtime import noise
 

@@ -14,7 +14,8 @@ import torch._dynamo
 from torch import Tensor
 
 import polytile
-from polytile.dispatch import Decision, Standing
+from polytile.dispatch.decision import Decision, Standing
+from polytile.dispatch.registry import alive
 
 
 def program(x: Tensor, weight: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ def main() -> None:
         digests.append(hashlib.sha256(run(x, weight).contiguous().numpy().tobytes()).hexdigest())
     if given.save:
         polytile.save_plan(given.save)
-    kernels = polytile.dispatch.alive()
+    kernels = alive()
     decisions = [d for kernel in kernels for d in kernel.decisions]
     sources = {(kernel.spec.name, c.name): c.source_hash for kernel in kernels for c in kernel.candidates if c.origin == "cpp"}
 

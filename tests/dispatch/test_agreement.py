@@ -14,9 +14,10 @@ import torch
 
 from polytile import options
 from polytile.compiler import races
-from polytile.dispatch import MultiKernel, agreement
+from polytile.dispatch import agreement
 from polytile.dispatch.agreement import Job
 from polytile.dispatch.links import measured
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from tests.dispatch.helpers import Fake, arguments, double, spec
 from tests.waiting import PATIENCE, until

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from polytile import options, store
-from polytile.dispatch import MultiKernel, collecting
+from polytile.dispatch import collecting
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.learn.examples import examples
 from polytile.runtime import background
 from polytile.store.reading import records

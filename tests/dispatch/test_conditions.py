@@ -14,8 +14,9 @@ import torch.nn.functional as F
 import polytile
 from polytile import options
 from polytile.compiler import programs as compiler
-from polytile.dispatch import MultiKernel, planfile
+from polytile.dispatch import planfile
 from polytile.dispatch.conditions import conditions
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.planfile import Plan
 from polytile.dispatch.registry import define
 from polytile.errors import NotInPlan

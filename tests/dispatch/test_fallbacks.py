@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polytile import counters
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.keys import Condition, PowerBelow16
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import ResourcesExceeded
 from polytile.facts import PowerOfTwo, Wide
 from polytile.runtime import background, regime
@@ -97,7 +97,7 @@ def test_cells_of_long_ago_are_forgotten() -> None:
         assert background.wait(PATIENCE)
     for length in range(12, 23):
         for width in range(6, 15):
-            kernel.look_around((1 << length, 1 << width))
+            kernel.fill_open_regimes((1 << length, 1 << width))
     assert ran(candidates, kernel, 70) == "small", "as was decided last"
 
 
@@ -206,7 +206,7 @@ def test_a_form_serves_where_all_that_it_takes_for_granted_is_so() -> None:
         form, other = Form("form", predicted=1e-9), library()
         form.given = facts
         kernel = MultiKernel(one, [form, other], {"stall": "never", "isolation": "never"})
-        kernel.offer(form)
+        kernel.add_fallback(form)
         with background.background.held():
             for data, m, n in calls:
                 kernel(data[: m * n].view(m, n), torch.zeros(m, n), m, n)
@@ -223,7 +223,7 @@ def test_a_form_that_cannot_be_loaded_serves_nowhere() -> None:
 
     other = library()
     kernel = MultiKernel(spec(), [Spills("spills", predicted=1e-9), other], {"stall": "never", "isolation": "never"})
-    kernel.offer(kernel.candidates[0])
+    kernel.add_fallback(kernel.candidates[0])
     with background.background.held():
         call(kernel, 33)
     background.drop()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.dispatch import Decision, MultiKernel
+from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import model
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.learn.offer import Offer
 from polytile.problem import Problem
 from tests.dispatch.helpers import SPEC, Fake, arguments

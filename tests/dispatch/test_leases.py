@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from polytile import store
-from polytile.dispatch import MultiKernel, leases
+from polytile.dispatch import leases
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from tests.dispatch.helpers import Fake, arguments, new_process, spec
 from tests.waiting import PATIENCE, until

@@ -11,8 +11,10 @@ import torch
 
 from polytile import counters, options, store
 from polytile.candidates.entries import PythonEntry
-from polytile.dispatch import ArgInfo, MultiKernel, Scratch, alive, merge_scratch
-from polytile.dispatch.registry import define
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import alive, define
+from polytile.dispatch.scratch import Scratch, merge_scratch
+from polytile.dispatch.spec import ArgInfo
 from polytile.errors import CompileFailed, CompilerMissing, InvalidInput, NoCandidate, ResourcesExceeded
 from polytile.problem import Outcome
 from tests.dispatch.helpers import SPEC, Fake, arguments, double, new_process, spec

@@ -12,7 +12,8 @@ import torch
 from polytile import counters, options
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, NativeEntry
-from polytile.dispatch import ArgInfo, KernelSpec, MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from tests.dispatch.helpers import Fake, new_process

@@ -13,7 +13,8 @@ import pytest
 from polytile import options
 from polytile.compiler.plans import save_plan
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, planfile
+from polytile.dispatch import planfile
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.planfile import Pinned, Plan
 from polytile.errors import NotInPlan, OptionError, PlanError
 from polytile.facts import read_regime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.tuning import headroom
 from tests.dispatch.helpers import Fake, arguments, spec
 

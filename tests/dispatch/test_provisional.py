@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, refining
+from polytile.dispatch import refining
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.store.records import Summary
 from polytile.tuning import racing
 from polytile.tuning.decide import MOST_TIMES, Score, combine

@@ -12,11 +12,12 @@ import torch
 
 from polytile import options
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, planfile, refining
+from polytile.dispatch import planfile, refining
 from polytile.dispatch.links import measured
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.request import Answer
 from polytile.errors import OptionError
-from polytile.runtime import PythonDispatcher
+from polytile.runtime.python_dispatcher import PythonDispatcher
 from polytile.tuning import budget
 from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from polytile import counters, options, store
-from polytile.dispatch import Decision, MultiKernel, planfile, trace
-from polytile.dispatch.decision import Standing
+from polytile.dispatch import planfile, trace
+from polytile.dispatch.decision import Decision, Standing
 from polytile.dispatch.links import model
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import OptionError
 from polytile.facts import Layout
 from polytile.learn.offer import Offer
@@ -415,12 +416,11 @@ def test_when_measuring_fails_altogether_the_library_is_used() -> None:
     assert kernel.decisions[0].candidate in ("a", "aten")
 
 
-def test_explain_lists_every_decision() -> None:
+def test_every_decision_is_listed() -> None:
     kernel = MultiKernel(SPEC, pair())
     kernel(*arguments(32))
     kernel(*arguments(601))
-    assert [line.strip().split(":")[0] for line in kernel.explain().splitlines()] == [
-        "double",
+    assert [str(decision).split(":")[0] for decision in kernel.decisions] == [
         "double [M=32, N=64] -> b",
         "double [M=601, N=64] -> b",
     ]

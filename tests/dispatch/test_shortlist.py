@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from polytile import options, store
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.links.prior import shortlist, varied
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.store.reading import Record
 from polytile.tuning.replay import matrices
 from tests.dispatch.helpers import SPEC, Fake, arguments, spec

@@ -11,10 +11,10 @@ import sympy
 import torch
 from hypothesis import given
 
-from polytile.dispatch import ArgInfo, Scratch, merge_scratch
 from polytile.dispatch.fallbacks import leaf_facts
 from polytile.dispatch.keys import Condition, PowerBelow16
-from polytile.dispatch.spec import KernelSpec
+from polytile.dispatch.scratch import Scratch, merge_scratch
+from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.facts import Layout, PowerOfTwo, texts
 from polytile.runtime import dispatcher, regime
 from polytile.runtime.dispatcher import Interface

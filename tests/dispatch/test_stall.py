@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from tests.dispatch.helpers import Fake, arguments, double, new_process, spec
 

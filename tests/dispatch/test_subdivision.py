@@ -9,9 +9,10 @@ import pytest
 
 from polytile import options
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, planfile
+from polytile.dispatch import planfile
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.subdivision import Evidence, Expectation
-from polytile.runtime import PythonDispatcher
+from polytile.runtime.python_dispatcher import PythonDispatcher
 from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 
 WHOLE = "M=91..128%16 N=46..64%16"

@@ -10,7 +10,7 @@ import torch
 
 from polytile import options
 from polytile.compiler.plans import save_plan
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.planfile import Plan
 from tests.dispatch.helpers import Fake, arguments, spec
 

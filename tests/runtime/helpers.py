@@ -6,8 +6,9 @@ import ctypes
 
 from polytile import counters
 from polytile.candidates.entries import NativeEntry
-from polytile.runtime import Library, cache, compile_cpp, toolchain
+from polytile.runtime import cache, toolchain
 from polytile.runtime import compile as compiler
+from polytile.runtime.compile import Library, compile_cpp
 
 SOURCE = """
 extern "C" void GOMP_parallel(void (*fn)(void*), void* data, unsigned threads, unsigned flags);

@@ -18,8 +18,9 @@ import pytest
 
 from polytile import counters, options
 from polytile.errors import CompileFailed, CompilerMissing
-from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, load, toolchain
+from polytile.runtime import cache, compiler_process, toolchain
 from polytile.runtime import compile as compiler
+from polytile.runtime.compile import SourceRejected, compile_cpp, compile_log, load
 from polytile.tuning.environment import environment
 from tests.compilers import in_company, most_at_once, stand_in
 from tests.runtime.helpers import entry, forget, library, returned, tiny
@@ -230,7 +231,7 @@ def test_after_ctrl_c_while_compiling_the_kernel_is_there_for_whoever_asks_next(
 
 
 def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(compiler_process, "TIMEOUT_SECONDS", 0.3)
     program = stand_in(tmp_path / "g++", f"sleep {10 * PATIENCE:.0f}")
     with options.override(cxx=program), pytest.raises(SourceRejected, match="was stopped after"):
         compile_cpp("k", tiny(1)).result()
@@ -240,11 +241,12 @@ def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatc
 def test_a_compiler_that_the_end_of_the_process_stops_says_nothing_about_the_source(home: Path, tmp_path: Path) -> None:
     with options.override(cxx=stand_in(tmp_path / "g++", f"sleep {10 * PATIENCE:.0f}")):
         future, until = compile_cpp("k", tiny(1)), time.monotonic() + PATIENCE
-        while not compiler._state.running and time.monotonic() < until:
+        while not compiler_process._running.processes and time.monotonic() < until:
             time.sleep(0.01)
-        compiler._stop_compilers()
+        compiler_process._stop_compilers()
         with pytest.raises(CompilerMissing, match="when the process ended"):
             future.result(PATIENCE)
+    compiler_process.reset()
     compiler.reset()
 
 

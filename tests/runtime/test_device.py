@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.runtime import cpu, describe, fingerprint
+from polytile.runtime import cpu
+from polytile.runtime.device import describe, fingerprint
 
 
 def test_the_fingerprint_is_short_and_the_same_every_time() -> None:

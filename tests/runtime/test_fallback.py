@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from polytile.candidates.entries import PythonEntry
-from polytile.runtime import Dispatcher, PythonDispatcher, dispatcher, new_dispatcher, programs, regime
-from polytile.runtime.dispatcher import Interface, pack_words
+from polytile.runtime import dispatcher, programs, regime
+from polytile.runtime.dispatcher import Dispatcher, Interface, pack_words
 from polytile.runtime.formula import power_below_16
+from polytile.runtime.launcher import new_dispatcher
+from polytile.runtime.python_dispatcher import PythonDispatcher
 
 Make = Callable[..., Dispatcher]
 Facts = tuple[dispatcher.LeafFact, ...]

@@ -17,9 +17,11 @@ import torch
 from polytile import counters, options
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.errors import InvalidInput
-from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, new_dispatcher, regime, time_burst
-from polytile.runtime.dispatcher import Interface
+from polytile.runtime import native, regime
+from polytile.runtime.dispatcher import Dispatcher, Interface
 from polytile.runtime.formula import power_below_16
+from polytile.runtime.launcher import empty_strided_cpu, new_dispatcher, time_burst
+from polytile.runtime.python_dispatcher import PythonDispatcher
 from tests.runtime.helpers import entry
 from tests.waiting import PATIENCE
 

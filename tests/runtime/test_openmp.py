@@ -148,7 +148,7 @@ def computed_after_a_loop() -> float:
 def test_work_in_the_background_has_the_threads_of_calls(threads: int) -> None:
     """`torch.set_num_threads` reaches threads that have not used torch yet alone; the background's has."""
     found: list[int] = []
-    call, before = tiers.noticed(lambda arguments: arguments), torch.get_num_threads()
+    call, before = tiers.reported(lambda arguments: arguments), torch.get_num_threads()
     done(lambda: found.append(torch.get_num_threads()))
     try:
         torch.set_num_threads(threads)

@@ -20,18 +20,19 @@ sys.addaudithook(lambda event, _: event in {"subprocess.Popen", "os.posix_spawn"
                  and started.append(event))
 import torch
 of_torch, threads = len(started), threading.active_count()
-from polytile import counters, runtime
+from polytile import counters
+from polytile.runtime import compile, device, launcher
 from polytile.runtime.dispatcher import Interface
 from tests.runtime import helpers
 at_import = threading.active_count() - threads + len(started) - of_torch
 
-made = [runtime.compile_cpp(f"kernel {i}", helpers.tiny(i)) for i in range(5)]
+made = [compile.compile_cpp(f"kernel {i}", helpers.tiny(i)) for i in range(5)]
 values = [helpers.returned(future.result().address("k")) for future in made]
 out = torch.zeros(6, dtype=torch.int64)
-dispatch = runtime.new_dispatcher(Interface("k", [1, 1], lambda key, arguments: helpers.entry("show")))
+dispatch = launcher.new_dispatcher(Interface("k", [1, 1], lambda key, arguments: helpers.entry("show")))
 dispatch(out, None, 3, 4)
 print(json.dumps({"at_import": at_import, "values": values, "shown": out.tolist()[3:], "started": len(started) - of_torch,
-                  "compilers": counters["compiler_runs"], "fingerprint": runtime.fingerprint(),
+                  "compilers": counters["compiler_runs"], "fingerprint": device.fingerprint(),
                   "launcher": type(dispatch).__module__}))
 """
 
@@ -69,10 +70,11 @@ def test_two_processes_at_once_share_a_cache_and_a_third_starts_no_program(home:
 
 ENDING = """
 import pathlib, sys, time
-from polytile import options, runtime
+from polytile import options
+from polytile.runtime import compile
 
 with options.override(cxx=sys.argv[1]):
-    runtime.compile_cpp("never needed", "")
+    compile.compile_cpp("never needed", "")
 while not pathlib.Path(sys.argv[2]).exists():
     time.sleep(0.01)
 """

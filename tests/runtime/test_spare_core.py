@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from polytile.compiler import tiers
-from polytile.runtime import background, new_dispatcher, openmp, spare_core
+from polytile.runtime import background, openmp, spare_core
 from polytile.runtime.dispatcher import Interface
+from polytile.runtime.launcher import new_dispatcher
 from tests.runtime.helpers import entry
 
 SEEN: list[int] = []
@@ -115,7 +116,7 @@ def test_calls_of_a_program_that_serves_leave_it_too(four_threads: None) -> None
         found.append(torch.get_num_threads())
         return arguments
 
-    call = tiers.noticed(program)
+    call = tiers.reported(program)
     call([])
     with spare_core.wanted():
         call([])

@@ -151,7 +151,7 @@ def test_a_site_waits_longer_for_weights_that_change_soon() -> None:
     weight.add_(1)
     assert site.find(weight) is not None  # it served a hundred calls: the next copy is made at once
     site.find.release()
-    weights.forget()
+    weights.forget_weights()
 
 
 def halving(
@@ -182,7 +182,7 @@ def test_where_calls_wait_for_nothing_the_background_makes_the_copy() -> None:
     found = [other.find(weight) for _ in range(200)]
     assert background.wait(PATIENCE) and (found[-1] is not None or other.find(weight) is not None)
     assert torch.equal(site.find(weight), weight / 2) and site.made == 1 and site.reason == ""  # type: ignore[arg-type]
-    weights.forget()
+    weights.forget_weights()
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -199,4 +199,4 @@ def test_a_weight_that_changes_while_it_is_packed_is_packed_again(counted: bool)
         if found is not None:
             break
     assert found is not None and torch.equal(found, weight / 2)
-    weights.forget()
+    weights.forget_weights()

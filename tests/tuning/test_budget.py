@@ -13,8 +13,8 @@ import torch
 
 import polytile
 from polytile import counters, options, store
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.links import measured
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.problem import Outcome
 from polytile.tuning import budget
 from polytile.tuning.budget import Budget, campaign, tightest

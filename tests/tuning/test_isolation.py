@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from polytile import options, store
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.problem import Outcome
 from polytile.tuning import tune as engine
 from polytile.tuning.isolation import attempts, worker

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polytile import store
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.problem import Resources, Scalar
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks

@@ -67,7 +67,6 @@ def _shuffled(values: Sequence[Any], count: int, salt: str) -> list[Any]:
 
 
 def config_of(point: Mapping[str, Any]) -> Any:
-    """The triton.Config of a point."""
     from triton import Config
 
     launch = {name: point[name] for name in LAUNCH if name in point}
@@ -75,5 +74,4 @@ def config_of(point: Mapping[str, Any]) -> Any:
 
 
 def point_of(config: Any) -> dict[str, Any]:
-    """The point of a triton.Config."""
     return {**config.kwargs, **{name: getattr(config, name) for name in LAUNCH}}

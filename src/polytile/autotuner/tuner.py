@@ -117,7 +117,6 @@ class Autotuner(TritonsAutotuner):
             here.returned = None
 
     def _launch_only(self, route: Route, grid: Any, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
-        """Launch the only config."""
         prepared = route.kernels.get(None)
         if prepared is None:
             return self._run(args, kwargs)

@@ -20,8 +20,10 @@ import torch
 from polytile import files, store
 from polytile.campaigns.trace import Traced
 from polytile.compiler import backend
-from polytile.dispatch import Decision, MultiKernel, alive
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.planfile import Pinned, Plan, here, pinned_by
+from polytile.dispatch.registry import alive
 from polytile.errors import CampaignError, NoCandidate
 from polytile.facts import texts
 from polytile.learn import model as models

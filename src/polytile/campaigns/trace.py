@@ -17,7 +17,8 @@ from polytile.campaigns.spec import SEARCHES, KernelCalls, Model, Spec
 from polytile.campaigns.worker import Resolve, fingerprint
 from polytile.compiler import backend
 from polytile.compiler.programs import Wanted, noting_hints
-from polytile.dispatch import MultiKernel, recorded
+from polytile.dispatch import recorded
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CampaignError
 from polytile.ir.serialise import Unstorable
 from polytile.runtime import device, pytorch, sizes_file

@@ -13,41 +13,40 @@ from polytile import locks
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
+from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
 from polytile.runtime.cache import current, remembered
 from polytile.version import source_digest
 
-ENTRY = "polytile_kernel"
-
 MOST_COSTS = 64
 """For how many sizes a candidate remembers its cost."""
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceRecord:
     """What is known of a candidate's sources without generating them: their digest, and the keys of their objects."""
 
     source_hash: str
     keys: tuple[str, ...]
 
     @staticmethod
-    def of(recipe: str, write: Callable[[], Sequence[str]]) -> Written:
+    def of(recipe: str, write: Callable[[], Sequence[str]]) -> SourceRecord:
         """The cache directory remembers it by the recipe and all that turns recipes to sources and objects, as generating a
         source takes milliseconds. `write` generates, and returns digest and keys; what it raises is not remembered."""
-        return Written._read(remembered(Written._name(recipe), lambda: " ".join(write())))
+        return SourceRecord._read(remembered(SourceRecord._name(recipe), lambda: " ".join(write())))
 
     @staticmethod
-    def _read(text: str) -> Written:
+    def _read(text: str) -> SourceRecord:
         source_hash, *keys = text.split()
-        return Written(source_hash, tuple(keys))
+        return SourceRecord(source_hash, tuple(keys))
 
     @staticmethod
-    def known(recipe: str) -> Written | None:
+    def known(recipe: str) -> SourceRecord | None:
         """The same, if the cache directory has it."""
-        text = current().read(Written._name(recipe))
-        return None if text is None else Written._read(text.decode())
+        text = current().read(SourceRecord._name(recipe))
+        return None if text is None else SourceRecord._read(text.decode())
 
     @staticmethod
     def _name(recipe: str) -> str:
@@ -55,28 +54,29 @@ class Written:
         return f"texts/{digest(json.dumps(made_from), 24)}"
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of a candidate ahead of any measurement: whether it can run, its seconds, and the terms that these are the
+    sum of, each a function of the concrete sizes."""
+
+    valid: Callable[[Mapping[str, int]], bool]
+    cost: Callable[[Mapping[str, int]], float]
+    terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {}
+
+
 class CompiledCandidate(Candidate):
-    """A kernel of one or more translation units. `valid`, `cost` and `terms` (the parts of `cost`) are functions of the
-    concrete sizes. `recipe` names what the source is made from: it is equal for equal sources, and cheaper to make."""
+    """A kernel of one or more translation units. `recipe` names what the source is made from: it is equal for equal sources, and
+    cheaper to make."""
 
     origin = "cpp"
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
-    ) -> None:
+    def __init__(self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str) -> None:
         self.name, self.config, self.recipe, self.kernel_name = name, config, recipe, kernel_name
-        self._valid, self._cost, self._terms = valid, cost, terms
+        self._prediction = prediction
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
         self._costs: dict[tuple[tuple[str, int], ...], float] = {}
-        self._at_hand: Path | None = None
+        self._cached_in: Path | None = None
         """The cache directory in which its objects were found."""
 
     def __repr__(self) -> str:
@@ -88,42 +88,42 @@ class CompiledCandidate(Candidate):
         """A name for each translation unit, and what makes its text."""
 
     @abstractmethod
-    def _hash_of(self, texts: Sequence[str]) -> str:
-        """The source hash for these texts of the units."""
+    def _hash(self) -> str:
+        """The source hash, of the generated text before its functions are renamed."""
 
     @property
     def _full_recipe(self) -> str:
         return f"{type(self).__name__} {self.recipe}"
 
     @cached_property
-    def _written(self) -> Written:
-        return Written.of(self._full_recipe, self._write)
+    def _source_record(self) -> SourceRecord:
+        return SourceRecord.of(self._full_recipe, self._write)
 
-    def at_hand(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether the cache directory has its objects, so that nothing is to be generated or compiled."""
         place = current().root
-        if self._at_hand != place:
-            written = Written.known(self._full_recipe)
-            if written is None or not all(compiler.has_key(key) for key in written.keys):
+        if self._cached_in != place:
+            record = SourceRecord.known(self._full_recipe)
+            if record is None or not all(compiler.has_key(key) for key in record.keys):
                 return False
-            self._at_hand = place
+            self._cached_in = place
         return True
 
     def _write(self) -> Sequence[str]:
         texts = [text() for _, text in self.units]
-        return self._hash_of(texts), *map(compiler.key_of_cpp, texts)
+        return self._hash(), *map(compiler.key_of_cpp, texts)
 
     @cached_property
     def source_hash(self) -> str:
-        return self._written.source_hash
+        return self._source_record.source_hash
 
     def _compile(self) -> tuple[compiler.Compilation, ...]:
         """Has the translation units compiled in the background."""
-        pairs = zip(self.units, self._written.keys, strict=True)
+        pairs = zip(self.units, self._source_record.keys, strict=True)
         return tuple(compiler.compile_cpp(name, text, key=key) for (name, text), key in pairs)
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        return self._valid(sizes)
+        return self._prediction.valid(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """Each link of the selector asks, at the same sizes, and so do the library's candidates beside it."""
@@ -132,11 +132,11 @@ class CompiledCandidate(Candidate):
         if found is None:
             if len(self._costs) >= MOST_COSTS:
                 self._costs.clear()
-            found = self._costs[at] = self._cost(sizes)
+            found = self._costs[at] = self._prediction.cost(sizes)
         return found
 
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        return self._terms(sizes)
+        return self._prediction.terms(sizes)
 
     def prepare(self) -> None:
         with self._lock:
@@ -186,17 +186,9 @@ class CppCandidate(CompiledCandidate):
     only in threads share one source and one library."""
 
     def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        make_source: Callable[[], str],
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
+        self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str, make_source: Callable[[], str]
     ) -> None:
-        super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
+        super().__init__(name, config, kernel_name, prediction, recipe)
         self._make_source = make_source
 
     @cached_property
@@ -205,11 +197,12 @@ class CppCandidate(CompiledCandidate):
 
     @property
     def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
-        return ((self.kernel_name, lambda: self.source),)
+        symbol = symbol_of(self.kernel_name, self.name.removesuffix(f" t{self.threads}"))
+        return ((self.kernel_name, lambda: renamed_with_alias(self.source, symbol)),)
 
-    def _hash_of(self, texts: Sequence[str]) -> str:
+    def _hash(self) -> str:
         """Comments left out: the same kernel from another operator is the same."""
-        return digest("\n".join(line for line in texts[0].splitlines() if not line.startswith("//")))
+        return digest("\n".join(line for line in self.source.splitlines() if not line.startswith("//")))
 
     def entry(self) -> NativeEntry:
         (library,) = self.libraries()

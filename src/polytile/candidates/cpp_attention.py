@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from polytile.attention import cpp
 from polytile.attention.cpp.configs import label, space, valid
 from polytile.attention.problem import AttentionProblem
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate, Prediction
+from polytile.codegen.function_names import ENTRY
 from polytile.cost import cpp_attention as prior
 from polytile.matmul.cpp.machine import Machine
 from polytile.problem import Config, Scalar, digest
@@ -42,10 +43,13 @@ def attention_candidates(problem: AttentionProblem, name: str, threads: Sequence
                 return valid(plain, size)
             return size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * (size["D"] + size["Dv"]) >= SMALLEST_SHARED
 
-        return CppAttention(
-            label(config), config, name, functools.partial(cpp.generate, problem, plain, ENTRY, lanes), able,
-            lambda size: prior.cost(problem, config, size, machine), f"{made_from} {plain}",
-            lambda size: prior.terms(problem, config, size, machine),
-        )  # fmt: skip
+        def cost(size: Mapping[str, int]) -> float:
+            return prior.cost(problem, config, size, machine)
+
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            return prior.terms(problem, config, size, machine)
+
+        make = functools.partial(cpp.generate, problem, plain, ENTRY, lanes)
+        return CppAttention(label(config), config, name, Prediction(able, cost, terms), f"{made_from} {plain}", make)
 
     return tuple(candidate(plain, count) for count in threads for plain in space(problem, lanes))

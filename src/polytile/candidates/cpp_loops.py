@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate, Prediction
 from polytile.candidates.interpreted_loop import InterpretedLoop
 from polytile.candidates.library.loops import Speed, library_of
 from polytile.codegen.cpp import loops
+from polytile.codegen.function_names import ENTRY
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
 from polytile.problem import digest
@@ -80,15 +81,9 @@ def _candidates(
             return prior(schedule).terms(threads, size)
 
         return CppCandidate(
-            f"{schedule.name} t{threads}",
-            schedule.config(threads),
-            name,
-            lambda: source(schedule),
-            valid,
-            cost,
-            f"{made_from} {schedule.name}",
-            terms,
-        )
+            f"{schedule.name} t{threads}", schedule.config(threads), name, Prediction(valid, cost, terms),
+            f"{made_from} {schedule.name}", lambda: source(schedule),
+        )  # fmt: skip
 
     generated = tuple(candidate(schedule, threads) for schedule, threads in schedules(nest, most_threads))
     _ = generated[0].source_hash  # whatever has no C++ form shows now, while a library call can still take its place

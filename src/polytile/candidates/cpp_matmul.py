@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polytile.candidates.cpp import ENTRY, CompiledCandidate
+from polytile.candidates.cpp import CompiledCandidate, Prediction
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
+from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
 from polytile.codegen.writer import Writer
 from polytile.matmul import cpp as gemm
 from polytile.matmul.cpp import GemmConfig, GemmSpec, epilogue
@@ -75,18 +76,10 @@ class MatmulCandidate(CompiledCandidate):
     """A core bound to an epilogue. `slot` tells the cores of one epilogue's unit apart."""
 
     def __init__(
-        self,
-        name: str,
-        config: Config,
-        kernel_name: str,
-        sources: tuple[Callable[[], str], Callable[[], str]],
-        slot: int,
-        valid: Callable[[Mapping[str, int]], bool],
-        cost: Callable[[Mapping[str, int]], float],
-        recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
-    ) -> None:
-        super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
+        self, name: str, config: Config, kernel_name: str, prediction: Prediction, recipe: str,
+        sources: tuple[Callable[[], str], Callable[[], str]], slot: int,
+    ) -> None:  # fmt: skip
+        super().__init__(name, config, kernel_name, prediction, recipe)
         self.slot, self._make_sources = slot, sources
 
     @cached_property
@@ -98,10 +91,10 @@ class MatmulCandidate(CompiledCandidate):
     @property
     def units(self) -> Sequence[tuple[str, Callable[[], str]]]:
         core = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-        return (core, lambda: self.sources[0]), (self.kernel_name, lambda: self.sources[1])
+        return (core, lambda: renamed_with_alias(self.sources[0], symbol_of(core))), (self.kernel_name, lambda: self.sources[1])
 
-    def _hash_of(self, texts: Sequence[str]) -> str:
-        return digest("\n".join(texts))
+    def _hash(self) -> str:
+        return digest("\n".join(self.sources))
 
     @property
     def _symbol(self) -> str:

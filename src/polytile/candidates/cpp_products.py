@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from polytile.candidates import cpp_matmul as matmul
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp import CppCandidate, Prediction
 from polytile.candidates.cpp_matmul import MatmulCandidate
 from polytile.candidates.product_terms import work_terms
+from polytile.codegen.function_names import ENTRY
 from polytile.cost import cpp_matmul as prior
 from polytile.matmul import cpp as gemm
 from polytile.matmul import packed_weights
@@ -47,22 +49,14 @@ def product_candidates(kernel: GemmKernel, name: str, threads: Sequence[int]) ->
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
-            valid, cost = _judges(kernel, config, count)
-            terms = functools.partial(_terms, kernel, config, count)
+            known, whole = _prediction(kernel, config, count), functools.partial(inlined, config)
             if kernel.epilogue is None:
-                generated.append(
-                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe, terms)
-                )
+                generated.append(CppCandidate(label, numbers, name, known, recipe, whole))
                 continue
-            short, long = _by_depth(valid)
-            generated.append(
-                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe, terms)
-            )
-            generated.append(
-                MatmulCandidate(
-                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe, terms
-                )
-            )
+            short, long = _by_depth(known)
+            parts = functools.partial(core, config), finish
+            generated.append(CppCandidate(f"inline {label}", numbers, name, short, recipe, whole))
+            generated.append(MatmulCandidate(label, numbers, name, long, recipe, parts, slot))
     return generated
 
 
@@ -70,19 +64,16 @@ def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:
     return cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
 
 
-Valid = Callable[[Mapping[str, int]], bool]
-
-
-def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
-    """`valid` restricted to K up to INLINE_UP_TO, and to K beyond it."""
+def _by_depth(known: Prediction) -> tuple[Prediction, Prediction]:
+    """`known`, valid only for K up to INLINE_UP_TO, and only for K beyond it."""
     return (
-        lambda size: size["K"] <= matmul.INLINE_UP_TO and valid(size),
-        lambda size: size["K"] > matmul.INLINE_UP_TO and valid(size),
+        replace(known, valid=lambda size: size["K"] <= matmul.INLINE_UP_TO and known.valid(size)),
+        replace(known, valid=lambda size: size["K"] > matmul.INLINE_UP_TO and known.valid(size)),
     )
 
 
-def _judges(kernel: GemmKernel, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
-    """Whether a config can run at given sizes (threads need enough work to share), and the seconds it is predicted to take."""
+def _prediction(kernel: GemmKernel, config: GemmConfig, threads: int) -> Prediction:
+    """Whether a config can run at given sizes (threads need enough work to share), and what it is predicted to take."""
     machine, spec = _machine(), kernel.spec
 
     def valid(size: Mapping[str, int]) -> bool:
@@ -91,9 +82,10 @@ def _judges(kernel: GemmKernel, config: GemmConfig, threads: int) -> tuple[Valid
             return False
         return threads == 1 or size["batch"] * size["M"] * size["N"] * max(1, size["K"]) >= 1 << 15
 
-    return valid, lambda size: prior.cost(spec, config, kernel.average(size), threads, machine)
+    def cost(size: Mapping[str, int]) -> float:
+        return prior.cost(spec, config, kernel.average(size), threads, machine)
 
+    def terms(size: Mapping[str, int]) -> dict[str, float]:
+        return {**work_terms(kernel, size), **prior.terms(spec, config, kernel.average(size), threads, machine)}
 
-def _terms(kernel: GemmKernel, config: GemmConfig, threads: int, size: Mapping[str, int]) -> dict[str, float]:
-    """What a generated kernel's predicted seconds are made of."""
-    return {**work_terms(kernel, size), **prior.terms(kernel.spec, config, kernel.average(size), threads, _machine())}
+    return Prediction(valid, cost, terms)

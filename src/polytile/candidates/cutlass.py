@@ -13,6 +13,7 @@ from polytile import options
 from polytile.candidates.product_terms import work_terms
 from polytile.candidates.triton import OneArchitecture, Specialised, TritonCandidate, Work, parameter
 from polytile.candidates.triton_matmul import Arguments
+from polytile.codegen.function_names import renamed
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
 from polytile.matmul.cutlass import configs, text
@@ -44,10 +45,10 @@ class CutlassWork(Work):
         fixed = f"{text.ARITHMETIC.read_text()} {text.BODY.read_text()}"
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
-    def order(self, one: Launch, target: int | str | None = None) -> cubins.Order:
+    def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
         job = {
-            "source": one.source, "arch": ARCH, "compiler": str(self.tools.compiler), "includes": list(self.tools.includes),
-            "symbol": "polytile_kernel", "num_warps": one.num_warps, **dict(one.own),
+            "source": renamed(one.source, symbol), "symbol": symbol, "arch": ARCH, "compiler": str(self.tools.compiler),
+            "includes": list(self.tools.includes), "num_warps": one.num_warps, **dict(one.own),
             "descriptors": [list(text.copied(self.product, each)) for each in one.descriptors],
         }  # fmt: skip
         return cubins.Order(self.name, WORKER, job, self.tools.identity, ".cu")

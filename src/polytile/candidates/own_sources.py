@@ -145,4 +145,4 @@ class _Cutlass(Source):
 LIBRARY = _Library()
 
 for _source in (_Triton(), LIBRARY, _Cpp(), _CublasLt(), _Cutlass()):
-    sources.register(_source)
+    sources.register_source(_source)

@@ -96,9 +96,21 @@ _lock = locks.rlock()
 _sources: dict[str, Source] = {}
 
 
-def register(source: Source) -> None:
-    """Adds a source after all others; a source of the same class is replaced. Programs compiled from now on ask it. Raises
-    SourceError for what is no Source, and for a name that is taken or is no word."""
+def register_source(source: Source) -> None:
+    """Adds a source of candidates for products and attention, after polytile's own.
+
+    Programs that are compiled from now on ask it. The option `sources` then takes its name. docs/extending.md has an example.
+
+    Parameters
+    ----------
+    source
+        An instance of a subclass of `polytile.candidates.sources.Source`. One of the same class again takes its place.
+
+    Raises
+    ------
+    SourceError
+        For anything else, and for a name that another source has, or that is no word.
+    """
     if not isinstance(source, Source):
         raise SourceError(f"polytile.register_source takes a Source (docs/extending.md); it was given {source!r}.")
     name = getattr(source, "name", "")
@@ -133,7 +145,7 @@ def _load_entries() -> None:
         name, entry = waiting.popitem()
         try:
             source = entry.load()
-            register(source() if isinstance(source, type) else source)
+            register_source(source() if isinstance(source, type) else source)
         except Exception as error:
             log.warning("The source %s (%s) is left out: %s.", name, entry.value, error)
 

@@ -22,6 +22,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.generator import text_digest
 from polytile.candidates.handles import DeviceHandle, MachineCode
+from polytile.codegen.function_names import ENTRY, renamed, symbol_of
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError, ResourcesExceeded
@@ -76,9 +77,10 @@ class Work:
         """All that generated text depends on, but for config and facts."""
         return digest(f"triton {self.device.target} {self.device.sms} {self.index is None} {self.kernel.text}")
 
-    def order(self, one: Launch, target: int | str | None = None) -> cubins.Order:
-        """What a worker process is asked for; `target`: another architecture than the device's."""
-        return cubins.Order(self.name, WORKER, job_of(one, target or self.device.target), triton_version())
+    def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
+        """What a worker process is asked for: the launch with its function called `symbol`. `target`: another architecture than
+        the device's."""
+        return cubins.Order(self.name, WORKER, job_of(one, target or self.device.target, symbol), triton_version())
 
     def parameters(self, one: Launch, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> Iterator[tuple[int, int]]:
         """What a launch passes for its arguments. A descriptor is followed by the tensor's sizes and strides, which no kernel
@@ -236,7 +238,13 @@ class Specialised(Candidate):
             return
         with self._lock:
             if self._promises is None:
-                self._promises = tuple(cubins.request(self.base.work.order(launch)) for launch in self.kernel.launches)
+                self._promises = self._requested(self.kernel)
+
+    def _requested(self, kernel: TritonKernel, target: int | str | None = None) -> tuple[cubins.Promise, ...]:
+        work, several = self.base.work, len(kernel.launches) > 1
+        symbols = [symbol_of(work.name, self.name, k if several else None) for k in range(len(kernel.launches))]
+        orders = [work.order(one, symbol, target) for one, symbol in zip(kernel.launches, symbols, strict=True)]
+        return tuple(map(cubins.request, orders))
 
     def ready(self) -> bool:
         """Whether the kernel is compiled; starts nothing."""
@@ -293,11 +301,11 @@ class Specialised(Candidate):
 
     def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
         """Starts compiling for NVIDIA GPUs of another architecture; nothing where the kernel uses what they lack."""
-        kernel, work = self._plain, self.base.work
+        kernel = self._plain
         uses_later = any(one.descriptors or one.cluster > 1 for one in kernel.launches)
         if uses_later and device.capability < COPYING_FROM:
             return ()
-        return tuple(cubins.request(work.order(one, device.target)) for one in kernel.launches)
+        return self._requested(kernel, device.target)
 
     def portable_to(self, device: DeviceFacts) -> DeviceHandle | None:
         """The form for such GPUs; waits until it is compiled. None where they cannot run it."""
@@ -448,10 +456,12 @@ def _descriptor(
     return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, tuple(block), shape, strides)
 
 
-def job_of(one: Launch, target: int | str) -> dict[str, Any]:
-    """A launch as plain data for a worker process, which compiles it for `target` (DeviceFacts.target)."""
+def job_of(one: Launch, target: int | str, symbol: str = ENTRY) -> dict[str, Any]:
+    """A launch as plain data for a worker process, which compiles it for `target` (DeviceFacts.target) as a function called
+    `symbol`."""
     return {
-        "source": one.source,
+        "source": renamed(one.source, symbol),
+        "symbol": symbol,
         "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
         "constants": [list(constant) for constant in one.constants],
         "divisible": [list(known) for known in one.divisible],

@@ -81,7 +81,6 @@ class Unfused(Composed):
         return sum(best_cost(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
 
     def _parts(self, ints: Sequence[int]) -> list[tuple[InnerKernel, list[int]]]:
-        """Each part with its own integers."""
         return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.inner, self._sizes, strict=True)]
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:

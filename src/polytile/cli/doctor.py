@@ -59,7 +59,6 @@ class Findings:
 
 
 def worst(findings: Findings) -> Verdict:
-    """The worst verdict of all."""
     return max((finding.verdict for finding in findings.findings), key=ORDER.index)
 
 

@@ -17,7 +17,8 @@ from polytile import options, waits
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import TargetError
 from polytile.cli.tune import STOPPED
-from polytile.dispatch import alive, collecting
+from polytile.dispatch import collecting
+from polytile.dispatch.registry import alive
 from polytile.learn.problems import LIMITS, OPERATIONS, Operation
 from polytile.tuning.headroom import for_measuring
 

@@ -18,7 +18,8 @@ import polytile
 from polytile import options, store
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import Job
-from polytile.dispatch import Decision, alive
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.registry import alive
 from polytile.facts import Regime
 from polytile.report import Column, Table, show
 from polytile.report.progress import described

@@ -19,7 +19,8 @@ from polytile.cli.plain import in_short, sizes_text, told_once
 from polytile.cli.targets import Kind, TargetError, jobs_of
 from polytile.cli.why import Ranked, Why
 from polytile.cli.why_command import answers, plan_in_force, table_of
-from polytile.dispatch import Decision, alive
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.registry import alive
 from polytile.facts import Regime
 from polytile.report import Table
 from polytile.store.place import Place, Server

@@ -379,7 +379,7 @@ class _Compiler:
         if not never or compiler.is_decided(loaded.calls, traced):
             program = compiler.finish_program(loaded, traced, self.hints, self.ahead, ready=never)
             call = sizes_seen.know(program.call, sized)
-            return tiers.noticed(call) if never else call
+            return tiers.reported(call) if never else call
         record = functools.partial(compiler.record, loaded.name, loaded.operators, SOURCE, targets=loaded.targets)
         return self._tiered(
             graph, loaded.name, lambda: compiler.finish_program(loaded, traced, ahead=self.ahead, ready=True), record,

@@ -56,12 +56,12 @@ def _makers() -> Makers:
     imported: that took 0.3 of 1.4 s."""
     gc.disable()
     from polytile.compiler import handed
-    from polytile.runtime import background, compile
+    from polytile.runtime import background, compiler_process
 
     gc.freeze()
     gc.enable()
     background.background.close()
-    compile.share_group()
+    compiler_process.share_group()
     return {"program": handed.make_program, "kernels": handed.make_kernels}
 
 

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from polytile import options
-from polytile.dispatch import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.ir import evaluate
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.loop import Loop

@@ -15,8 +15,8 @@ from polytile.compiler import front_door, tiers
 from polytile.compiler import programs as compiler
 from polytile.compiler.backend import Backend
 from polytile.compiler.programs import CompiledProgram
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.frontend.failures import Failure
 from polytile.problem import sizes_text, time_text
 from polytile.runtime import background
@@ -129,21 +129,27 @@ class Explanation:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Runs `function(*args, **kwargs)` once and reports on the graphs that ran in it, with the decisions made for them.
+    """Calls `function(*args, **kwargs)` once, and reports what became of every operator, which kernels run, and why.
 
     A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
     for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
     `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
     symbolic sizes and stall="tune". Graphs that the call compiles and does not run, such as a backward one, are listed. Programs
     that are being made in the background are waited for; what is to be measured there is counted as `pending`.
+
+    Returns
+    -------
+    An Explanation. Printed, it is a report; `.operators`, `.decisions`, `.weights`, `.failures` and `.sources` hold the same as
+    data. Times are in seconds.
     """
     at_once = Backend((("stall", "tune"),))
     compiled = function if _is_compiled(function) else torch.compile(function, backend=at_once, dynamic=True)
     tiers.wait_until_built()
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
-    with contextlib.ExitStack() as noting:
-        followed_keys = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
+    with contextlib.ExitStack() as recording:
+        kernels = {multikernel: None for program in before for multikernel in program.multikernels}
+        followed_keys = {kernel: recording.enter_context(kernel.recording_keys()) for kernel in kernels}
         if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
             profile.runcall(compiled, *args, **kwargs)
     ran = _ran(profile)

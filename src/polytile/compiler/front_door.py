@@ -41,8 +41,9 @@ Open = Callable[[Any, Callable[..., Any]], None]
 """Takes the entry that calls go through from now on, and the function itself."""
 
 MOST_UNTRACED = 3
-"""What an open door declines, Dynamo is about to trace, and the background keeps still. After so many calls in a row for which
-Dynamo compiled nothing, it is not: it runs what it has, or the function itself where it has compiled as often as it may."""
+"""The background pauses during a call that the entry declines, since Dynamo is about to trace it. After this many such calls in a
+row for which Dynamo compiled nothing, it pauses no more: Dynamo then runs code that it has, or, at its limit of recompilations,
+the function itself."""
 
 BROKEN = ("__resume_at", "torch_dynamo_resume_in")
 """What names of the functions begin with that go on after a graph break."""
@@ -56,7 +57,7 @@ GENERATORS = 0x20 | 0x80 | 0x200
 
 
 def door_of(compiled: Any) -> FrontDoor | None:
-    """The front door of what `install` gave; None if it has none."""
+    """The front door of a result of `install`; None if it has none."""
     call = compiled.forward if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled
     return getattr(call, "polytile_front_door", None)
 
@@ -70,9 +71,10 @@ def install(
     may_race: bool = False,
     expect: Expect = lambda values: None,
 ) -> Any:
-    """What torch.compile made of `function`, behind a front door where there can be one. `mode` is the option `front_door`;
-    `may_race`: calls that eager answers faster are eager's own (races.py). `expect` hears of what a call is given that Dynamo is
-    about to trace."""
+    """Puts a front door before `compiled`, which torch.compile made of `function`, where there can be one.
+
+    `mode` is the value of the option `front_door`. With `may_race`, the function itself serves calls that it answers faster than
+    compiled code (races.py). `expect` is called with the arguments of each call that Dynamo is about to trace."""
     if mode == "off" or torch._dynamo.config.caching_precompile or torch._dynamo.config.compiled_autograd:
         return compiled
     if isinstance(compiled, torch._dynamo.OptimizedModule):
@@ -111,9 +113,9 @@ class FrontDoor:
         self.refusals: tuple[str, ...] = ()
         """Why compiled code runs through Dynamo alone."""
         self._graphs = -1
-        """How many graphs had been compiled when the ways were found."""
+        """The number of compiled graphs when `learn` last ran."""
         self._untraced = 0
-        """Calls in a row that the entry has declined and for which nothing was compiled."""
+        """The number of calls in a row that the entry declined and for which nothing was compiled."""
         once.install(compiled, self)
 
     def function(self) -> Callable[..., Any]:
@@ -127,7 +129,7 @@ class FrontDoor:
         return call
 
     def _through_dynamo(self, open_: Open, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call that the entry, if there is one, has declined."""
+        """Makes a call that no entry exists for, or that the entry has declined."""
         if self.races is not None and (key := self.entry.take_wanted()):
             result = self.races.run(key, args, kwargs)
             if result is not DECLINED:
@@ -157,7 +159,7 @@ class FrontDoor:
             time.sleep(once.PAUSE)
 
     def _checked(self, open_: Open, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The call, by Dynamo. Raises FrontDoorError where the front door would have run other code."""
+        """Makes the call by Dynamo. Raises FrontDoorError if the front door would have run other code."""
         expected = None if self.entry is None else self.entry.find(*args, **kwargs)
         managers: tuple[weakref.ref[Any], ...] = self.entry.managers if expected is not None else ()
         result = self._through_dynamo(open_, args, kwargs)

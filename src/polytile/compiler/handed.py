@@ -23,8 +23,8 @@ from polytile.candidates.cpp import CompiledCandidate
 from polytile.compiler.programs import compile_program
 from polytile.compiler.stored import Loaded, Slot, conditions
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel
 from polytile.dispatch.define import WORKS
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CompileFailed, LoweringError, PolytileError
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir.attention import Attention

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from polytile.errors import PlanError
 
 if TYPE_CHECKING:
-    from polytile.dispatch import MultiKernel
+    from polytile.dispatch.multikernel import MultiKernel
     from polytile.dispatch.planfile import Key, Pinned
 
 log = logging.getLogger("polytile")
@@ -59,7 +59,7 @@ def save_plan(path: str | os.PathLike[str]) -> int:
 def _oldest_first() -> list[MultiKernel]:
     """Every living MultiKernel: those that only another kernel calls first, then each program's, oldest program first."""
     from polytile.compiler import programs as compiler
-    from polytile.dispatch import alive
+    from polytile.dispatch.registry import alive
 
     of_programs = [kernel for program in compiler.compiled_programs() for kernel in program.multikernels]
     last = {kernel: place for place, kernel in enumerate(of_programs)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from polytile.compiler import programs as compiler
 from polytile.compiler import tiers
 from polytile.report import Table
 from polytile.report.tables import Column, micros
+
+CALLS = 10
+"""Calls that are timed as they are, and again under torch's profiler."""
 
 OPERATOR = "aten::"
 """How the profiler's names of ATen's operators begin."""
@@ -75,20 +78,27 @@ class Profile:
         return table.markdown()
 
 
-def profile(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], calls: int = 10) -> Profile:
-    """Calls `function` some times as it is, then `calls` times under torch's profiler."""
+def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
+    """Calls `function(*args, **kwargs)` about twenty times, and reports the time of each of its kernels and ATen operators.
+
+    Half of the calls run as they are, half under torch's profiler. What a call changes in place changes at every call.
+
+    Returns
+    -------
+    A Profile. Printed, it is a table in microseconds; `.wall` and `.lines` hold the same in seconds.
+    """
     function(*args, **kwargs)
     tiers.wait_until_built()
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    wall = _wall(lambda: function(*args, **kwargs), calls, torch.cuda.synchronize if on_gpu else lambda: None)
+    wall = _wall(lambda: function(*args, **kwargs), CALLS, torch.cuda.synchronize if on_gpu else lambda: None)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as seen:
-        for _ in range(calls):
+        for _ in range(CALLS):
             function(*args, **kwargs)
         if on_gpu:
             torch.cuda.synchronize()
     labels = {kernel.spec.label for program in compiler.compiled_programs() for kernel in program.multikernels}
-    return Profile(wall, _lines(seen.events(), labels, calls))
+    return Profile(wall, _lines(seen.events(), labels, CALLS))
 
 
 def _wall(call: Callable[[], Any], calls: int, synchronize: Callable[[], None]) -> float:

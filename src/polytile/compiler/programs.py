@@ -23,9 +23,11 @@ from polytile.candidates.candidate import Candidate
 from polytile.compiler import computed_weights
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
-from polytile.dispatch import MultiKernel, alive, unmeasured
+from polytile.dispatch import unmeasured
 from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import alive
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
@@ -88,7 +90,10 @@ def program_name(kind: str) -> str:
 
 
 def reset() -> None:
-    """Forgets the record of compiled graphs (the graphs themselves go on working) and starts the counters at zero."""
+    """Sets `counters` to zero, and has `explain` forget which graphs were compiled.
+
+    Kernels, measurements and compiled functions stay.
+    """
     with _lock:
         _compiled.clear()
     counters.reset()
@@ -318,7 +323,7 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     for multikernel, form in needed:
         # A call that nothing else serves compiles what it can.
         with contextlib.suppress(CandidateRejected, CompileFailed, LoweringError):
-            multikernel.offer(form)
+            multikernel.add_fallback(form)
 
 
 @dataclass(frozen=True, eq=False)

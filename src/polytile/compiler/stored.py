@@ -31,9 +31,10 @@ from polytile import options
 from polytile.candidates import sources
 from polytile.compiler.computed_weights import kernel_call
 from polytile.compiler.early import PROGRAMS
-from polytile.dispatch import MultiKernel, recorded
+from polytile.dispatch import recorded
 from polytile.dispatch.conditions import PASSING, conditions_on_disk
 from polytile.dispatch.define import WORKS
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CacheError, CompilerMissing, PolytileError
 from polytile.frontend.failures import is_raised
 from polytile.frontend.graph import OperatorReport

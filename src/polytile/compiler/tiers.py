@@ -1,11 +1,11 @@
-"""A graph runs at once, by ATen's operators, while its program is made in the background; then the program takes over.
+"""A graph runs at once, by ATen's operators, while its program is compiled in the background. Then the program takes over.
 
     tier 0    the graph as AOTAutograd gives it, operator by operator
     tier 1    the program, each kernel by the candidate that is predicted to be fastest
     tier 2    the program, each kernel by what was measured (dispatch/learning.py)
 
-Programs take over between calls: those of a forward and its backward graph together, at the beginning of a forward call, once
-both are there. What the forward graph leaves for the backward one has the same layout in every tier, AOTAutograd's.
+Programs take over between calls. A forward and a backward program take over together, at the start of a forward call, once both
+exist. Tensors that the forward graph saves for the backward graph have the same layout in every tier, AOTAutograd's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Build = Callable[[], Call | None]
 clock, threads = time.monotonic, torch.get_num_threads
 
 NOT_POLYTILES_FAULT = (*CALLERS, IndexError, MemoryError, torch.OutOfMemoryError)
-"""Errors of a call that are about what it was given."""
+"""Errors that the arguments of a call cause."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Tiers:
 
     graphs: list[TieredGraph] = field(default_factory=list)
     due: bool = False
-    """Whether some graph's next tier is there and has not taken over."""
+    """Whether some graph's next tier is ready and has not taken over."""
     lock: Any = field(default_factory=locks.lock)
 
     def take_over(self) -> None:
-        """Has the next tier of each graph serve from now on, if all are there."""
+        """Switches every graph to its next tier if all of them are ready."""
         with self.lock:
             if self.due and all(graph.settled for graph in self.graphs):
                 self.due = False
@@ -57,12 +57,12 @@ class Tiers:
                     graph.take_over()
 
 
-def noticed(call: Call) -> Call:
-    """`call`, of which the background knows that it runs: nothing is measured beside it that would disturb it. It leaves a
-    core free for a process that the background waits for."""
+def reported(call: Call) -> Call:
+    """`call`, with its beginning and end reported to the background, which then measures nothing that would disturb it. While the
+    background waits for another process, the call leaves a core free for that process."""
     alive = background.background
 
-    def noticed_call(args: list[Any]) -> list[Any]:
+    def reported_call(args: list[Any]) -> list[Any]:
         alive.last_call, alive.threads = math.inf, threads()
         try:
             if spare_core.is_wanted():
@@ -72,31 +72,31 @@ def noticed(call: Call) -> Call:
         finally:
             alive.last_call = clock()
 
-    with_own_code(noticed_call)
-    noticed_call._boxed_call = True  # type: ignore[attr-defined]
-    return noticed_call
+    with_own_code(reported_call)
+    reported_call._boxed_call = True  # type: ignore[attr-defined]
+    return reported_call
 
 
 class TieredGraph:
-    """One graph. `call` takes the list of arguments, which it empties, and returns the list of results, by the tier that serves.
+    """One graph. `call` takes the list of arguments, empties it, and returns the list of results of the current tier.
 
-    `build` makes the program's callable, in the background; None, where it cannot, leaves tier 0 in place. `repeatable`: a call
-    that fails half-way can be made again, as it changes no argument and draws no random numbers.
+    `build` runs in the background and returns the program's callable, or None if there is no program and tier 0 stays. A
+    `repeatable` graph changes no argument and draws no random numbers, so that a failed call can be made again.
     """
 
     def __init__(self, tiers: Tiers, name: str, eager: Call, build: Build, repeatable: bool) -> None:
         self.tiers, self.name = tiers, name
         self.leads = not tiers.graphs
-        """Whether its calls have programs take over: the forward graph's, or the backward one's where the forward graph's program
-        came from disk and serves already."""
+        """Whether its calls switch tiers. Calls of the forward graph do; those of the backward graph do if the forward program
+        came from disk and is in use already."""
         self._serving, self._build, self._repeatable = eager, build, repeatable
         self._next: Call | None = None
         self.tier = 0
         self.settled = False
-        """Whether its program is there, or will never be."""
+        """Whether its program is ready, or will never be."""
         self.calls = 0
         self._arguments: tuple[weakref.ref[torch.Tensor] | None, ...] = ()
-        """The tensors that the first call had."""
+        """The tensors among the arguments of the first call."""
         self.call = self._callable()
         tiers.graphs.append(self)
 
@@ -113,14 +113,14 @@ class TieredGraph:
                 counters.add("tier0_calls")
             return self._serving(args)
 
-        return noticed(call)
+        return reported(call)
 
     def begin(self) -> None:
-        """Has the program made in the background, from the first moment when nobody else's work is in the way."""
+        """Requests the program from the background."""
         background.submit(_Build(self))
 
     def build(self) -> None:
-        """Makes the program and has it take over with the next call that may."""
+        """Builds the program. The next call that may switch tiers switches to it."""
         build, self._build = self._build, _built
         try:
             self._next = build()
@@ -130,7 +130,7 @@ class TieredGraph:
                 self.tiers.due = self.tiers.due or self._next is not None
 
     def arguments(self) -> list[torch.Tensor | None]:
-        """The arguments of the first call that are tensors and alive."""
+        """The tensors among the arguments of the first call that are still alive; None for all other arguments."""
         return [known() if known is not None else None for known in self._arguments]
 
     def take_over(self) -> None:
@@ -139,7 +139,8 @@ class TieredGraph:
             self._serving, self._next, self.tier = first, None, 1
 
     def _first_call(self, program: Call, eager: Call) -> Call:
-        """The program, until a call of it has ended well: one that fails by polytile's fault is made by tier 0, for good."""
+        """The program with a fallback for its first call: if polytile is at fault for an error there, tier 0 repeats the call and
+        stays in use. After a call without an error, the program is called directly."""
 
         def call(args: list[Any]) -> list[Any]:
             again = list(args)
@@ -164,12 +165,12 @@ class TieredGraph:
 
 
 def _built() -> None:
-    """Stands in place of what has been built."""
+    """Replaces the `build` function of a graph that has been built, so that what it refers to is freed."""
 
 
 @dataclass(frozen=True)
 class _Build:
-    """The job of making a graph's program: the graphs that are called most come first."""
+    """The background's job of building a graph's program. Graphs with the most calls come first."""
 
     graph: TieredGraph
     disturbs: Disturbance = Disturbance.NONE
@@ -183,10 +184,10 @@ class _Build:
 
 
 def wait_until_built() -> None:
-    """Waits until no program is being made, or about to be; not for what is measured."""
+    """Waits until no program is being built or queued. It does not wait for measurements."""
     background.wait(kind=_Build)
 
 
 def _recording() -> bool:
-    """Whether this thread records a CUDA graph, in which nothing may change."""
+    """Whether this thread records a CUDA graph, during which tiers must not change."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

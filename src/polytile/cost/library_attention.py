@@ -39,7 +39,6 @@ def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, flo
 
 
 def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
-    """Bytes of the bias in memory."""
     if problem.bias is None:
         return 0
     count = problem.bias.dtype.itemsize

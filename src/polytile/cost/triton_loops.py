@@ -165,7 +165,6 @@ class Rows(Estimate):
 
     @functools.cached_property
     def points_per_thread(self) -> float:
-        """Points of a tile per thread."""
         return max(1.0, self.block_points / self.threads)
 
     @functools.cached_property

@@ -33,7 +33,7 @@ def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate])
     calls meanwhile, or if that process cannot compile them."""
     if not (background.is_here() and builder.wanted()):
         return
-    lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.at_hand()]
+    lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.is_cached()]
     work = _document(multikernel) if lacking else None
     if work is None:
         return

@@ -72,7 +72,7 @@ class Fallbacks:
             self._loaded[library.name] = [(library, library.entry())]
         self._publish()
 
-    def offer(self, form: Candidate, entry: Entry) -> None:
+    def add_fallback(self, form: Candidate, entry: Entry) -> None:
         """Takes in a loaded form: a regime has chosen it, or it is to serve where the others are not right."""
         forms = self._loaded.get(form.name, [])
         known = any(form is one for one, _ in forms)
@@ -104,7 +104,7 @@ class Fallbacks:
         """Whether a candidate may run at any sizes."""
         return self._predicted((), candidate.name) < math.inf
 
-    def look_around(self, ints: Sequence[int], cells: int, varying: Collection[str] = ()) -> None:
+    def fill_open_regimes(self, ints: Sequence[int], cells: int, varying: Collection[str] = ()) -> None:
         """Works out which leaves serve in this many cells around a call with these integers, in the directions of the sizes
         that vary, or are said to."""
         keys, self._first = self._owner.keys, self._first or tuple(ints)

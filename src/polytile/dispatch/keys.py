@@ -191,7 +191,6 @@ class Keys:
         ]
 
     def _values(self, ints: Sequence[int]) -> list[int]:
-        """The values of the conditions."""
         return [evaluate(formula, ints) for formula in self._formulas]
 
     def _holding(self, values: Sequence[int]) -> list[Fact]:

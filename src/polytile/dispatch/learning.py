@@ -1,5 +1,4 @@
-"""How a MultiKernel decides with the option stall="never": the table finds something that runs, and the background does the
-rest.
+"""How a MultiKernel decides with the option stall="never": the dispatch table always answers, and the background decides.
 
     a call meets an open regime    the table runs a leaf (fallbacks.py) and notes the call    on the caller's thread
     Predict    what is known or predicted to be fastest is compiled, loaded and serves next   in the background
@@ -39,8 +38,8 @@ _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Waits until every decision that calls have asked for is made, at most `timeout` seconds; says whether that is so. What was
-    being tried on the program's calls is measured apart from them."""
+    """Waits until every decision that calls have asked for is made, at most `timeout` seconds. Returns whether all are made.
+    Candidates on trial in the program's calls are measured apart from them instead."""
     end = None if timeout is None else time.monotonic() + timeout
     with background.background.hurried():
         while True:
@@ -67,12 +66,12 @@ class Learning:
         _all.add(self)
 
     def wake(self) -> None:
-        """The dispatch table has noted a call; it says so in the midst of it."""
+        """Wakes the background. The dispatch table calls this during a call that it has noted."""
         background.wake(self)
 
     def hear(self) -> None:
-        """Looks at the calls that the dispatch table has noted: the first in each regime that is not decided, and those that
-        were waited for."""
+        """Asks for jobs for the calls that the dispatch table has noted: the first in each undecided regime, and those that it
+        was told to watch for."""
         if (owner := self._owner()) is None:
             return
         for key, ints, pointers, callers in owner.dispatcher.notes():
@@ -80,18 +79,18 @@ class Learning:
                 if owner.dispatcher.is_open(key):
                     counters.add("dispatch_misses")
                     self._ask(Predict, key, ints, pointers)
-                elif not owner.take_note(key):
+                elif not owner.record_key(key):
                     self._ask(Judge if key in self.trials else Refine, key, ints, pointers)
 
     def load_when_compiled(self, form: Candidate) -> None:
-        """Has a form that is being compiled loaded once it is, to serve where nothing is decided."""
+        """Loads a form once it is compiled, to serve undecided regimes."""
         form.when_ready(lambda: background.submit(Load(self, self._owner, 0, (), (), frozenset(), form)))
 
     def measure(self, key: int, ints: tuple[int, ...]) -> None:
         self._ask(Measure, key, ints, ())
 
     def give_up_trials(self) -> None:
-        """Has what is on trial measured in the background instead."""
+        """Ends all trials, and measures their candidates in the background instead."""
         for key in list(self.trials):
             trial = self.trials.pop(key, None)
             if trial is None:
@@ -146,9 +145,9 @@ class Predict(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        owner.look_around(self.ints, 1)
+        owner.fill_open_regimes(self.ints, 1)
         unmeasured.decide(owner, self.ints, self.pointers, self.key)
-        owner.look_around(self.ints)
+        owner.fill_open_regimes(self.ints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +161,7 @@ class Load(_Job):
 
     def work(self, owner: MultiKernel) -> None:
         if self.form.ready():
-            owner.offer(self.form)
+            owner.add_fallback(self.form)
 
 
 class Measure(_Job):
@@ -170,7 +169,7 @@ class Measure(_Job):
     these calls; if they cannot be, they are measured apart, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
-        if (args := _made_up(owner, self.ints, self.key)) is None:
+        if (args := _example_arguments(owner, self.ints, self.key)) is None:
             return
         if (lease := _take_lease(owner, args)) is None:
             background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
@@ -185,7 +184,7 @@ class Measure(_Job):
 
 
 class Await(_Job):
-    """Looks a little later whether another process has decided what it is measuring. Everything else goes first."""
+    """Waits a little, then checks whether another process has decided what it is measuring. All other jobs come first."""
 
     disturbs = Disturbance.NONE
     rank = -1.0
@@ -214,21 +213,21 @@ class Refine(_Job):
         with owner.in_background():
             due = refiner.is_due(owner, self.key, self.ints, self.pointers)
             owner.dispatcher.watch(self.key, owner.node(self.key).interval)
-        if due and (args := _made_up(owner, self.ints, self.key)) is not None:
+        if due and (args := _example_arguments(owner, self.ints, self.key)) is not None:
             with owner.in_background():
                 refiner.refine(owner, owner.dispatcher.key_of(*args), args)
 
 
 def _take_lease(owner: MultiKernel, args: tuple[Any, ...]) -> Lease | None:
-    """The right to measure for the regime of these arguments; None while another process, or rank of the job, has it."""
+    """Takes the lease to measure for the regime of these arguments. Returns None while another process or rank holds it."""
     with owner.in_background():
         request = owner.request(owner.planned_key(args), owner.spec.ints_of(args), args)
         return None if agreement.waits(request) else leases.take(request)
 
 
 def _begin_trial(owner: MultiKernel, args: tuple[Any, ...]) -> LiveTrial | None:
-    """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
-    cannot be, or where nothing is left to decide."""
+    """Begins a trial, on the program's own calls, of the candidates worth measuring in the regime of these arguments. Returns
+    None if no trial is possible, or nothing is left to decide."""
     with owner.in_background():
         key = owner.dispatcher.key_of(*args)
         serving = owner.decision_of(key)
@@ -246,7 +245,7 @@ def _begin_trial(owner: MultiKernel, args: tuple[Any, ...]) -> LiveTrial | None:
 
 
 def _conclude(owner: MultiKernel, trial: LiveTrial) -> bool:
-    """Decides the regime of a trial by what it has found, if that is enough; returns whether the trial is over."""
+    """Decides the regime of a trial if its results suffice. Returns whether the trial is over."""
     with owner.in_background():
         try:
             answer = trial.judge()
@@ -273,7 +272,7 @@ def _beside_calls(target: torch.device) -> Iterator[None]:
         yield
 
 
-def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
+def _example_arguments(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
     """Arguments of these sizes in the regime `key`. None if there are none: made-up tensors are aligned, and some numbers
     cannot be divided by."""
     try:

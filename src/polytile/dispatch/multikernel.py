@@ -11,7 +11,7 @@ from typing import Any
 from polytile import locks, store
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
-from polytile.candidates.entries import Entry, PythonEntry
+from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch import (
     agreement,
@@ -33,9 +33,9 @@ from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import Learning
 from polytile.dispatch.links import forced, plan
 from polytile.dispatch.plan_conditions import plan_conditions
-from polytile.dispatch.request import Request
+from polytile.dispatch.request import Request, nothing_left
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.temporary import FirstRun, ProvisionalEntry
+from polytile.dispatch.temporary import entry_until_tried
 from polytile.dispatch.tree import DecisionTree, Node
 from polytile.errors import (
     CandidateRejected,
@@ -46,7 +46,7 @@ from polytile.errors import (
     NoCandidate,
     ResourcesExceeded,
 )
-from polytile.problem import Measurement, Outcome, sizes_text
+from polytile.problem import Outcome
 from polytile.runtime import background, programs, regime
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
@@ -87,7 +87,7 @@ class MultiKernel:
         self.lock = locks.rlock()
         self._choosing: set[int] = set()
         self._tree = DecisionTree(spec.keys)
-        self._noted: set[int] | None = None
+        self._recorded_keys: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
         interface = Interface(
             spec.name,
@@ -97,7 +97,7 @@ class MultiKernel:
             on_error=self._on_error,
             formulas=tuple(condition.formula for condition in spec.conditions),
             device=spec.device_type,
-            on_due=self._on_due,
+            on_due=functools.partial(refiner.on_due, self),
             label=spec.label,
         )
         self.dispatcher = new_dispatcher(interface)
@@ -114,7 +114,6 @@ class MultiKernel:
         self.dispatch(*args)
 
     def named(self, name: str) -> Candidate:
-        """The candidate of that name."""
         return self._by_name[name]
 
     @property
@@ -156,11 +155,11 @@ class MultiKernel:
             request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
-                raise NoCandidate(self._nothing_left(request))
+                raise NoCandidate(self._reasons(request))
             return decision
 
     def prepare(self, ints: Sequence[int]) -> Sequence[Candidate]:
-        """Starts compiling what the first call at these integers will need, and returns that at once."""
+        """Starts compiling the candidates that the first call at these integers will need, and returns them at once."""
         ints = tuple(ints)
         at_first = {"stall": "compile"} if self.learning is not None else {}
         with self.lock, settings.restored({**self.options, **at_first}):
@@ -178,11 +177,6 @@ class MultiKernel:
             self.dispatcher.clear()
             self._tree = DecisionTree(self.keys)
 
-    def explain(self) -> str:
-        """The decisions as text, one a line."""
-        lines = [f"{self.spec.name}: {', '.join(candidate.name for candidate in self.candidates)}"]
-        return "\n".join([*lines, *(f"  {decision}" for decision in self.decisions)])
-
     # A regime met for the first time.
 
     def _learner(self) -> Learning | None:
@@ -198,24 +192,24 @@ class MultiKernel:
             self.learning.measure(self.dispatcher.key_of(*args), self.spec.ints_of(args))
         return entry
 
-    def look_around(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
-        """Finds out which loaded kernels can serve open regimes around these integers (fallbacks.py)."""
+    def fill_open_regimes(self, ints: Sequence[int], cells: int = CELLS, varying: Collection[str] = ()) -> None:
+        """Lets loaded kernels serve the undecided regimes around these integers (fallbacks.py)."""
         if self.fallbacks is not None:
             with self.lock:
-                self.fallbacks.look_around(ints, cells, varying)
+                self.fallbacks.fill_open_regimes(ints, cells, varying)
 
-    def offer(self, form: Candidate) -> None:
-        """Loads a form of a candidate to serve open regimes. A form that cannot be loaded serves nowhere; a decision that wants
-        it meets the reason again and records it."""
+    def add_fallback(self, form: Candidate) -> None:
+        """Loads a form of a candidate to serve undecided regimes. A form that cannot be loaded is skipped here; a decision for it
+        fails for the same reason and records that."""
         try:
             entry = form.entry()
         except (CandidateRejected, CompileFailed):
             return
         if self.fallbacks is not None:
             with self.lock:
-                self.fallbacks.offer(form, entry)
+                self.fallbacks.add_fallback(form, entry)
 
-    def options_of_a_call(self) -> dict[str, Any]:
+    def call_options(self) -> dict[str, Any]:
         """The options under which a call decides. Where calls do not wait, it measures nothing."""
         waits = self.learning is None or background.is_here()
         return self.options if waits else {**self.options, "stall": "compile"}
@@ -227,7 +221,7 @@ class MultiKernel:
             yield
 
     def enter(self, entry: Entry, request: Request) -> None:
-        """Has calls like the request's run this entry."""
+        """Puts the entry into the table for calls like the request's."""
         self.dispatcher.insert(regime.pack(self._tree.leaf(request.key_fields, request.sizes).fields), entry)
 
     def inner_calls(self, ints: Sequence[int]) -> Iterator[tuple[MultiKernel, tuple[int, ...], bool]]:
@@ -242,7 +236,7 @@ class MultiKernel:
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
-        with self.lock, settings.restored(self.options_of_a_call()), counters.stage("choosing"):
+        with self.lock, settings.restored(self.call_options()), counters.stage("choosing"):
             try:
                 return self.select(self.planned_key(args), args)
             except Exception as error:
@@ -264,18 +258,22 @@ class MultiKernel:
         return self.dispatcher.key_of(*args)
 
     def add_exact_size(self, fields: KeyFields, sizes: Mapping[str, int]) -> None:
-        """Makes the next call at exactly these sizes, in the regime `fields`, decide for them alone, unless one has already."""
+        """Gives exactly these sizes, in the regime `fields`, a decision of their own, unless they have one. The
+        next call at them takes it."""
         own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
             self.dispatcher.reopen(own)
 
     def decision_of(self, key: int) -> Decision | None:
-        """The decision for a key, if there is one."""
         return self.node(key).decision
 
     def node(self, key: int) -> Node:
         """What is known of the regime, the sub-buckets or the exact sizes that a key stands for."""
         return self._tree.node(self.keys.unpack(key))
+
+    def node_for(self, request: Request, decision: Decision) -> Node:
+        """The node that decides at the sizes of a decision, in the regime of the request."""
+        return self._tree.leaf(request.key_fields, dict(decision.sizes))
 
     def select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
@@ -309,12 +307,12 @@ class MultiKernel:
         for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
-        entry = self._temporary_entry(decision, entry, request)
+        entry = entry_until_tried(self, decision, entry, request)
         if not trials.within():
             if self.fallbacks is not None:
                 form = request.named(decision.candidate)
-                self.fallbacks.offer(form, entry if form is chosen else form.entry())
-            refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
+                self.fallbacks.add_fallback(form, entry if form is chosen else form.entry())
+            refiner.count_calls(self, self.node_for(request, decision), request, entry)
         return entry
 
     def decide(self, request: Request) -> Decision:
@@ -326,37 +324,25 @@ class MultiKernel:
         if decision is None and (decision := selector.eagers_own(request)) is not None:
             trace.resorted(self.spec, decision)
         if decision is None:
-            reasons = self._nothing_left(request)
+            reasons = self._reasons(request)
             self._tree.node(request.key_fields).failures.clear()
             raise NoCandidate(reasons)
         return decision
 
-    def _temporary_entry(self, decision: Decision, entry: Entry, request: Request) -> Entry:
-        """The entry to put into the table. If the candidate is untried, it falls back to another one should this one raise. If
-        measuring was postponed, it chooses anew after some calls. Else it is `entry` itself."""
-        untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
-        if untried and not decision.tried and len(request.candidates) > 1:
-            entry = PythonEntry(FirstRun(self, decision, entry))
-        if decision.postponed and not request.last_chance:
-            node = self._tree.leaf(request.key_fields, dict(decision.sizes))
-            node.postponed += 1
-            entry = PythonEntry(ProvisionalEntry(self, entry, calls=2 ** (node.postponed - 1)))
-        return entry
-
     @contextlib.contextmanager
-    def noting(self) -> Iterator[set[int]]:
+    def recording_keys(self) -> Iterator[set[int]]:
         """Within the block, the set that it yields collects the key of every decision that calls follow, whichever program it was
         made for."""
         with self.lock:
-            self._noted = noted = set[int]()
+            self._recorded_keys = recorded_keys = set[int]()
             keys = list(self.dispatcher.table())
         for key in keys:
             self.dispatcher.watch(key, 1)
         try:
-            yield noted
+            yield recorded_keys
         finally:
             background.background.hear()
-            self._noted = None
+            self._recorded_keys = None
             for key in keys:
                 self.dispatcher.watch(key, self.node(key).interval)
 
@@ -385,32 +371,11 @@ class MultiKernel:
         with self.lock:
             return self._tree.decided
 
-    def _on_due(self, args: tuple[Any, ...]) -> None:
-        """Looks at this call, since the table has counted as many calls of its entry as it was told to."""
-        key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
-        if self.take_note(key):
-            return
-        free = self.lock.acquire(blocking=False)
-        try:
-            if free:
-                with settings.restored(self.options):
-                    if refiner.is_due(self, key, self.spec.ints_of(args), self.pointers(args)):
-                        refiner.refine(self, key, args)
-                    calls = self.node(key).interval
-        except Exception as error:
-            if not last_resort.is_defect(error):
-                raise
-            last_resort.report_failure(self.spec, "measure more of", error)
-        finally:
-            self.dispatcher.watch(key, calls)
-            if free:
-                self.lock.release()
-
-    def take_note(self, key: int) -> bool:
-        """Adds the key of a call to the set that `noting` collects. Returns whether anybody collects."""
-        if self._noted is None:
+    def record_key(self, key: int) -> bool:
+        """Adds the key of a call to the set that `recording_keys` yields. Returns whether anybody wants to know."""
+        if self._recorded_keys is None:
             return False
-        self._noted.add(key)
+        self._recorded_keys.add(key)
         self.dispatcher.watch(key, refining.LEAST_CALLS)
         return True
 
@@ -467,34 +432,17 @@ class MultiKernel:
         except DeviceLost:
             raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
-            self.record_failure(request, candidate, Outcome.RESOURCES, error)
+            request.record_failure(candidate, Outcome.RESOURCES, error)
             self._tree.fail(candidate.name, f"{Outcome.RESOURCES.value}: {error}", request.key_fields)
         except Exception as error:
-            self.record_failure(request, candidate, Outcome.COMPILE_ERROR, error)
+            request.record_failure(candidate, Outcome.COMPILE_ERROR, error)
             self._tree.fail(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
             trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
 
-    def record_failure(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
-        """Appends to the store how the candidate ended."""
-        detail = f"{type(error).__name__}: {error}"
-        request.store.append(
-            Measurement(
-                request.problem, candidate.name, candidate.config, candidate.source_hash, outcome, detail=detail,
-                environment=request.environment,
-            )
-        )  # fmt: skip
-
-    def _nothing_left(self, request: Request) -> str:
-        sizes = sizes_text(request.sizes.items())
-        known = {**self._tree.excluded(request.key_fields, request.sizes), **request.rejected}
-        reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
-        own = "Correct the call or the kernel, or add a config or implementation that can run there."
-        others = "Add one that can: products get more by the option sources, of which 'library' can run everything."
-        return (
-            f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
-            f"{own if self.spec.family == 'user' else others}"
-        )
+    def _reasons(self, request: Request) -> str:
+        """Why no candidate can run, as a sentence."""
+        return nothing_left(request, self.names, self._tree.excluded(request.key_fields, request.sizes))
 
     # Calls off the straight path.
 
@@ -525,7 +473,7 @@ class MultiKernel:
         self.reopen(node.fields)
 
     def reopen(self, fields: KeyFields) -> None:
-        """Has this regime decided anew."""
+        """Drops the decision of this regime; the next call decides anew."""
         node = self._tree.node(fields)
         if node.decision is not None:
             node.decision = None
@@ -542,6 +490,6 @@ class MultiKernel:
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
-        """Makes `entry` the one that runs calls like this one."""
+        """Puts `entry` into the table for calls like this one, and returns it."""
         self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
         return entry

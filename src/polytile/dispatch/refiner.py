@@ -1,6 +1,6 @@
 """Watches which sizes come to the regimes of a MultiKernel, and measures the frequent ones (refining.py).
 
-The MultiKernel's lock is held throughout, and its options are in force.
+The MultiKernel's lock is held throughout, and its options are in force; `on_due`, which the dispatch table calls, sees to both.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry
 from polytile.counters import counters
-from polytile.dispatch import refining, selector, trace, trials
+from polytile.dispatch import last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Answer, Request, may_measure
@@ -42,6 +43,28 @@ def resume_counting(owner: MultiKernel, node: Node, decision: Decision, entry: E
     if node.arrivals is not None:
         owner.dispatcher.insert(regime.pack(node.fields), entry)
         owner.dispatcher.watch(regime.pack(node.fields), node.interval)
+
+
+def on_due(owner: MultiKernel, args: tuple[Any, ...]) -> None:
+    """Looks at this call, since the table has counted as many calls of its entry as it was told to."""
+    key, calls = owner.dispatcher.key_of(*args), refining.LEAST_CALLS
+    if owner.record_key(key):
+        return
+    free = owner.lock.acquire(blocking=False)
+    try:
+        if free:
+            with settings.restored(owner.options):
+                if is_due(owner, key, owner.spec.ints_of(args), owner.pointers(args)):
+                    refine(owner, key, args)
+                calls = owner.node(key).interval
+    except Exception as error:
+        if not last_resort.is_defect(error):
+            raise
+        last_resort.report_failure(owner.spec, "measure more of", error)
+    finally:
+        owner.dispatcher.watch(key, calls)
+        if free:
+            owner.lock.release()
 
 
 def is_due(owner: MultiKernel, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> bool:

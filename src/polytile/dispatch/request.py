@@ -15,7 +15,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import Regime
-from polytile.problem import Outcome, Problem
+from polytile.problem import Measurement, Outcome, Problem, sizes_text
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.budget import Budget
@@ -66,7 +66,6 @@ class Request:
         return frozenset(candidate.name for candidate in self.candidates)
 
     def named(self, name: str) -> Candidate:
-        """The candidate of that name."""
         return next(candidate for candidate in self.candidates if candidate.name == name)
 
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
@@ -124,6 +123,15 @@ class Request:
         self.rejected[candidate] = reason
         self.outcomes[candidate] = outcome
 
+    def record_failure(self, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+        """Appends to the store how the candidate ended."""
+        self.store.append(
+            Measurement(
+                self.problem, candidate.name, candidate.config, candidate.source_hash, outcome,
+                detail=f"{type(error).__name__}: {error}", environment=self.environment,
+            )
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -175,3 +183,16 @@ def eagers_call(request: Request) -> Candidate | None:
 def must_measure(request: Request) -> bool:
     """Whether measuring has to be thorough: only measurements at exactly these sizes count."""
     return options.get("tune") == "thorough" and may_measure(request)
+
+
+def nothing_left(request: Request, names: Iterable[str], known: Mapping[str, str]) -> str:
+    """A sentence for a kernel whose candidates, called `names`, can all not run; `known` are the reasons from before."""
+    sizes, spec = sizes_text(request.sizes.items()), request.spec
+    why = {**known, **request.rejected}
+    reasons = "; ".join(f"{name!r}: {why.get(name, 'not made for such sizes')}" for name in names)
+    own = "Correct the call or the kernel, or add a config or implementation that can run there."
+    others = "Add one that can: products get more by the option sources, of which 'library' can run everything."
+    return (
+        f"kernel {spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
+        f"{own if spec.family == 'user' else others}"
+    )

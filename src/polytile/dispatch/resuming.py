@@ -38,9 +38,9 @@ def resume(owner: MultiKernel, fields: KeyFields, decision: Decision, form: Cand
         refiner.resume_counting(owner, node, decision, entry)
         counters.add("store_hits", decision.from_store)
         if owner.fallbacks is not None:
-            owner.fallbacks.offer(form, entry if form is pinned else form.entry())
+            owner.fallbacks.add_fallback(form, entry if form is pinned else form.entry())
     if owner.learning is not None:
-        owner.look_around(decision.ints)
+        owner.fill_open_regimes(decision.ints)
         if decision.link in selector.UNMEASURED and measuring():
             owner.learning.measure(key, decision.ints)
 

@@ -75,7 +75,6 @@ def eagers_own(request: Request) -> Decision | None:
 
 
 def decision_from(request: Request, link: str, answer: Answer, notes: tuple[str, ...] = ()) -> Decision:
-    """The Decision of an answer that has a candidate."""
     assert answer.candidate is not None
     spec, fields, keys = request.spec, request.key_fields, request.spec.keys
     scores = answer.scores or (None,) * len(request.candidates)

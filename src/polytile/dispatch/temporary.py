@@ -11,6 +11,7 @@ from polytile import options as settings
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch import trace
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.request import Request
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
 from polytile.problem import Outcome
 from polytile.tuning.headroom import copy_of
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors that are the arguments' fault and not the candidate's."""
+
+
+def entry_until_tried(owner: MultiKernel, decision: Decision, entry: Entry, request: Request) -> Entry:
+    """The entry to put into the table. If the candidate is untried, it falls back to another one should this one raise. If
+    measuring was postponed, it chooses anew after some calls. Else it is `entry` itself."""
+    untried = isinstance(entry, PythonEntry) or owner.spec.target.type == "cuda"
+    if untried and not decision.tried and len(request.candidates) > 1:
+        entry = PythonEntry(FirstRun(owner, decision, entry))
+    if decision.postponed and not request.last_chance:
+        node = owner.node_for(request, decision)
+        node.postponed += 1
+        entry = PythonEntry(ProvisionalEntry(owner, entry, calls=2 ** (node.postponed - 1)))
+    return entry
 
 
 class ProvisionalEntry:
@@ -91,10 +105,10 @@ class FirstRun:
         """What to call with the same arguments in place of the candidate, which raised `error`: another candidate, or, if calls
         do not wait, what serves until one is decided."""
         owner = self.owner
-        with owner.lock, settings.restored(owner.options_of_a_call()):
+        with owner.lock, settings.restored(owner.call_options()):
             called = owner.dispatcher.key_of(*args)
             candidate = owner.named(self.decision.candidate)
-            owner.record_failure(owner.request(called, owner.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
+            owner.request(called, owner.spec.ints_of(args), args).record_failure(candidate, Outcome.RAISED, error)
             if owner.spec.family == "user":
                 trace.rejected(owner.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
             for key in {called, *(key for key, entry in owner.dispatcher.table().items() if self.stands(entry))}:

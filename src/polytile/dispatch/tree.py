@@ -61,7 +61,6 @@ class DecisionTree:
         """The regimes in which a user's candidate has raised an error."""
 
     def node(self, fields: KeyFields) -> Node:
-        """The node of these fields."""
         return self._nodes.setdefault(fields, Node(fields))
 
     def leaf(self, fields: KeyFields, sizes: Mapping[str, int]) -> Node:

@@ -59,7 +59,7 @@ def prepare_everywhere(owner: MultiKernel, ints: Sequence[int], varying: Collect
     decision = owner.decision_of(owner.dispatcher.key_of(*ints))
     if decision is None or owner.learning is None or owner.fallbacks is None:
         return None
-    owner.look_around(ints, varying=varying)
+    owner.fill_open_regimes(ints, varying=varying)
     facts, sizes = Facts(aligned=owner.keys.facts_for_code(tuple(ints)).aligned), owner.spec.sizes(ints)
     with settings.restored(owner.options):
         form = owner.named(decision.candidate).specialise(facts)

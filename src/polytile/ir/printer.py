@@ -179,7 +179,6 @@ def _input_text(item: Input) -> str:
 
 
 def program_text(program: Program) -> str:
-    """The whole program."""
     lines = [f"program {program.name}({', '.join(_input_text(i) for i in program.inputs)})"]
     lines += ["  " + buffer_text(b) for b in program.buffers.values()]
     for op in program.operations:

@@ -84,7 +84,6 @@ def about(model: Trained) -> str:
 
 
 def sentence(report: Tried) -> str:
-    """A report in words."""
     answers = f"{report.correct} right, {report.wrong} wrong, {report.unsure} unsure"
     return (
         f"{report.total} problems, {answers}; the worst wrong answer took {report.max_wrong_speedup:.2f} times the fastest's "

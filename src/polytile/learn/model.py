@@ -195,7 +195,6 @@ class Trained:
         return self.judged(offers, rows) if rows and not self.why_outside(problem, offers, rows[0]) else None
 
     def judged(self, offers: Sequence[Offer], rows: Sequence[features.Row]) -> Judgement:
-        """The judgement by the offers' features."""
         said = self.forest.says([features.values(row, self.names) for row in rows])
         logs = [math.log(offer.predicted) for offer in offers]
         means = [log + sum(tree[k] for tree in said) / len(said) for k, log in enumerate(logs)]

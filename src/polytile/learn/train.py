@@ -168,7 +168,6 @@ def held_out(chosen: Sequence[Example]) -> Iterator[tuple[Trained, list[Example]
 
 
 def grid() -> Iterator[Settings]:
-    """All settings to try."""
     for depth, leaf, criterion in itertools.product(DEPTHS, LEAVES, CRITERIA):
         yield Settings(depth, leaf, criterion, TREES)
 

@@ -60,7 +60,24 @@ _runtimes: dict[str, ctypes.CDLL] = {}
 
 
 def load_package(path: str | Path, *, verify: bool = False) -> Package:
-    """See `polytile.load_package`."""
+    """Loads what `package` has written. Needs torch and no compiler.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    verify
+        Whether to compare the weights, too, with their digest, which reads all of them. Everything else is always compared.
+
+    Returns
+    -------
+    A Package, called as the model was.
+
+    Raises
+    ------
+    PackageError
+        There is no package, it is damaged, or it was made for another processor or another version of polytile.
+    """
     path = Path(path)
     manifest = read_manifest(path)
     _verify(path, manifest, verify)

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from polytile import options as settings
+from polytile import waits
 from polytile.candidates.handles import DeviceHandle, NativeHandle, Portable, ProductHandle
 from polytile.compiler.programs import Scheduled, program_name, schedule_program
 from polytile.compiler.stored import calls_at
@@ -63,9 +64,57 @@ def package(
     architectures: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """See `polytile.package`."""
+    """Writes a model to one file that runs on a CPU or an NVIDIA GPU without a compiler and tracing, and from C++ without Python.
+
+    docs/packages.md says what can be packaged. Within the bounds of `dynamic_shapes` the kernels run that measurements or
+    predictions show to be the fastest. At other sizes a kernel runs that is right at all sizes.
+
+    Parameters
+    ----------
+    model
+        A function or module, what `polytile.compile` made of one, or an exported program (torch.export), whose `args` may be
+        empty.
+    args, kwargs
+        Example inputs. Sizes of 0 and 1 among them are taken to be constants.
+    path
+        The file to write; an earlier one is replaced.
+    dynamic_shapes
+        As in torch.export.export. None lets every size vary that can.
+    hints
+        Sizes, in elements, for which kernels are measured now, as in `compile`.
+    weights_apart
+        Whether the weights are a file of their own, `path` with ".safetensors" behind it.
+    folder
+        Whether to write a folder of files in place of one file.
+    check
+        Whether to call the package on the example inputs, and to compare its results with eager's.
+    architectures
+        Compute capabilities (80 for 8.0) of other NVIDIA GPUs than this one on which a model on a GPU is to run too.
+    options
+        Values of `polytile.options` while kernels are generated and chosen.
+
+    Returns
+    -------
+    `path`.
+
+    Raises
+    ------
+    PackageError
+        The model has no form as a package, the file cannot be written, or its results are not eager's.
+    OptionError, HintError, CompilerMissing
+        As in `compile`; a compiler is needed.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch, polytile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = polytile.package(torch.nn.Softmax(-1), (torch.randn(4, 100),), os.path.join(folder.name, "softmax.ptp"))
+    >>> run = polytile.load_package(path)
+    >>> run(torch.zeros(2, 100)).sum(-1)
+    tensor([1., 1.])
+    """
     path, given = Path(path), settings.check(options or {}, "options= of polytile.package")
-    with settings.override(**given), torch.no_grad():
+    with waits.during(f"packaging {path}"), settings.override(**given), torch.no_grad():
         toolchain.require()
         program = exported(model, args, kwargs, dynamic_shapes)
         captured = capture(program, program_name("packaged"))

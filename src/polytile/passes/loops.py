@@ -51,7 +51,6 @@ def kept_axes(loop: Loop) -> tuple[list[Axis], list[Axis]]:
 
 
 def has_scan(loop: Loop) -> bool:
-    """Whether the loop contains a scan."""
     return any(isinstance(node, Scan) for node in expr.walk(*loop.roots))
 
 

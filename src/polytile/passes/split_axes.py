@@ -30,7 +30,6 @@ def split_axes(program: Program) -> Program:
 
 
 def split_loop(loop: Loop) -> Loop:
-    """The loop with its axes split."""
     return traced_split(loop)[0]
 
 

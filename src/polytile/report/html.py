@@ -33,7 +33,6 @@ def page(report: Report, every: float = 0.0) -> str:
 
 
 def package_page(report: packaged.PackageReport) -> str:
-    """The HTML of a report on a package."""
     lists = [("choices", packaged.choices(report.package))]
     if report.before is not None:
         lists.insert(0, ("changes", packaged.changes(report.before, report.package)))

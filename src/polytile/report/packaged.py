@@ -65,7 +65,6 @@ def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: PackageReport) -> Table:
-    """A summary of the package, or of both packages."""
     both = [package for package in (report.before, report.package) if package is not None]
     described = [dict(_facts(package)) for package in both]
     names = dict.fromkeys(name for each in described for name in each)
@@ -111,7 +110,6 @@ def choices(package: Package) -> Table:
 
 
 def inputs(package: Package) -> Table:
-    """The inputs of a call."""
     rows = [
         (given["name"], given.get("dtype", f"the constant {given.get('constant')}"), " × ".join(given.get("shape", ())))
         for given in package.manifest["inputs"]
@@ -120,7 +118,6 @@ def inputs(package: Package) -> Table:
 
 
 def files(package: Package) -> Table:
-    """The package's files."""
     rows = [(name, file["bytes"], file["sha256"][:16]) for name, file in package.manifest["files"].items()]
     return Table.from_rows("Files", ["file", Column("bytes", count), "SHA-256 begins with"], rows)
 

@@ -63,7 +63,6 @@ def tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: Report) -> Table:
-    """A summary of the report."""
     seen = report.overview
     cells = sum(number for _, number in seen.certainties)
     compared = report.comparison
@@ -235,7 +234,6 @@ def interval(entry: Entry) -> float | None:
 
 
 def candidates(report: Report) -> Table:
-    """Each candidate at each size."""
     rows = [
         (panel.name, report.place(panel), at(cell), *_candidate(cell, place))
         for panel in report.panels for cell in panel.cells for place in range(len(cell.entries))

@@ -119,7 +119,6 @@ class Table:
         return written.getvalue()
 
     def rich(self) -> rich_table.Table:
-        """The table as a rich Table."""
         drawn = rich_table.Table(title=self.title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for column in self.columns:
             drawn.add_column(column.heading, justify=column.align, overflow="fold")

@@ -62,7 +62,6 @@ class ChildProcess:
         return self.process.pid
 
     def ended(self) -> bool:
-        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def last_words(self, seconds: float) -> tuple[int | None, str]:

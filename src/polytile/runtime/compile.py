@@ -8,7 +8,6 @@ the compiler itself.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -17,9 +16,6 @@ import functools
 import json
 import logging
 import os
-import shlex
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +29,9 @@ from polytile import locks
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
-from polytile.runtime import background, toolchain
+from polytile.runtime import compiler_process, toolchain
 from polytile.runtime.cache import Cache, current
+from polytile.runtime.compiler_process import SourceRejected
 from polytile.runtime.pool import Pool
 
 log = logging.getLogger("polytile")
@@ -42,29 +39,12 @@ log = logging.getLogger("polytile")
 FORMAT = 1
 """Part of every key. Raise it when unchanged source and flags must be compiled again."""
 
-TIMEOUT_SECONDS = 300.0
-"""Compilers that run longer are stopped. The largest generated kernels take about 2 s."""
-
 COMPILER_BYTES = 400 << 20
 """Estimate of the peak memory of one compiler. Kernels include few headers and have short functions."""
 
 DISK_FULL = "No space left on device"
 
 SUFFIXES = {"c++": ".cpp", "c": ".c"}
-
-
-class SourceRejected(CompileFailed):
-    """The compiler rejected a source file.
-
-    `command` is the command line, `messages` the compiler's output and `source` the file, which is kept for inspection.
-    """
-
-    def __init__(self, name: str, command: tuple[str, ...], messages: str, source: Path, ending: str) -> None:
-        self.name, self.command, self.messages, self.source = name, command, messages, source
-        super().__init__(
-            f"kernel {name!r} did not compile: {command[0]} {ending}.\n  source: {source}\n"
-            f"  command: {shlex.join(command)}\n  messages:\n{messages.rstrip()}"
-        )
 
 
 class LoadFailed(CompileFailed):
@@ -207,9 +187,7 @@ class _State:
         self.asked: set[str] = set()
         self.compilations: dict[tuple[Path, str], Compilation] = {}
         self.records: list[CompileRecord] = []
-        self.running: set[subprocess.Popen[str]] = set()
         self.loaded: dict[Path, ctypes.CDLL] = {}
-        self.ended = False
 
 
 _state = _State()
@@ -222,31 +200,6 @@ def reset() -> None:
 
 
 os.register_at_fork(after_in_child=reset)
-
-
-@atexit.register
-def _stop_compilers() -> None:
-    _state.ended = True
-    for process in list(_state.running):
-        _stop(process)
-
-
-_groups = {"own": True}
-"""Whether each compiler has its own process group, so that Ctrl-C does not reach it."""
-
-
-def share_group() -> None:
-    """Puts all further compilers into this process's group, so that they end with it."""
-    _groups["own"] = False
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """Stops a compiler driver and its subprocesses. The driver removes its own temporary files."""
-    with contextlib.suppress(OSError):
-        if _groups["own"]:
-            os.killpg(process.pid, signal.SIGTERM)
-        else:
-            process.terminate()
 
 
 _Arguments = tuple[str, ...]
@@ -428,51 +381,7 @@ def _build(order: Order, cache: Cache) -> Library:
 
 def _run_compiler(order: Order, source: Path, output: Path) -> None:
     command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output), *order.libraries)
-    status, messages = _ended(order, command, source)
-    if status != 0 and _state.ended:  # this process has stopped it: nothing is known about the source
-        raise CompilerMissing(f"kernel {order.name!r} was being compiled when the process ended.")
-    if status != 0:
-        raise SourceRejected(order.name, command, messages, source, f"ended with status {status}")
-
-
-def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, str]:
-    """Runs the compiler and returns its exit status and its output. A compiler that has yielded and cannot get its priority
-    back is run again when a caller waits."""
-    counters.add("compiler_runs")
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=toolchain.environment(),
-        start_new_session=_groups["own"],
-    )
-    state, stopped = _state, threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        _stop(process)
-
-    state.running.add(process)
-    if background.background.is_behind_calls():
-        background.background.let_yield(process.pid, stop)
-    try:
-        messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    except BaseException as error:  # too slow, or Ctrl-C
-        _stop(process)
-        messages, _ = process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            ending = f"was stopped after {TIMEOUT_SECONDS:.0f} s"
-            raise SourceRejected(order.name, command, messages, source, ending) from None
-        raise
-    finally:
-        background.background.forget(process.pid)
-        state.running.discard(process)
-    if process.returncode != 0 and stopped.is_set() and not state.ended:
-        return _ended(order, command, source)
-    return process.returncode, messages
+    compiler_process.run(order.name, command, source)
 
 
 def verified(library: Library) -> Library:

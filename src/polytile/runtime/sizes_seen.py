@@ -2,7 +2,7 @@
 
     know(call, graph)       registers that `call` runs a program of this graph
     serve(call, program)    registers that a program in C now runs its calls
-    record(path)            samples calls from now on and writes the sizes to a file
+    record_sizes(path)      samples calls from now on and writes the sizes to a file
 
 A program in C counts down its calls (program.c) and shows one of them to a Sampler, which derives the sizes and answers
 how many calls to skip. That number is random, so that periodic patterns are sampled fairly, and large enough that
@@ -206,9 +206,26 @@ class Recording:
         self.stop()
 
 
-def record(path: str | os.PathLike[str]) -> Recording:
-    """Samples the calls of all compiled programs from now on. Raises SizesError if a recording is active, or if the
-    file holds something else or cannot be written."""
+def record_sizes(path: str | os.PathLike[str]) -> Recording:
+    """Records which sizes calls of compiled functions have from now on, and how often, in every thread of this process.
+
+    It looks at a sample of the calls, which takes less than 0.1 % of the program's time. `hints=`, `polytile tune --sizes` and
+    campaigns read the file (docs/campaigns.md).
+
+    Parameters
+    ----------
+    path
+        The file. If it is there, the counts are added to those in it; several processes may add to one file.
+
+    Returns
+    -------
+    A Recording. It ends with its `with` block, with `.stop()`, or with the process; `.write()` writes what was seen so far.
+
+    Raises
+    ------
+    SizesError
+        Sizes are being recorded already, or the file is something else or cannot be written.
+    """
     global _recorder
     file = Path(path).expanduser().absolute()
     with _lock:
@@ -229,7 +246,7 @@ def begin_if_asked() -> None:
     named = options.get("record_sizes")
     if named and _recorder is None and named not in _refused:
         try:
-            record(named)
+            record_sizes(named)
         except SizesError as error:
             _refused.add(named)
             log.warning("No sizes are recorded: %s", error)

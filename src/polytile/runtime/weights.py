@@ -11,7 +11,7 @@ Parameter).
 
 PyTorch does not count writes through `.data` or by C code that was given the address. If such a write changes the whole
 weight, a sample of the weight's bytes detects it, and the weight is no longer trusted. A write that misses the sampled
-bytes goes unnoticed; call `forget` after it.
+bytes goes unnoticed; call `forget_weights` after it.
 
 A weight is never packed if its memory can be written by others (it is shared with another process, borrowed from NumPy
 or a file, or held by several tensors), or if it is an inference tensor, which counts no writes.
@@ -283,8 +283,12 @@ def packed_bytes() -> int:
         return sum(recipe.bytes for (recipe, _), record in records if record.copy is not None)
 
 
-def forget() -> None:
-    """Drops every copy; the next calls make new ones."""
+def forget_weights() -> None:
+    """Drops every packed copy of a weight; the next calls make new ones.
+
+    Needed only after a write to a small part of a weight that PyTorch does not count, such as `weight.data[0, 0] = 1`
+    (docs/cpu-products.md).
+    """
     with _lock:
         for storage in list(_storages.values()):
             _release(storage)

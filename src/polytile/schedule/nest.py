@@ -94,7 +94,6 @@ class Nest:
         return {id(n): cut for n, cut in cuts if cut is not None}
 
     def operands(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that `node` is computed from."""
         cut = self.cuts.get(id(node))
         return node.children if cut is None else cut.operands
 

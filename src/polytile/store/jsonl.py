@@ -56,7 +56,6 @@ def line(record: Record) -> str:
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The record as JSON values."""
     m = record.measurement
     return {
         "uid": record.uid,

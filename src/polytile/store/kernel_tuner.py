@@ -66,7 +66,6 @@ def text(records: Iterable[Record]) -> str:
 
 
 def result(record: Record) -> dict[str, Any]:
-    """One measurement as one result."""
     m = record.measurement
     times: dict[str, Any] = {"runtimes": [sample * 1e3 for sample in m.samples]}
     if m.compile_seconds is not None:

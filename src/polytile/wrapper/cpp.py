@@ -112,7 +112,6 @@ class UnitWriter(lines.LineWriter):
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
     def function(self) -> str:
-        """The C function."""
         head = ["#define DO(call) if ((call) != 0) return RAISED", ""]
         head += [f"enum {{ {', '.join(self.tensors.values())} }};", ""] if self.tensors else []
         return "\n".join([*head, f"int {FUNCTION}(const Api *api, Frame *f)", "{", "    int bad = 0;", *self.body, "}", ""])

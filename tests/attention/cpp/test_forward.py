@@ -13,11 +13,13 @@ from polytile.attention import cpp
 from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.cpp.configs import multiplies_pairs
 from polytile.attention.problem import AttentionProblem, Bias, Causal
-from polytile.candidates.cpp import ENTRY
+from polytile.candidates.cpp import Prediction
 from polytile.candidates.cpp_attention import FEWEST_LANES, CppAttention
 from polytile.candidates.library.attention import once
+from polytile.codegen.function_names import ENTRY
 from polytile.problem import Config
-from polytile.runtime import time_burst, toolchain
+from polytile.runtime import toolchain
+from polytile.runtime.launcher import time_burst
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 INF = float("inf")
@@ -47,7 +49,7 @@ def kernel(problem: AttentionProblem, variant: str, threads: int, lanes: int = 0
     config = Config(tuple(sorted([*plain.values, *pairs.items(), ("threads", threads)])))
     make = functools.partial(cpp.generate, problem, config, ENTRY, lanes)
     recipe = f"{problem.text} {config} {lanes}"
-    return CppAttention("test", config, "attention", make, lambda size: True, lambda size: 0.0, recipe)
+    return CppAttention("test", config, "attention", Prediction(lambda size: True, lambda size: 0.0), recipe, make)
 
 
 def misaligned(args: list[Any]) -> list[Any]:

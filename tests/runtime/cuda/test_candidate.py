@@ -21,10 +21,10 @@ from polytile.candidates import triton_variants as variants
 from polytile.candidates.triton import Specialised, TritonCandidate, Work
 from polytile.codegen.triton.generate import generate
 from polytile.problem import Config, Resources
-from polytile.runtime import time_burst
 from polytile.runtime.child_process import import_path
 from polytile.runtime.cuda import cubins, device, worker, workers
 from polytile.runtime.formula import evaluate
+from polytile.runtime.launcher import time_burst
 from polytile.schedule.canonical import LoopKernel, canonicalize
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import nest_of

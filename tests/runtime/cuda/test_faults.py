@@ -10,7 +10,8 @@ import torch
 
 from polytile import options, store
 from polytile.candidates.entries import Entry
-from polytile.dispatch import KernelSpec, MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.spec import KernelSpec
 from polytile.errors import DeviceLost, LaunchFailed
 from polytile.problem import Outcome
 from polytile.runtime.arguments import CPU

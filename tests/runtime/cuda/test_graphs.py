@@ -18,11 +18,12 @@ from torch import Tensor
 
 from polytile.errors import LaunchFailed
 from polytile.ir.buffer import Buffer
-from polytile.runtime import Dispatcher, background, new_dispatcher, program, symbols
+from polytile.runtime import background, program, symbols
 from polytile.runtime import compile as compiling
 from polytile.runtime.cuda import driver, graphs, launch
-from polytile.runtime.dispatcher import Interface
+from polytile.runtime.dispatcher import Dispatcher, Interface
 from polytile.runtime.formula import encode
+from polytile.runtime.launcher import new_dispatcher
 from polytile.runtime.regime import BUCKET
 from polytile.wrapper import compiled, cpp, lines, python
 from tests.runtime.cuda.conftest import Stub

@@ -23,9 +23,9 @@ from polytile.codegen.triton.generate import generate
 from polytile.errors import DeviceLost, LaunchFailed
 from polytile.matmul.triton.operands import EVEN_K
 from polytile.runtime import compile as compiler
-from polytile.runtime import time_burst
 from polytile.runtime.cuda import device, driver, hip, launch, workers
 from polytile.runtime.formula import encode
+from polytile.runtime.launcher import time_burst
 from polytile.runtime.target import Target
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import nest_of

@@ -12,10 +12,10 @@ import torch
 
 from polytile.candidates.entries import NativeEntry
 from polytile.errors import DeviceError, LaunchFailed
-from polytile.runtime import new_dispatcher, time_burst
 from polytile.runtime.cuda import driver, launch
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.formula import encode
+from polytile.runtime.launcher import new_dispatcher, time_burst
 from tests.runtime.cuda.conftest import Stub
 
 M, N = sympy.symbols("m n", integer=True, positive=True)

@@ -14,10 +14,11 @@ from polytile.candidates import products as templates
 from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.candidates.library.native import AtenProduct
 from polytile.errors import DeviceError
-from polytile.runtime import Dispatcher, PythonDispatcher, launcher
 from polytile.runtime import compile as compiler
+from polytile.runtime import launcher
 from polytile.runtime.cuda import products
-from polytile.runtime.dispatcher import Interface
+from polytile.runtime.dispatcher import Dispatcher, Interface
+from polytile.runtime.python_dispatcher import PythonDispatcher
 from polytile.schedule.canonical import TensorArg
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat

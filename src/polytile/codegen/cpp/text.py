@@ -32,7 +32,6 @@ def storage_type(dtype: torch.dtype) -> str:
 
 
 def number(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A literal of this value."""
     if dtype == torch.bool:
         return "-1" if value else "0"
     if dtype.is_floating_point:

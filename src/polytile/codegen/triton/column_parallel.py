@@ -33,7 +33,6 @@ POINTS = pointwise(x=1024, y=1, warps=4)
 
 
 def column_parallel(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `loop`."""
     return ColumnParallel(loop, facts, overlaps).build()
 
 

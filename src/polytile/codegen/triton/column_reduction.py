@@ -232,7 +232,6 @@ def begin(unit: Unit, sums: Sequence[ColumnSum]) -> None:
 
 
 def zero(unit: Unit, sums: Sequence[ColumnSum]) -> None:
-    """Sets sums to zero."""
     shape = unit.tile.shape(unit.tile.all_dims)
     for one in sums:
         unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")

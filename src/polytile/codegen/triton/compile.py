@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polytile.codegen.function_names import ENTRY
 from polytile.codegen.triton.elf import resources
-from polytile.codegen.triton.kernel import KERNEL, Launch
+from polytile.codegen.triton.kernel import Launch
 from polytile.codegen.triton.module import load
 from polytile.errors import CompileFailed
 
@@ -61,15 +62,15 @@ ELEMENTS = {8: 10, 9: 8, 10: 9}
 _COUNTS = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)")
 
 
-def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
-    """Compiles `launch` for `arch`. Raises CompileFailed with the compiler's own message."""
+def to_cubin(launch: Launch, arch: int | str = 90, symbol: str = ENTRY) -> Cubin:
+    """Compiles `launch`, whose function is called `symbol`, for `arch`. Raises CompileFailed with the compiler's own message."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     if triton.knobs.runtime.interpret:
         raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start again.")
     position = {name: k for k, name in enumerate(launch.signature)}
-    function = load(launch.source)[KERNEL]
+    function = load(launch.source)[symbol]
     source = _language(function)(
         fn=function,
         signature=launch.signature,

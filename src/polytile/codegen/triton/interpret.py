@@ -14,9 +14,10 @@ import numpy as np
 import sympy
 import torch
 
+from polytile.codegen.function_names import ENTRY
 from polytile.codegen.triton import standins
 from polytile.codegen.triton.cluster_interpreter import cluster_executor
-from polytile.codegen.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch, TritonKernel
+from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.codegen.triton.module import load
 from polytile.ir import sizes
 
@@ -98,7 +99,7 @@ def _function(launch: Launch) -> Any:
     names = load(source)
     names.update({standin.__name__: standin for standin in standins.CALLS.values()})
     names.update(libdevice=standins.Libdevice(), range=standins.interpreted_range)
-    return names[KERNEL]
+    return names[ENTRY]
 
 
 def _integer(value: int, kind: str) -> Any:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:  # compiler processes import neither
     import sympy
     import torch
 
-KERNEL = "polytile_kernel"
-"""Name of the `@triton.jit` function in every source."""
-
 
 class Kind(enum.Enum):
     """The kind of a launch argument. ERROR is an int32 in memory, which the kernel sets to the number (from 1) of a

@@ -10,9 +10,10 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.codegen.function_names import ENTRY
 from polytile.codegen.triton import text
 from polytile.codegen.triton.helpers import needed
-from polytile.codegen.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.codegen.triton.kernel import Argument, Kind, Launch
 from polytile.codegen.triton.tile import quotient
 from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
@@ -55,7 +56,7 @@ def launch(
     fields of Launch."""
     given, body = tuple(given), "\n".join("    " + line for line in lines or ["pass"])
     head = [*[argument.name for argument in given], *[f"{name}: tl.constexpr" for name in constants]]
-    function = "\n".join([*comment, f"@{jit}", f"def {KERNEL}({', '.join(head)}):", body])
+    function = "\n".join([*comment, f"@{jit}", f"def {ENTRY}({', '.join(head)}):", body])
     header = header + (ORDER if overlaps else "")
     source = "\n\n".join(part for part in (header, *functions, needed(body), function + "\n") if part)
     known = tuple((argument.name, by) for argument in given if (by := _divisor(argument, facts)) > 1)

@@ -30,7 +30,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         (),  # type: ignore[arg-type]  # the grid does not affect compilation
         own=tuple((name, value) for name, value in job.get("own", ())),
     )
-    cubin = to_cubin(launch, job["arch"])
+    cubin = to_cubin(launch, job["arch"], job["symbol"])
     return {
         "binary": base64.b64encode(cubin.binary).decode(),
         "symbol": cubin.name,

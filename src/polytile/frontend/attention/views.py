@@ -21,7 +21,6 @@ VIEWS = (*RESHAPES, *COPIES, *CASTS, UNSQUEEZE, *SQUEEZES, EXPAND, PERMUTE)
 
 
 def value(node: torch.fx.Node) -> torch.Tensor:
-    """The fake tensor of a node."""
     fake: torch.Tensor = node.meta["val"]
     return fake
 

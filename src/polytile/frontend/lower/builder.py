@@ -118,7 +118,6 @@ class Builder:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
 
     def loop(self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop") -> Loop:
-        """Emit a loop."""
         loop = Loop(self.name(kind), axes, reduced, stores, (self.origin,))
         self.operations.append(loop)
         return loop

@@ -52,7 +52,6 @@ def _plugged() -> None:
 
 
 def families() -> tuple[str, ...]:
-    """The names of all families."""
     with _lock:
         _plugged()
         return tuple(_makers)

@@ -165,15 +165,6 @@ def request(order: Order) -> Promise:
     return promise
 
 
-def held(order: Order) -> bool:
-    """Whether a kernel is available without compiling."""
-    with _state.lock:
-        known = _state.promises.get((current().root, order.key))
-    if known is not None and known.done():
-        return known.exception() is None
-    return known is None and current().holds(f"{order.stem(current())}.json")
-
-
 def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:
     if not cache.holds(f"{stem}.json"):
         return None

@@ -33,7 +33,7 @@ KERNEL = b"""
 .version 6.3
 .target sm_70
 .address_size 64
-.visible .entry polytile_hold(.param .u64 word, .param .u32 ticket, .param .u64 nanoseconds)
+.visible .entry hold_stream(.param .u64 word, .param .u32 ticket, .param .u64 nanoseconds)
 {
     .reg .pred %p<3>;
     .reg .s32 %r<4>;
@@ -89,7 +89,7 @@ def _launch(index: int, word: int, ticket: int) -> None:
 
 @functools.cache
 def _function(index: int) -> int:
-    return driver.load(index, KERNEL, "polytile_hold", threads=1, shared=0).handle
+    return driver.load(index, KERNEL, "hold_stream", threads=1, shared=0).handle
 
 
 @functools.cache

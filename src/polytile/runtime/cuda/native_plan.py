@@ -34,7 +34,6 @@ class NativePlan:
         return value
 
     def _code(self, formula: Formula) -> Any:
-        """A pointer to the formula."""
         return ctypes.cast(self._hold((ctypes.c_int64 * len(formula))(*formula)), FormulaPointer)
 
 
