@@ -261,14 +261,14 @@ STREAMED: dict[str, tuple[Callable[..., Tensor], Make]] = {
 
 
 @needs_cutlass
-@pytest.mark.parametrize("blocks", ["128x128", "256x128", "128x64"])
+@pytest.mark.parametrize("blocks", ["128x128", "256x128"])
 @pytest.mark.parametrize("name", STREAMED)
 def test_streams_of_cutlass_add_up_the_parts_of_shared_blocks(name: str, blocks: str) -> None:
     if blocks == "256x128" and name.startswith("fp8"):
         pytest.skip("a thread has no room for two sets of sums of such blocks")
     function, make = STREAMED[name]
     call = compiled(function, force=f"cutlass stream {blocks}*", persist=False, cutlass_configs=99)
-    for shape in ((512, 512, 8192), (500, 496, 8272), (1100, 528, 4096)):
+    for shape in ((640, 640, 8192), (700, 624, 8272)):
         args = make(*shape)
         agree(call(*args), function(*args), what=str(shape))
     assert_decided("cutlass stream")
@@ -285,9 +285,9 @@ def dequantised_by_blocks(x: Tensor, w: Tensor, a: Tensor, b: Tensor, rows: int,
 @needs_cutlass
 @pytest.mark.parametrize("schedule", ["cooperative", "pingpong", "stream"])
 @pytest.mark.parametrize(("rows", "columns_", "shapes"), [
-    (1, 128, ((300, 256, 512), (64, 1152, 2048), (1000, 1024, 4096))),
-    (1, 1, ((300, 272, 512), (64, 1168, 2048), (1000, 1008, 4096))),
-    (128, 1, ((384, 272, 512), (128, 1168, 2048), (1024, 1008, 4096))),
+    (1, 128, ((300, 256, 512), (1000, 1152, 2048))),
+    (1, 1, ((300, 272, 512), (1000, 1168, 2048))),
+    (128, 1, ((384, 272, 512), (1024, 1168, 2048))),
 ])  # fmt: skip
 def test_cutlass_scales_by_blocks(rows: int, columns_: int, shapes: tuple[tuple[int, int, int], ...], schedule: str) -> None:
     call = compiled(scaled, force=f"cutlass {schedule}*", persist=False, cutlass_configs=99)
