@@ -17,6 +17,8 @@ import json
 import math
 import os
 import random
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -150,13 +152,15 @@ def main() -> None:
     deadline, cells = time.monotonic() + given.seconds, Cells(given.out / f"{SUITE}_cells.jsonl")
     if committed.exists() and not given.anew:
         cells.take(committed)
-    results: dict[str, Any] = {"device": accelerator(), "cells": cells.rows}
-    with polytile.options.override(cutlass_configs=99):
-        for row in run(cells, deadline):
-            print(row["function"], row["shape"], *(f"{regret:.3f}" for regret in regrets(row)), dict(wins([row])), flush=True)
-    results["cells"] = cells.rows
-    record.write(SUITE, results, given.out)
-    report(results)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
+    try:
+        with polytile.options.override(cutlass_configs=99):
+            for row in run(cells, deadline):
+                print(row["function"], row["shape"], *(f"{regret:.3f}" for regret in regrets(row)), dict(wins([row])), flush=True)
+    finally:
+        results = {"device": accelerator(), "cells": cells.rows}
+        record.write(SUITE, results, given.out)
+        report(results)
 
 
 if __name__ == "__main__":
