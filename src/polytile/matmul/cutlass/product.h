@@ -296,6 +296,7 @@ struct Multiplier {
             auto products = make_fragment_like(sums);
             mainloop.mma(pipeline, state, products, 1, thread, shared.tensors, parameters);
             mainloop.mma_tail(pipeline, state, 1);
+            warpgroup_fence_operand(products);
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < size(sums); i++) {
                 int within = i % (BN / 2), part = i / (BN / 2), below = within / 2 % 2;
