@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
-from benchmarks.quantised_model import LAYERS, Int4Groups, Llama, Quantised, quantise
+from benchmarks.quantised_model import LAYERS, Int4Packed, Llama, Quantised, quantise
 from benchmarks.timing import compare, geomean, synchronize
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
@@ -131,32 +131,22 @@ def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: floa
                     return found
                 x = torch.randn(m, k, device=device, dtype=DTYPE)
                 name = {"kind": kind, "m": m, "n": n, "k": k}
-                contestants = {"polytile": compiled, "eager": layer, "bf16": linear, "own": own(layer)}
+                contestants = {"polytile": compiled, "eager": layer, "bf16": linear, "own": own(layer, linear)}
                 found.append(name | timed(contestants, x, layer, seconds) | chosen(compiled, x))
                 print(json.dumps(found[-1]), flush=True)
         tell(kind, [row for row in found if row["kind"] == kind])
     return found
 
 
-def own(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """ATen's operator for the layer's weights, packed as it wants them; None where it has none."""
-    if isinstance(layer, Int4Groups):
-        return packed_int4(layer)
+def own(layer: nn.Module, linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:
+    """ATen's operator for weights like the layer's, which was made of `linear`, packed as it wants them; None where it has none,
+    or where the layer calls it."""
+    if type(layer) is LAYERS["int4 groups"]:
+        return Int4Packed(linear).forward
     if type(layer) in (LAYERS["int8 weights"], LAYERS["int8 dequantised"]):
         assert isinstance(layer, Quantised)
         return lambda x: torch._weight_int8pack_mm(x, layer.weight, layer.scale.flatten())
     return None
-
-
-def packed_int4(layer: Int4Groups) -> Callable[[Tensor], Tensor]:
-    numbers = layer.numbers().flatten(1).int()
-    scales = layer.scale[..., 0].t().contiguous()  # [groups, out]
-    both = torch.stack([scales, torch.zeros_like(scales)], -1)
-    if layer.weight.device.type == "cpu":
-        weight = torch._convert_weight_to_int4pack_for_cpu(numbers, 1)
-        return lambda x: torch._weight_int4pack_mm_for_cpu(x, weight, layer.GROUP, both)
-    weight = torch._convert_weight_to_int4pack((numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8), 8)
-    return lambda x: torch._weight_int4pack_mm(x, weight, layer.GROUP, both)
 
 
 def timed(contestants: dict[str, Any], x: Tensor, layer: nn.Module, seconds: float) -> dict[str, Any]:

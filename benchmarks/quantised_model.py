@@ -93,6 +93,30 @@ class Int4Groups(Quantised):
         return F.linear(x, ((self.numbers().to(x.dtype) - 8) * self.scale).flatten(1))
 
 
+class Int4Packed(Int4Groups):
+    """ATen's operator for them, on weights in the form that it wants, which takes bfloat16."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        packed, self.operator = self.packed()
+        self.register_buffer("packed_weight", packed)
+        scales = self.scale[..., 0].t().contiguous()  # [groups, out]
+        self.register_buffer("scales_and_zeros", torch.stack([scales, torch.zeros_like(scales)], -1))
+
+    def packed(self) -> tuple[Tensor, Callable[..., Tensor]]:
+        """The weight, and the operator that takes it."""
+        numbers = self.numbers().flatten(1).int()
+        if numbers.device.type == "cpu":
+            return torch._convert_weight_to_int4pack_for_cpu(numbers, 1), torch._weight_int4pack_mm_for_cpu
+        by_bytes = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+        return torch._convert_weight_to_int4pack(by_bytes, 8), torch._weight_int4pack_mm
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() > 2:
+            return self(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return self.operator(x, self.packed_weight, self.GROUP, self.scales_and_zeros)
+
+
 class Float8Dynamic(Quantised):
     """8-bit floats with a scale for each row of the activations and each output channel. Its results are bfloat16."""
 
@@ -109,7 +133,7 @@ class Float8Dynamic(Quantised):
 
 LAYERS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "int8 weights": Int8Weights, "int8 dequantised": Int8Dequantised, "int8 packed": Int8Packed, "int8 dynamic": Int8Dynamic,
-    "int4 groups": Int4Groups, "float8 dynamic": Float8Dynamic,
+    "int4 groups": Int4Groups, "int4 packed": Int4Packed, "float8 dynamic": Float8Dynamic,
 }  # fmt: skip
 
 
@@ -176,4 +200,4 @@ class Llama(nn.Module):
         return self.norm(x)
 
 
-__all__ = ["LAYERS", "Llama", "Quantised", "quantise"]
+__all__ = ["LAYERS", "Int4Packed", "Llama", "Quantised", "quantise"]

@@ -1,7 +1,8 @@
 """CUTLASS's products: right at every config and layout, and beside Triton's, cuBLASLt's and ATen's over a grid of sizes.
 
     python -m benchmarks.gpu.cutlass --seconds 300          measures, writes OUT/gpu_cutlass.json, prints its tables
-    python -m benchmarks.gpu.cutlass --suite gpu_cutlass_epilogues      the same of int8 and fp8 with scales, bias and activation
+    python -m benchmarks.gpu.cutlass --suite gpu_cutlass_epilogues      the same of int8 and fp8 with scales, bias and activation;
+                                                                        gpu_cutlass_blocks, gpu_cutlass_batches, gpu_cutlass_long
     python -m benchmarks.gpu.cutlass --show                 only prints the tables of the committed file
 
 Needs CUTLASS's headers (`polytile[cutlass]`, or the option `cutlass`). It compiles each config once for each layout; `compile_s`
@@ -28,7 +29,7 @@ import torch
 import polytile
 from benchmarks import record
 from benchmarks.gpu.candidates import Trials, Tried, kernel_us
-from benchmarks.gpu.products import Shape, at_weights
+from benchmarks.gpu.products import BATCH, LONG, Shape, at_weights
 from benchmarks.timing import geomean
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.request import Request
@@ -50,8 +51,12 @@ PUBLISHED = tuple(
     for n in (16, 64, 256, 1024)
 )
 """SPEC.md C4."""
+BATCHES: tuple[Shape, ...] = ((1024, 1024, 64), (1024, 64, 1024), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 128))
+"""Of 16 items each: heads of attention, and squares."""
 SERVED = at_weights((1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 """Tokens of a step by the weights of a language model."""
+SCALED: tuple[Shape, ...] = ((4096, 7168, 16384), (4096, 4096, 4096), (1024, 4096, 4096), *at_weights((64, 256, 4096)))
+"""The first is that of DeepGEMM's published rates."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,11 @@ SUITES = {
         SERVED,
         SERVED,
     ),
+    "gpu_cutlass_blocks": Suite(((Tried("fp8", "fp8, scaled by blocks", ("fp8",)), "fp8"),), SCALED, SCALED),
+    "gpu_cutlass_batches": Suite(((Tried("batch", "batches", ("bf16",), batch=BATCH), "bf16"),), BATCHES, BATCHES),
+    "gpu_cutlass_long": Suite(((Tried("long", "x @ y", ("bf16",)), "bf16"),), LONG, LONG),
 }  # fmt: skip
+"""The last three: 8-bit floats with scales by blocks, batches, and streams for few blocks and long K."""
 
 ORIGINS = ("cublaslt", "triton", "library")
 """Sources beside CUTLASS."""
@@ -104,7 +113,7 @@ def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
             entry: Any = candidate.entry()
             _dispatcher(entry, len(ints))(*tensors, *ints)
             torch.cuda.synchronize()
-        except polytile.PolytileError as error:
+        except (polytile.PolytileError, RuntimeError) as error:  # a library refuses by the latter
             errors[candidate.name] = str(error)[:600]
             continue
         errors[candidate.name] = float((made.double() - exact).abs().max() / exact.abs().max())

@@ -228,4 +228,4 @@ DTYPES = {
 PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair", "batch", "rows")
 
 
-__all__ = ["BATCH", "DTYPES", "PARTS", "Case", "Shape", "cases", "product"]
+__all__ = ["BATCH", "DTYPES", "LONG", "PARTS", "Case", "Shape", "cases", "product"]

@@ -253,7 +253,7 @@ def test_changes_of_a_module_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_compiled_module_is_the_module_that_torch_makes() -> None:
     module = Layer()
     compiled = polytile.compile(module)
-    assert type(compiled) is type(torch.compile(module))
+    assert isinstance(compiled, type(torch.compile(module)))
     assert compiled.weight is module.weight and [*compiled.state_dict()] == ["_orig_mod.weight"]
     handle = compiled.register_forward_hook(doubled)
     x = torch.randn(4, 3)
@@ -261,6 +261,30 @@ def test_a_compiled_module_is_the_module_that_torch_makes() -> None:
         torch.testing.assert_close(compiled(x), module(x) * 2)
     handle.remove()
     torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_a_module_s_call_is_its_forward_s_where_nothing_else_has_to_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So torch's wrapper, a context manager and two functions, is passed by; not where there are hooks, or jit traces."""
+    compiled, x, entered = polytile.compile(Layer()), torch.randn(4, 3), []
+    ordinary = nn.Module._wrapped_call_impl
+
+    def watched(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        entered.append(type(self))
+        return ordinary(self, *args, **kwargs)
+
+    expected = compiled(x)
+    monkeypatch.setattr(torch._dynamo.OptimizedModule, "__call__", watched)
+    torch.testing.assert_close(compiled(x), expected)
+    assert entered == []
+    handle = compiled.register_forward_pre_hook(lambda module, args: None)
+    torch.testing.assert_close(compiled(x), expected)
+    handle.remove()
+    assert len(entered) == 1
+    outer = torch.compile(nn.Sequential(compiled, nn.ReLU()), backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), expected.relu())
+    with torch.no_grad():
+        compiled.weight.mul_(2)
+    torch.testing.assert_close(outer(x), compiled(x).relu())
 
 
 def test_parts_after_a_graph_break_are_compiled() -> None:

@@ -16,7 +16,7 @@ from polytile.counters import counters
 from polytile.dispatch import learning
 from polytile.runtime import native
 
-ENOUGH = 256 + 4 * races.TURNS
+ENOUGH = 256 + 2 * races.MOST_TURNS + 2 * races.TURNS
 """Calls after which a race is over."""
 
 
@@ -93,9 +93,18 @@ def test_a_race_that_cannot_be_won_ends_early() -> None:
     assert race.function_is_faster() is None
     race.function.append(17)
     assert race.function_is_faster() is False
-    level = races.Race([10] * races.TURNS, [10] * races.TURNS)
+    level = races.Race([10] * races.MOST_TURNS, [10] * races.MOST_TURNS)
     assert level.function_is_faster() is False
     assert races.Race([10] * races.TURNS, [9] * races.TURNS).function_is_faster() is True
+
+
+def test_a_close_race_goes_on() -> None:
+    close = races.Race([100] * races.TURNS, [98] * races.TURNS)
+    assert close.function_is_faster() is None
+    more = races.MOST_TURNS - races.TURNS
+    close.compiled += [100] * more
+    close.function += [98] * more
+    assert close.function_is_faster() is True
 
 
 def test_first_calls_and_disturbances_decide_no_race() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,15 @@ from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.runtime.cuda import cubins, device
 from polytile.runtime.cuda import cutlass as tools
+from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
-from tests.codegen.triton_gemm import product
+from tests.codegen.triton_gemm import grouped_product, product
 
 CPU, H100 = torch.device("cpu"), device.named("H100")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 INT8, INT32, E4M3, E5M2 = torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2
-ALIGNED = Facts(frozenset({"a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"))
+STRIDES = frozenset(f"{stride}_stride_{axis}" for stride, axes in (("a", "bmk"), ("b", "bkn"), ("c", "bm")) for axis in axes)
+ALIGNED = Facts(STRIDES, frozenset("ABC"))
 SQUARE = {"batch": 1, "M": 4096, "N": 4096, "K": 4096}
 VERSION = "#define CUTLASS_MAJOR {}\n#define CUTLASS_MINOR {}\n#define CUTLASS_PATCH 0\n"
 
@@ -57,6 +60,14 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path)
         tools._found.cache_clear()
         yield asked
     tools._found.cache_clear()
+
+
+def scaled(rows: int, columns: int, along: int = 128) -> GemmKernel:
+    """A product of 8-bit floats with a scale for each block of so many rows of A, or columns of B, by `along` elements of k."""
+    kernel = product(E4M3, "k", "k", out=BF16)
+    a, b, c = kernel.tensors
+    by = (TensorArg(name, F32, "in") for name in ("SA", "SB"))
+    return replace(kernel, tensors=(a, b, *by, c), scales=((rows, along), (along, columns)))
 
 
 def found(kernel: GemmKernel) -> tuple[CutlassCandidate, ...]:
@@ -98,6 +109,29 @@ def test_operands_that_the_copy_engine_cannot_take_are_left_to_others(refusing: 
             form.entry()
     able = candidate.specialise(Facts(strides, frozenset("AB")))
     assert able.valid(SQUARE) and not able.failed()
+    batched = found(product(BF16, "k", "k", batched=True))[0]
+    assert batched.specialise(Facts(strides, frozenset("AB"))).failed(), "items may begin anywhere"
+    assert not batched.specialise(ALIGNED).failed()
+
+
+@pytest.mark.parametrize(
+    "kernel", [product(BF16, "k", "n"), product(BF16, "k", "n", batched=True), product(INT8, "k", "k", out=INT32)]
+)
+def test_streams_take_part_where_whole_blocks_leave_multiprocessors_idle(kernel: GemmKernel, refusing: Path) -> None:
+    def streams(batch: int, m: int, n: int, k: int) -> list[CutlassCandidate]:
+        sizes = {"batch": batch, "M": m, "N": n, "K": k}
+        with options.override(cutlass_configs=99):
+            return [c for c in found(kernel) if c.valid(sizes) and c.config["variant"] == "stream"]
+
+    few = streams(1, 512, 512, 16384)
+    assert {c.name.split()[2] for c in few} >= {"128x128x64" if kernel.in_dtype == BF16 else "128x128x128"}
+    assert not streams(1, 4096, 8448, 4096) and not streams(1, 512, 512, 256), "no multiprocessor is idle, or there are few steps"
+    product_launch, parts = few[0].specialise(ALIGNED).kernel.launches
+    (sums,) = few[0].specialise(ALIGNED).kernel.scratch
+    block = int(few[0].config["m"]) * int(few[0].config["n"])
+    assert sums.size == 2 * H100.sms * block and sums.dtype == (F32 if kernel.in_dtype == BF16 else INT32)
+    assert product_launch.grid[0] == H100.sms and not parts.descriptors
+    assert [a.name for a in parts.arguments][:2] == ["parts", "M"] and "parts" in [a.name for a in product_launch.arguments]
 
 
 def test_a_size_whose_rows_the_copy_engine_cannot_take_has_no_candidate(refusing: Path) -> None:
@@ -121,7 +155,7 @@ def test_a_launch_says_what_the_kernel_takes(kernel: GemmKernel, most_sums: int,
     (a, b), wide = kernel.layouts, configs.STEP_BYTES // kernel.in_dtype.itemsize
     for candidate in found(kernel):
         config = candidate.config
-        (launch,) = candidate.specialise(ALIGNED).kernel.launches
+        launch, *_ = candidate.specialise(ALIGNED).kernel.launches
         rows = int(config["n"]) // int(config["cluster"])
         blocks = [(int(config["m"]), wide) if a == "k" else (wide, wide), (rows, wide) if b == "k" else (wide, wide)]
         assert [each.block for each in launch.descriptors] == blocks and all(rows <= 256 for rows, _ in blocks)
@@ -138,7 +172,11 @@ def test_a_launch_says_what_the_kernel_takes(kernel: GemmKernel, most_sums: int,
         (product(F32, "k", "k"), False),  # unless rounded to TF32
         (product(BF16, "any", "k"), False),
         (product(BF16, "k", "k", c="m"), False),
-        (product(BF16, "k", "k", batched=True), False),
+        (product(BF16, "k", "k", batched=True), True),
+        (grouped_product("m", BF16), False),
+        (scaled(1, 128), True),
+        (scaled(128, 1), True),
+        (scaled(1, 1, along=64), False),  # a step along k has two scales
         (product(INT8, "k", "k", out=INT32), True),
         (product(INT8, "k", "n", out=INT32), False),  # tensor cores read bytes along k alone
         (product(E4M3, "k", "k", out=F32), True),
@@ -217,6 +255,12 @@ EVERY_FAMILY = {
     "cutlass cooperative 128x256x128 s4 c2": product(INT8, "k", "k", out=INT32),
     "cutlass cooperative 128x192x128 s5 c2": product(E4M3, "k", "k", out=F32),
     "cutlass pingpong 64x192x128 s7 c1": product(E5M2, "k", "k", out=BF16),
+    "cutlass stream 256x128x64 s4 c1": product(BF16, "k", "n", batched=True),
+    "cutlass stream 128x192x128 s5 c1": product(E4M3, "k", "k", out=F32),
+    "cutlass stream 128x256x128 s4 c1": product(INT8, "k", "k", out=INT32),
+    "cutlass cooperative 128x128x128 s7 c2": scaled(1, 128),
+    "cutlass pingpong 64x128x128 s8 c1": scaled(128, 1),
+    "cutlass stream 128x128x128 s7 c1": scaled(1, 1),
 }
 
 

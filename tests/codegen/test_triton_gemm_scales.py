@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +164,43 @@ def test_recipes_of_rows_and_wholes_are_generated(name: str) -> None:
     assert "scaled_mm" in kernel.spec.name and kernel.decisions
 
 
-@on_cpu
-def test_recipes_by_blocks_are_the_librarys() -> None:
-    def by_blocks(*args: torch.Tensor) -> torch.Tensor:
-        of = torch.nn.functional.ScalingType
-        return torch.nn.functional.scaled_mm(args[0], args[1].t(), args[2], of.BlockWise1x128, args[3].t(), of.BlockWise1x128)
+RECIPES = {1: "BlockWise1x128", 128: "BlockWise128x128"}
 
-    program = optimize(lower(by_blocks, *arguments(160, 144, 256, 1, 1))).program
-    assert not any(isinstance(operation, Template) for operation in program.operations)
+
+def by_blocks(rows: int, columns: int) -> Callable[..., torch.Tensor]:
+    of = torch.nn.functional.ScalingType.__members__
+
+    def function(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ours, theirs = of[RECIPES[rows]], of[RECIPES[columns]]
+        return torch.nn.functional.scaled_mm(x, w.t(), a, ours, b, theirs, output_dtype=torch.bfloat16)
+
+    return function
+
+
+def of_recipe(scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """Scales (blocks of rows, blocks along k) as recipes want them: those of 128 rows turned, up to a multiple of 4 along k."""
+    padded = torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4), value=float("nan"))
+    return scale if rows == 1 else padded.contiguous().t()
+
+
+@on_cpu
+@pytest.mark.parametrize(("rows", "columns"), BLOCKS)
+def test_recipes_by_blocks_are_generated(rows: int, columns: int) -> None:
+    call = torch.compile(by_blocks(rows, columns), backend="polytile", dynamic=True, options={"tune": "off"})
+    for m, n, k in ((128, 256, 640), (256, 128, 256), (384, 384, 1024)):
+        x, w, a, b = arguments(m, n, k, rows, columns)
+        got = call(x, w, of_recipe(a, rows), of_recipe(b.t(), columns))
+        torch.testing.assert_close(got.double(), exact(x, w, a, b, rows, columns), rtol=2e-2, atol=2e-1)
+    (kernel,) = polytile.compiler.programs.compiled_programs()[-1].multikernels
+    assert "scaled_mm" in kernel.spec.name and kernel.decisions
+
+
+@on_cpu
+def test_scales_that_are_not_what_a_recipe_by_blocks_says_are_an_error() -> None:
+    x, w, a, b = arguments(48, 256, 256, 1, 128)
+    call = torch.compile(by_blocks(1, 128), backend="polytile", dynamic=True, options={"tune": "off"})
+    with pytest.raises(Exception, match="scale b must have shape"):
+        call(x, w, a, b)
 
 
 @on_cpu

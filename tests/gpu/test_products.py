@@ -226,10 +226,14 @@ CUTLASS: dict[str, tuple[Callable[..., Tensor], Make]] = {
         lambda m, n, k: (half(m, k), half(n, k), half(m, n)),
     ),
     "bias and residual": (with_residual, lambda m, n, k: (half(m, k), half(n, k), half(n), half(m, n))),
+    "batches": (batches, lambda m, n, k: (half(3, m, n), half(3, m, k), half(3, n, k))),
+    "batches that share B": (batches, lambda m, n, k: (half(3, m, n), half(3, m, k), half(1, n, k).expand(3, n, k))),
+    "batches that share A": (batches, lambda m, n, k: (half(m, n).expand(3, m, n), half(1, m, k).expand(3, m, k), half(3, n, k))),
 }
+needs_cutlass = pytest.mark.skipif(bool(without_cutlass()), reason=without_cutlass())
 
 
-@pytest.mark.skipif(bool(without_cutlass()), reason=without_cutlass())
+@needs_cutlass
 @pytest.mark.parametrize("name", CUTLASS)
 def test_products_of_cutlass_finish_their_sums_as_eager_does(name: str) -> None:
     """At sizes that are no multiple of a block, and one whose results' rows begin anywhere, which the library lacks for fp8."""
@@ -239,8 +243,61 @@ def test_products_of_cutlass_finish_their_sums_as_eager_does(name: str) -> None:
     for shape in ((300, 272, 208), *odd, (1024, 512, 4096)):
         args = make(*shape)
         agree(call(*args), function(*args), what=str(shape))
+    assert_decided("cutlass")
+
+
+def assert_decided(prefix: str) -> None:
+    """That every kernel of the newest program was chosen among candidates whose names begin so."""
     decided = [d for kernel in polytile.compiler.programs.compiled_programs()[-1].multikernels for d in kernel.decisions]
-    assert decided and all(d.candidate.startswith("cutlass") for d in decided)
+    assert decided and all(d.candidate.startswith(prefix) for d in decided), decided
+
+
+STREAMED: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "bias and gelu": CUTLASS["bias and gelu"],
+    "int8, scaled": CUTLASS["int8, scaled"],
+    "fp8, scaled by rows": CUTLASS["fp8, scaled by rows"],
+    "batches": (torch.bmm, lambda m, n, k: (half(2, m, k), half(2, k, n))),
+}
+
+
+@needs_cutlass
+@pytest.mark.parametrize("blocks", ["128x128", "256x128"])
+@pytest.mark.parametrize("name", STREAMED)
+def test_streams_of_cutlass_add_up_the_parts_of_shared_blocks(name: str, blocks: str) -> None:
+    if blocks == "256x128" and name.startswith("fp8"):
+        pytest.skip("a thread has no room for two sets of sums of such blocks")
+    function, make = STREAMED[name]
+    call = compiled(function, force=f"cutlass stream {blocks}*", persist=False, cutlass_configs=99)
+    for shape in ((640, 640, 8192), (700, 624, 8272)):
+        args = make(*shape)
+        agree(call(*args), function(*args), what=str(shape))
+    assert_decided("cutlass stream")
+
+
+def dequantised_by_blocks(x: Tensor, w: Tensor, a: Tensor, b: Tensor, rows: int, columns: int) -> Tensor:
+    """The product in float64 of elements that are scaled first; `a` and `b` as `torch._scaled_mm` takes them."""
+    k = torch.arange(x.shape[1], device="cuda") // 128
+    left = x.double() * a.double()[torch.arange(x.shape[0], device="cuda") // rows][:, k]
+    right = w.double().t() * b.double()[k][:, torch.arange(w.shape[0], device="cuda") // columns]
+    return left @ right
+
+
+@needs_cutlass
+@pytest.mark.parametrize("schedule", ["cooperative", "pingpong", "stream"])
+@pytest.mark.parametrize(("rows", "columns_", "shapes"), [
+    (1, 128, ((300, 256, 512), (1000, 1152, 2048))),
+    (1, 1, ((300, 272, 512), (1000, 1168, 2048))),
+    (128, 1, ((384, 272, 512), (1024, 1168, 2048))),
+])  # fmt: skip
+def test_cutlass_scales_by_blocks(rows: int, columns_: int, shapes: tuple[tuple[int, int, int], ...], schedule: str) -> None:
+    call = compiled(scaled, force=f"cutlass {schedule}*", persist=False, cutlass_configs=99)
+    for m, n, k in shapes if schedule != "stream" else ((512, 512, 8192), (640, 1024, 4096)):
+        x, w = half(m, k).to(FP8), half(n, k).to(FP8)
+        a = columns(k, m).t() if rows == 128 else torch.rand(k // 128, m, device="cuda").t()
+        b = columns(k, n) if columns_ == 128 else torch.rand(k // 128, n, device="cuda")
+        exact = dequantised_by_blocks(x, w, a, b, rows, columns_)
+        torch.testing.assert_close(call(x, w, a, b).double(), exact, rtol=1e-2, atol=1e-3 * float(exact.abs().max()))
+    assert_decided(f"cutlass {schedule}")
 
 
 def test_descriptors_are_part_of_what_a_graph_records() -> None:

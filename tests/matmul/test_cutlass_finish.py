@@ -73,8 +73,8 @@ struct Epilogue {
     const float *__restrict__ e0;
     const float *__restrict__ e1;
     long long n1;
-    CUTLASS_DEVICE Output *row(long long p1) const { return e2 + p1*n1; }
-    CUTLASS_DEVICE float at(float sum, long long p1, long long p2) const
+    CUTLASS_DEVICE Output *row(long long p0, long long p1) const { return e2 + p1*n1; }
+    CUTLASS_DEVICE float at(float sum, long long p0, long long p1, long long p2) const
     {
         const float t0 = sum;
         const float t1 = float(e0[p1]);
@@ -161,7 +161,7 @@ def built(last: Epilogue, sums: str, folder: Path) -> Path:
         f"    Epilogue epilogue{{c, {read}{stride}}};",
         "    for (int y = 0; y < m; y++)",
         "        for (int x = 0; x < n; x++)",
-        "            epilogue.row(y)[x] = Output(epilogue.at(sums[y * n + x], y, x));",
+        "            epilogue.row(0, y)[x] = Output(epilogue.at(sums[y * n + x], 0, y, x));",
         "}",
     ]  # fmt: skip
     text_file, library = folder / "epilogue.cpp", folder / f"{last.kernel.digest}.so"

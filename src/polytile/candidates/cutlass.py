@@ -29,6 +29,8 @@ from polytile.schedule.facts import Facts
 WORKER = "polytile.codegen.cutlass.worker"
 ARCH = "sm_90a"
 
+SIZES = ("batch", "M", "N", "K")
+
 REMEMBERED = 64
 """For how many sizes a product remembers which of its configs are worth trying."""
 
@@ -42,7 +44,7 @@ class CutlassWork(Work):
 
     @functools.cached_property
     def recipe(self) -> str:
-        fixed = f"{text.ARITHMETIC.read_text()} {text.BODY.read_text()}"
+        fixed = " ".join(file.read_text() for file in (text.ARITHMETIC, text.BLOCKS, text.BODY, text.PARTS))
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
     def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
@@ -69,7 +71,7 @@ class CutlassCandidate(TritonCandidate):
 
     @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
-        return ("schedule", "cutlass pingpong" if self.config["pingpong"] else "cutlass cooperative"), ("n", self.config["n"])
+        return ("schedule", f"cutlass {configs.how(self.config)}"), ("n", self.config["n"])
 
     @property
     def form(self) -> type[Specialised]:
@@ -89,21 +91,22 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
     if device.capability != configs.CAPABILITY or not text.able(kernel):
         return ()
     tools = toolkit.find()
-    own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device)
+    own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return text.generate(kernel, config, facts, device.sms)
 
     @functools.lru_cache(REMEMBERED)
-    def chosen(m: int, n: int, k: int, limit: int) -> frozenset[Config]:
+    def chosen(batch: int, m: int, n: int, k: int, limit: int) -> frozenset[Config]:
         """The configs that take part at these sizes: those that the prior ranks first."""
-        size = {"batch": 1, "M": m, "N": n, "K": k}
-        fit = [config for config in own if configs.covers(config, size)] or list(own)
+        size = {"batch": batch, "M": m, "N": n, "K": k}
+        pay = [config for config in own if configs.pays(config, size, device)]
+        fit = [config for config in pay if configs.covers(config, size)] or pay
         return frozenset(sorted(fit, key=lambda config: prior.cost(kind, config, size, device))[:limit])
 
     def candidate(config: Config) -> CutlassCandidate:
         def valid(size: Mapping[str, int]) -> bool:
-            return config in chosen(size["M"], size["N"], size["K"], int(options.get("cutlass_configs")))
+            return config in chosen(*(size[name] for name in SIZES), int(options.get("cutlass_configs")))
 
         def cost(size: Mapping[str, int]) -> float:
             return prior.cost(kind, config, size, device)

@@ -78,9 +78,12 @@ def install(
     if mode == "off" or torch._dynamo.config.caching_precompile or torch._dynamo.config.compiled_autograd:
         return compiled
     if isinstance(compiled, torch._dynamo.OptimizedModule):
+        from polytile.compiler import direct_module  # which imports the tracer
+
         if "_forward" not in vars(compiled):  # which lazy modules have until they know their sizes
             door = FrontDoor(compiled.forward, compiled._orig_mod, backend, dynamic, mode == "check", may_race, expect)
             compiled.forward = door.function()
+            direct_module.direct(compiled)
         return compiled
     inner = torch._dynamo.eval_frame.innermost_fn(function)
     if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:

@@ -30,8 +30,8 @@ TURNS = 12
 HOPELESS, HOPELESS_AFTER = 1.5, 4
 """How much longer the best of the function's first few calls may take before the race is over. The first ones start threads and
 fill caches: two of them were up to a thousand times as long as the third, and lost races that the function wins by a fifth."""
-MARGIN = 0.97
-"""The part of the compiled code's time that the function has to stay below."""
+CLOSE, MOST_TURNS = 0.03, 60
+"""A race is open while the times differ by a smaller part than that, up to so many calls of each."""
 
 
 def allowed() -> bool:
@@ -60,9 +60,11 @@ class Race:
         """The result; None while it is open."""
         if len(self.function) == HOPELESS_AFTER and min(self.function) > HOPELESS * min(self.compiled):
             return False
-        if min(len(self.function), len(self.compiled)) < TURNS:
+        turns = min(len(self.function), len(self.compiled))
+        if turns < TURNS:
             return None
-        return _low(self.function) < MARGIN * _low(self.compiled)
+        ratio = _low(self.function) / _low(self.compiled)
+        return None if turns < MOST_TURNS and abs(ratio - 1) < CLOSE else ratio < 1
 
 
 class Races:

@@ -8,7 +8,7 @@ library calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,6 +201,32 @@ def _scaled_mm(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> Any:
     return NotImplemented
 
 
+def _scaled_mm_v2(
+    a: Tensor, b: Tensor, scale_a: Sequence[Tensor], recipe_a: Sequence[int], swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor], recipe_b: Sequence[int], swizzle_b: Sequence[int], bias: Tensor | None, dtype: torch.dtype | None,
+    dimension: Sequence[int] = (), use_fast_accum: bool = False,
+) -> Any:  # fmt: skip
+    """Scales by blocks become those of `_scaled_mm`, whose blocks follow A's rows and B's columns; other recipes are not
+    decomposed.
+
+    Here they lie as cuBLAS has them: (rows of A or columns of B, blocks along k), or, for blocks of 128 rows, (blocks along k, up
+    to a multiple of 4, blocks of rows). PyTorch has checked their shapes when the graph was traced.
+    """
+    recipes = tuple(recipe_a), tuple(recipe_b)
+    if recipes not in SCALED_BY_BLOCKS or any((*swizzle_a, *swizzle_b)) or tuple(dimension) not in ((), (1, 0)):
+        return _scaled_mm(a, b, contraction_dim=dimension)
+    both = (scale_a[0], recipes[0]), (scale_b[0], recipes[1])
+    along = next(scale.shape[1] for scale, recipe in both if recipe == (BY_128,))
+    left, right = (scale if recipe == (BY_128,) else scale[:along].t() for scale, recipe in both)
+    return torch.ops.aten._scaled_mm.default(a, b, left, right.t(), bias, None, dtype, use_fast_accum)
+
+
+BY_128, BY_128_BY_128 = 4, 5
+"""Recipes as `torch.nn.functional.ScalingType` numbers them: blocks of 128 elements along k, of 1 or of 128 rows."""
+SCALED_BY_BLOCKS = (((BY_128,), (BY_128,)), ((BY_128,), (BY_128_BY_128,)), ((BY_128_BY_128,), (BY_128,)))
+"""The pairs of recipes that PyTorch has a product for."""
+
+
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """The positions where `mask` is true take the elements of `source` in order; too few of them raise an IndexError."""
     x, mask = torch.broadcast_tensors(x, mask)
@@ -235,7 +261,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "log_sigmoid_forward.default": _log_sigmoid_forward,
     "_unique.default": _unique,
     "_scaled_mm.default": _scaled_mm,
-    "_scaled_mm_v2.default": _scaled_mm,
+    "_scaled_mm_v2.default": _scaled_mm_v2,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "pixel_shuffle.default": _elsewhere(torch.ops.aten.pixel_shuffle.default),
     "pixel_unshuffle.default": _elsewhere(torch.ops.aten.pixel_unshuffle.default),

@@ -336,10 +336,11 @@ def scaled_mm_v2(
     bias: Tensor | None = None, out_dtype: torch.dtype | None = None, contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> Tensor:  # fmt: skip
-    """8-bit floats with one scale per operand, or one per row of A and column of B. Other recipes are library calls."""
+    """8-bit floats with one scale per operand, or one per row of A and column of B. Recipes by blocks of 128 are decomposed,
+    others are library calls."""
     recipes = tuple(recipe_a), tuple(recipe_b)
     if recipes not in (((WHOLE,), (WHOLE,)), ((BY_ROWS,), (BY_ROWS,))) or any((*swizzle_a, *swizzle_b)):
-        raise LoweringError("products with scales by blocks, or several for each operand, are left to the library.")
+        raise LoweringError("products with scales by blocks of 16 or 32, or several for each operand, are left to the library.")
     if tuple(contraction_dim) not in ((), (1, 0)):
         raise LoweringError("scaled products along other dimensions than the last of A are left to the library.")
     scales = scale_a[0], scale_b[0]

@@ -1,5 +1,6 @@
 """Which blocks CUTLASS's products are made of.
 
+    variant   persistent: whole blocks; stream: every program has an equal share of all blocks' steps along k
     m n k     rows and columns of a block of C, steps along k
     stages    steps that are in shared memory at once: as many as fit
     cluster   blocks, one below the other, that share their columns of B
@@ -14,8 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from polytile.matmul.cutlass.numbers import NUMBERS
+from polytile.matmul.scales import Blocks
+from polytile.matmul.triton.configs import stream_pays
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
+
+Scales = tuple[Blocks | None, Blocks] | None
+"""Of a GemmKernel: the blocks that share a scale."""
 
 CAPABILITY = 90
 """Of the devices that the kernels run on: sm_90a is no part of what comes after."""
@@ -33,6 +39,9 @@ BARRIERS = 1024
 """Bytes of shared memory beside the operands."""
 
 MOST_STAGES = 8
+
+SCALED_SUMS = 64
+"""The most sums of a thread beside which it has room for a scale for each of its columns."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +65,43 @@ TABLE = (
     Block(64, 192, True), Block(128, 128, True, 2), Block(128, 128, True), Block(64, 128, True, 2), Block(64, 128, True),
     Block(128, 64, True), Block(64, 64, True), Block(64, 32, True),
 )  # fmt: skip
-"""In canonical order."""
+"""Of whole blocks, in canonical order."""
+
+STREAM = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
+"""Of streams."""
 
 
-def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts) -> tuple[Config, ...]:
+def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Scales = None) -> tuple[Config, ...]:
     """The blocks that fit a device and the registers of its threads, for operands of such elements. A cluster's blocks each fetch
     a part of B's columns, whole runs of them where B lies along n."""
-    k = STEP_BYTES // dtype.itemsize
+    number, k = NUMBERS[dtype], STEP_BYTES // dtype.itemsize
+    width = 8 if b_along_k else k
     tried = []
-    for block in TABLE:
+    for variant, block in (*(("persistent", block) for block in TABLE), *(("stream", block) for block in STREAM)):
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
-        width = 8 if b_along_k else k
-        if stages >= 3 and block.n % (width * block.cluster) == 0 and block.sums <= NUMBERS[dtype].most_sums:
+        fits = stages >= 3 and block.n % (width * block.cluster) == 0 and block.sums <= number.most_sums
+        if fits and (scales is None or scalable(scales[1][1], block)):
             tried.append(Config.of(
-                variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
+                variant=variant, pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
                 cluster=block.cluster,
             ))  # fmt: skip
     return tuple(tried)
 
 
+def scalable(columns: int, block: Block) -> bool:
+    """Whether a thread has room for the scales of its sums, and the `columns` that share one begin with a block: one for each
+    column takes a register for every four columns."""
+    return block.sums <= SCALED_SUMS if columns == 1 else block.n % columns == 0 or columns % block.n == 0
+
+
 def label(config: Config) -> str:
-    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2"."""
-    how = "pingpong" if config["pingpong"] else "cooperative"
-    return f"cutlass {how} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
+    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass stream 128x128x64 s7 c1"."""
+    return f"cutlass {how(config)} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
+
+
+def how(config: Config) -> str:
+    """The word for who multiplies a block."""
+    return "stream" if config["variant"] == "stream" else "pingpong" if config["pingpong"] else "cooperative"
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
@@ -90,3 +113,9 @@ def shared_bytes(config: Config, itemsize: int) -> int:
 def covers(config: Config, size: Mapping[str, int]) -> bool:
     """Whether a block is no more than twice as large as what it covers."""
     return 2 * size["N"] >= int(config["n"]) and 2 * size["M"] >= int(config["m"])
+
+
+def pays(config: Config, size: Mapping[str, int], device: DeviceFacts) -> bool:
+    """Whether a stream has fewer idle multiprocessors than whole blocks would; whole blocks always take part."""
+    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
+    return config["variant"] != "stream" or stream_pays(config, batch, m, n, k, device.sms)

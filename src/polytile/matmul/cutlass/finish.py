@@ -3,15 +3,15 @@ and its place to the value that C stores there.
 
     relu(A·B + bias)   →   struct Epilogue {
                                cutlass::bfloat16_t *e1; const cutlass::bfloat16_t *e0; long long n1;
-                               Output *row(long long p1) const { return e1 + p1*n1; }
-                               float at(float sum, long long p1, long long p2) const { ...; return t3; }
+                               Output *row(long long p0, long long p1) const { return e1 + p1*n1; }
+                               float at(float sum, long long p0, long long p1, long long p2) const { ...; return t3; }
                            };
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -57,8 +57,8 @@ BOOLS = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The text and what it is passed: the tensor that it stores into, those that it reads, integers. `place`: of C's element in
-    row p1 and column p2."""
+    """The text and what it is passed: the tensor that it stores into, those that it reads, integers. `place`: of C's first
+    element in row p1 of item p0."""
 
     kernel: LoopKernel
     stored: str
@@ -81,14 +81,15 @@ class Epilogue:
 
     def vectors(self, facts: Facts) -> bool:
         """Whether rows of C are known to begin at multiples of 16 bytes."""
-        row = self.kernel.loop.axes[1].symbol
-        apart, first = sizes.coefficient(self.place, row), sizes.substitute(self.place, {row: sizes.ZERO})
-        known = apart is not None and divides(16, apart, facts) and (first == 0 or divides(16, first, facts))
+        item, row, _ = (axis.symbol for axis in self.kernel.loop.axes)
+        apart = [sizes.coefficient(self.place, axis) for axis in (item, row)]
+        apart.append(sizes.substitute(self.place, {item: sizes.ZERO, row: sizes.ZERO}))
+        known = all(part is not None and (part == 0 or divides(16, part, facts)) for part in apart)
         return known and self.stored in facts.aligned
 
     def text(self, sums: str) -> str:
         """The struct, and the macros by which the kernel (product.h) takes its members as parameters."""
-        _, m, n = (axis.symbol for axis in self.kernel.loop.axes)
+        item, m, n = (f"long long {axis.symbol}" for axis in self.kernel.loop.axes)
         parameters = ", ".join(f"{kind}{name}" for name, kind in self.members.items())
         return "\n".join([
             f"#define EPILOGUE_PARAMETERS {parameters}",
@@ -96,8 +97,8 @@ class Epilogue:
             "struct Epilogue {",
             f"    static constexpr bool READS = {str(bool(self.read)).lower()};",
             *(f"    {kind}{name};" for name, kind in self.members.items()),
-            f"    CUTLASS_DEVICE Output *row(long long {m}) const {{ return {self.stored} + {_index(self.place)}; }}",
-            f"    CUTLASS_DEVICE {self.value_type} at({sums} sum, long long {m}, long long {n}) const",
+            f"    CUTLASS_DEVICE Output *row({item}, {m}) const {{ return {self.stored} + {_index(self.place)}; }}",
+            f"    CUTLASS_DEVICE {self.value_type} at({sums} sum, {item}, {m}, {n}) const",
             "    {",
             *(f"        {line}" for line in self.lines),
             f"        return {self.value};",
@@ -115,15 +116,16 @@ def epilogue(kernel: GemmKernel) -> Epilogue:
     if loop.reduced or len(loop.stores) != 1:
         raise LoweringError("an epilogue of CUTLASS's products has one store and no reductions.")
     (store,), (item, m, n) = loop.stores, (axis.symbol for axis in loop.axes)
+    alone = {} if kernel.spec.batched else {item: sizes.ZERO}
     if store.mode != "set" or store.indirect or store.mask is not None or inner.storage(store.buffer) not in RESULTS:
         raise LoweringError(f"CUTLASS's products have no store like that into {store.buffer}.")
-    place = sizes.substitute(store.index, {item: sizes.ZERO})
+    place = sizes.substitute(store.index, alone)
     if sizes.coefficient(place, n) != 1:
         raise LoweringError("CUTLASS's products store rows whose elements lie side by side.")
-    body, scope = _Body(inner, item), _Scope()
+    body, scope = _Body(inner, alone), _Scope()
     value = body.emit(store.value, scope)
     place = sizes.substitute(place, {n: sizes.ZERO})
-    symbols = (body.symbols | place.free_symbols) - {m, n}
+    symbols = (body.symbols | place.free_symbols) - {item, m, n}
     return Epilogue(
         inner, store.buffer, tuple(body.read), tuple(sorted(s.name for s in symbols)), place, tuple(scope.lines), value,
         _value_type(store.value.dtype),
@@ -140,11 +142,12 @@ class _Scope:
 
 
 class _Body(Emitter[_Scope]):
-    """The value of one element, a local variable for each node; `read` and `symbols` collect what it takes. The batch is one."""
+    """The value of one element, a local variable for each node; `read` and `symbols` collect what it takes. `alone`: the axes
+    that have one point, and that point."""
 
-    def __init__(self, kernel: LoopKernel, item: sympy.Symbol) -> None:
+    def __init__(self, kernel: LoopKernel, alone: Mapping[sympy.Symbol, sympy.Expr]) -> None:
         super().__init__(expr.walk(*kernel.loop.roots))
-        self.kernel, self.item = kernel, item
+        self.kernel, self.alone = kernel, alone
         self.read: dict[str, None] = {}
         self.symbols: set[sympy.Symbol] = set()
 
@@ -159,7 +162,7 @@ class _Body(Emitter[_Scope]):
         return self.name(node)
 
     def _place(self, index: sympy.Expr) -> str:
-        index = sizes.substitute(index, {self.item: sizes.ZERO})
+        index = sizes.substitute(index, self.alone)
         self.symbols |= index.free_symbols
         return _index(index)
 

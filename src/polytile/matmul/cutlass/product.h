@@ -1,13 +1,15 @@
-/* A product of CUTLASS's collectives for sm_90a: C = Epilogue(A x B), rows and columns of any number.
+/* A product of CUTLASS's collectives for sm_90a: C = Epilogue(A x B), a batch, rows and columns of any number.
 
    The lines above this file's text say what it computes: Element, Sum and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG;
-   A_ALONG_K, B_ALONG_K; PROMOTED (sums of each step along k are added to sums in float32); C_VECTORS (rows of C are a multiple of
-   16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
+   A_ALONG_K, B_ALONG_K; BATCHED; PROMOTED (sums of each step along k are added to sums in float32); A_SCALED, B_SCALED (rows of A
+   and columns of B that share a scale in each step along k; 0: there are no scales); STREAM, PROGRAMS; C_VECTORS (rows of C are a
+   multiple of 16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
 
-   Persistent blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by descriptors
-   that the launch passes. The other two multiply by CollectiveMma: together the halves of one block of C (cooperative), or in
-   turns a block each, so that one stores while the other multiplies (pingpong). CLUSTER thread blocks, one below the other in C,
-   share their columns of B. */
+   Persistent thread blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by
+   descriptors that the launch passes. The other two multiply by CollectiveMma: together the halves of one block of C
+   (cooperative), or in turns a block each, so that one stores while the other multiplies (pingpong). CLUSTER thread blocks, one
+   below the other in C, share their columns of B. In a STREAM every program has an equal share of all blocks' steps along k; what
+   it has of a block that others share goes to `parts` (parts.h). */
 
 #include <cutlass/cutlass.h>
 #include <cute/tensor.hpp>
@@ -60,27 +62,43 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
 
-/* The blocks of C in the order in which clusters process them: GROUP rows of clusters at a time, column by column. */
-struct Blocks {
-    int rows, columns, total;
+/* A program's pieces, one after another: every `apart`-th whole block, or its share of a stream. */
+struct Pieces {
+    const Blocks &blocks;
+    int next, end, apart;
 
-    CUTLASS_DEVICE Blocks(int m, int n) : rows((m + BM * CLUSTER - 1) / (BM * CLUSTER)), columns((n + BN - 1) / BN)
+    CUTLASS_DEVICE Pieces(const Blocks &blocks, int turn, int turns) : blocks(blocks)
     {
-        total = rows * columns;
+        int programs = gridDim.x / CLUSTER, program = blockIdx.x / CLUSTER, share = STREAM ? blocks.share() : 0;
+        next = STREAM ? program * share : program + turn * programs;
+        end = STREAM ? min(next + share, blocks.total * blocks.steps) : blocks.total;
+        apart = turns * programs;
     }
 
-    CUTLASS_DEVICE void at(int number, int &row, int &column) const
+    CUTLASS_DEVICE bool take(Piece &piece)
     {
-        int first = number / (GROUP * columns) * GROUP, within = number % (GROUP * columns);
-        int high = rows - first < GROUP ? rows - first : GROUP;
-        row = ((first + within % high) * CLUSTER + int(cute::block_rank_in_cluster())) * BM;
-        column = within / high * BN;
+        if (next >= end)
+            return false;
+        piece = blocks.at(STREAM ? next / blocks.steps : next, cute::block_rank_in_cluster());
+        if (STREAM) {
+            piece.first = next % blocks.steps;
+            piece.last = min(blocks.steps, piece.first + end - next);
+        }
+        next += STREAM ? piece.last - piece.first : apart;
+        return true;
     }
 };
 
-/* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) on, swizzled as CollectiveMma reads them. */
+/* Scales of A's rows and B's columns: where they are, and elements between them along both axes. */
+struct Scaling {
+    const float *a, *b;
+    long long a_rows, a_k, b_k, b_columns;
+};
+
+/* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) of an item on, swizzled as CollectiveMma reads
+   them. */
 template <int ROWS, bool ALONG_K, int SLICES>
-CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Number *stage, int row, int k, int slice)
+CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Number *stage, int row, int k, int item, int slice)
 {
     constexpr int PART = ROWS / SLICES, COPIES = ALONG_K ? BK / WIDE : PART / WIDE;
     static_assert(ALONG_K || PART % WIDE == 0, "a slice is narrower than a copy");
@@ -89,10 +107,16 @@ CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Numbe
         int place = ALONG_K ? (i * ROWS + slice * PART) * WIDE : (slice * COPIES + i) * WIDE * BK;
         int x = ALONG_K ? k + i * WIDE : row + (slice * COPIES + i) * WIDE, y = ALONG_K ? row + slice * PART : k;
         constexpr auto HINT = uint64_t(TMA::CacheHintSm90::EVICT_NORMAL);
-        if constexpr (SLICES > 1)
-            SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, mask, HINT, stage + place, x, y);
+        auto copy = [&](auto... at) {
+            if constexpr (SLICES > 1)
+                SM90_TMA_LOAD_MULTICAST::copy(&map, barrier, mask, HINT, stage + place, at...);
+            else
+                SM90_TMA_LOAD::copy(&map, barrier, HINT, stage + place, at...);
+        };
+        if constexpr (BATCHED)
+            copy(x, y, item);
         else
-            SM90_TMA_LOAD_2D::copy(&map, barrier, HINT, stage + place, x, y);
+            copy(x, y);
     }
 }
 
@@ -150,7 +174,7 @@ CUTLASS_DEVICE void store_pair(Output *line, Output low, Output high, int x, int
 
 /* Applies the epilogue to a warp group's sums and stores them: `row` and `column` are those of the thread's first sum. */
 template <class Sums>
-CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int n, int row, int column)
+CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int item, int m, int n, int row, int column)
 {
     constexpr bool WORDS = C_VECTORS && sizeof(Output) == 2;
     int quad = threadIdx.x % 4;
@@ -159,12 +183,12 @@ CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int
         CUTLASS_PRAGMA_UNROLL
         for (int below = 0; below < 2; below++) {
             int y = row + part * 64 * CONSUMERS + below * 8;
-            Output *line = epilogue.row(y);
+            Output *line = epilogue.row(item, y);
             auto value = [&](int eighth, int right) {
                 int x = column + eighth * 8 + quad * 2 + right;
                 Sum sum = sums(make_coord(right, below, eighth), part, 0);
-                using Value = decltype(epilogue.at(sum, y, x));
-                return !Epilogue::READS || (y < m && x < n) ? epilogue.at(sum, y, x) : Value(0);
+                using Value = decltype(epilogue.at(sum, item, y, x));
+                return !Epilogue::READS || (y < m && x < n) ? epilogue.at(sum, item, y, x) : Value(0);
             };
             CUTLASS_PRAGMA_UNROLL
             for (int eighth = 0; eighth < BN / 8; eighth += WORDS ? 4 : 1) {
@@ -183,20 +207,34 @@ CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int m, int
     }
 }
 
-CUTLASS_DEVICE void produce(Shared &shared, Pipeline &pipeline, const Map &a, const Map &b, const Blocks &blocks, int steps)
+/* Stores a warp group's sums as they are, a part of a block of BM by BN: `row` is that of the thread's first sum in the block. */
+template <class Sums> CUTLASS_DEVICE void store_part(const Sums &sums, Sum *block, int row)
+{
+    CUTLASS_PRAGMA_UNROLL
+    for (int part = 0; part < size<1>(sums); part++) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < BN / 4; i++) {
+            int below = i % 2, eighth = i / 2, y = row + part * 64 * CONSUMERS + below * 8;
+            Sum pair[2] = {sums(make_coord(0, below, eighth), part, 0), sums(make_coord(1, below, eighth), part, 0)};
+            auto *place = block + y * BN + eighth * 8 + threadIdx.x % 4 * 2;
+            *reinterpret_cast<uint2 *>(place) = reinterpret_cast<const uint2 &>(pair);
+        }
+    }
+}
+
+CUTLASS_DEVICE void produce(Shared &shared, Pipeline &pipeline, const Map &a, const Map &b, const Blocks &blocks)
 {
     State state = cutlass::make_producer_start_state<Pipeline>();
     int rank = cute::block_rank_in_cluster();
-    for (int number = blockIdx.x / CLUSTER; number < blocks.total; number += gridDim.x / CLUSTER) {
-        int row, column;
-        blocks.at(number, row, column);
-        for (int step = 0; step < steps; step++, ++state) {
+    Pieces pieces(blocks, 0, 1);
+    for (Piece piece; pieces.take(piece);) {
+        for (int step = piece.first; step < piece.last; step++, ++state) {
             pipeline.producer_acquire(state);
             uint64_t *barrier = pipeline.producer_get_barrier(state);
             Number *left = reinterpret_cast<Number *>(shared.tensors.smem_A.data()) + state.index() * BM * BK;
             Number *right = reinterpret_cast<Number *>(shared.tensors.smem_B.data()) + state.index() * BN * BK;
-            load<BM, A_ALONG_K, 1>(a, barrier, 0, left, row, step * BK, 0);
-            load<BN, B_ALONG_K, CLUSTER>(b, barrier, (1 << CLUSTER) - 1, right, column, step * BK, rank);
+            load<BM, A_ALONG_K, 1>(a, barrier, 0, left, piece.row, step * BK, piece.item, 0);
+            load<BN, B_ALONG_K, CLUSTER>(b, barrier, (1 << CLUSTER) - 1, right, piece.column, step * BK, piece.item, rank);
         }
     }
     pipeline.producer_tail(state);
@@ -209,37 +247,109 @@ template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &pa
         parameters.mma_promotion_interval = BK / size<2>(typename Mma::AtomShape_MNK{});
 }
 
-CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Epilogue &epilogue, int m, int n, const Blocks &blocks,
-                            int steps)
+/* The scales of a thread's sums in one step along k: of its rows, and of its columns, one each or one for all within a block of
+   B_SCALED. A single scale of columns is part of those of the rows. */
+template <int ROWS> struct Scales {
+    static constexpr int COLUMNS = B_SCALED == 1 ? BN / 4 : B_SCALED == 0 || BN <= B_SCALED ? 1 : BN / B_SCALED;
+    float rows[ROWS], columns[COLUMNS];
+
+    CUTLASS_DEVICE void load(const Scaling &from, int step, int m, int n, int row, int column)
+    {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < COLUMNS; i++) {
+            int x = column + (B_SCALED == 1 ? i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2 : i * B_SCALED);
+            columns[i] = x < n ? from.b[step * from.b_k + x / B_SCALED * from.b_columns] : 0.0f;
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            int y = row + i / 2 * 64 * CONSUMERS + i % 2 * 8;
+            rows[i] = y < m ? from.a[y / A_SCALED * from.a_rows + step * from.a_k] * (COLUMNS == 1 ? columns[0] : 1.0f) : 0.0f;
+        }
+    }
+
+    CUTLASS_DEVICE float scaled(float sum, int row, int eighth, int right) const
+    {
+        float value = sum * rows[row];
+        return COLUMNS == 1 ? value : value * columns[B_SCALED == 1 ? eighth * 2 + right : eighth * 8 / B_SCALED];
+    }
+};
+
+/* A warp group's part of the product of a piece's operands. */
+struct Multiplier {
+    Shared &shared;
+    Pipeline &pipeline;
+    Scaling scaling;
+    int m, n, thread;
+    typename Mainloop::Params &parameters;
+
+    /* The sums of each step are multiplied by its scales, which are fetched one step ahead. */
+    template <class Sums> CUTLASS_DEVICE void add_scaled(Sums &sums, State state, const Piece &piece, int row, int column)
+    {
+        Scales<2 * decltype(size<1>(sums))::value> now, next;
+        next.load(scaling, piece.first, m, n, row, column);
+        clear(sums);
+        Mainloop mainloop;
+        for (int step = piece.first; step < piece.last; step++, ++state) {
+            now = next;
+            if (step + 1 < piece.last)
+                next.load(scaling, step + 1, m, n, row, column);
+            auto products = make_fragment_like(sums);
+            mainloop.mma(pipeline, state, products, 1, thread, shared.tensors, parameters);
+            mainloop.mma_tail(pipeline, state, 1);
+            warpgroup_fence_operand(products);
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < size(sums); i++) {
+                int within = i % (BN / 2), part = i / (BN / 2), below = within / 2 % 2;
+                sums(i) += now.scaled(products(i), 2 * part + below, within / 4, within % 2);
+            }
+        }
+    }
+
+    /* `turn` is called when another group may begin to multiply. */
+    template <class Sums, class Turn>
+    CUTLASS_DEVICE void add(Sums &sums, State state, const Piece &piece, int row, int column, Turn turn)
+    {
+        if constexpr (A_SCALED > 0) {
+            add_scaled(sums, state, piece, row, column);
+            turn();
+        } else {
+            Mainloop mainloop;
+            mainloop.mma(pipeline, state, sums, piece.last - piece.first, thread, shared.tensors, parameters);
+            turn();
+            mainloop.mma_tail(pipeline, state, piece.last - piece.first);
+        }
+    }
+};
+
+CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Scaling &scaling, const Epilogue &epilogue, Sum *parts, int m,
+                            int n, const Blocks &blocks)
 {
     int group = threadIdx.x / GROUP_THREADS - 1, thread = threadIdx.x % GROUP_THREADS;
+    int within = (PINGPONG ? 0 : group * 64) + thread / 32 * 16 + thread % 32 / 4; /* row of the thread's first sum in a block */
     Order order(shared.order, {uint32_t(group), GROUP_THREADS});
     alignas(typename Mainloop::Params) char memory[sizeof(typename Mainloop::Params)];
     auto &parameters = reinterpret_cast<typename Mainloop::Params &>(memory);
     promote_each_step(parameters);
-    Mainloop mainloop;
+    Multiplier multiplier{shared, pipeline, scaling, m, n, PINGPONG ? thread : int(threadIdx.x) - GROUP_THREADS, parameters};
     State state;
-    int turns = gridDim.x / CLUSTER * (PINGPONG ? 2 : 1), number = blockIdx.x / CLUSTER;
-    if (PINGPONG && group == 1) {
-        number += gridDim.x / CLUSTER;
-        state.advance(steps);
-    }
-    for (; number < blocks.total; number += turns) {
-        int row, column;
-        blocks.at(number, row, column);
-        Mma mma;
-        auto sums = partition_fragment_C(mma, take<0, 2>(Tile{}));
+    Pieces pieces(blocks, PINGPONG ? group : 0, PINGPONG ? 2 : 1);
+    if (PINGPONG && group == 1)
+        state.advance(blocks.steps);
+    for (Piece piece; pieces.take(piece);) {
+        auto sums = partition_fragment_C(Mma{}, take<0, 2>(Tile{}));
         if (PINGPONG)
             order.wait();
-        mainloop.mma(pipeline, state, sums, steps, PINGPONG ? thread : threadIdx.x - GROUP_THREADS, shared.tensors, parameters);
-        if (PINGPONG)
-            order.arrive();
-        mainloop.mma_tail(pipeline, state, steps);
-        state.advance(steps * (PINGPONG ? 2 : 1));
+        multiplier.add(sums, state, piece, piece.row + within, piece.column, [&] {
+            if (PINGPONG)
+                order.arrive();
+        });
+        state.advance((piece.last - piece.first) * (PINGPONG ? 2 : 1));
         if (PINGPONG)
             order.wait();
-        int own = row + (PINGPONG ? 0 : group * 64) + thread / 32 * 16 + thread % 32 / 4;
-        store(sums, epilogue, m, n, own, column);
+        if (STREAM && piece.last - piece.first < blocks.steps)
+            store_part(sums, parts + (2 * blockIdx.x + (piece.first == 0)) * (long long)(BM * BN), within);
+        else
+            store(sums, epilogue, piece.item, m, n, piece.row + within, piece.column);
         if (PINGPONG)
             order.arrive();
     }
@@ -248,7 +358,8 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Epilogue &
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
-polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, int m, int n, int k, EPILOGUE_PARAMETERS)
+polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, int m, int n, int k, int batch,
+                SCALING_PARAMETERS PARTS_PARAMETER EPILOGUE_PARAMETERS)
 {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -269,14 +380,13 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, in
         cute::cluster_wait();
     }
     __syncthreads();
-    Blocks blocks(m, n);
-    int steps = (k + BK - 1) / BK;
+    Blocks blocks(batch, m, n, k);
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0)
-            produce(shared, pipeline, a, b, blocks, steps);
+            produce(shared, pipeline, a, b, blocks);
     } else {
         cutlass::arch::warpgroup_reg_alloc<232>();
-        consume(shared, pipeline, Epilogue{EPILOGUE_ARGUMENTS}, m, n, blocks, steps);
+        consume(shared, pipeline, Scaling{SCALING_ARGUMENTS}, Epilogue{EPILOGUE_ARGUMENTS}, PARTS_ARGUMENT, m, n, blocks);
     }
 }

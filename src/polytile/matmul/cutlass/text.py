@@ -8,24 +8,29 @@ from typing import TYPE_CHECKING
 
 import sympy
 import torch
-from sympy import Min
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Min
 
-from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
+from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, Scratch, TritonKernel
 from polytile.errors import LoweringError
-from polytile.matmul.cutlass.configs import WARPS, shared_bytes
-from polytile.matmul.cutlass.finish import epilogue
+from polytile.ir import sizes
+from polytile.matmul import scales
+from polytile.matmul.cutlass.configs import STEP_BYTES, WARPS, shared_bytes
+from polytile.matmul.cutlass.finish import Epilogue, epilogue
 from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.unit import accumulator
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-BODY, ARITHMETIC = (Path(__file__).with_name(name) for name in ("product.h", "arithmetic.h"))
+BODY, PARTS, BLOCKS, ARITHMETIC = (Path(__file__).with_name(f"{name}.h") for name in ("product", "parts", "blocks", "arithmetic"))
 
 SWIZZLE_128_BYTES = 3
+
+STRIP, STRIP_WARPS = 8, 4
+"""Rows of a block whose parts one thread block adds up, and its warps."""
 
 GROUP = 8
 """Rows of clusters whose blocks follow each other, column by column: what they read of B stays in the L2 cache."""
@@ -33,38 +38,37 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B as it lies in memory: its tensor, the length of its rows' axis, whether k is the axis of stride 1, and the stride of
-    the other axis."""
+    """A or B as it lies in memory: its tensor, the length of its rows' axis, whether k is the axis of stride 1, and the strides
+    of its other axes, that of the batch first if there is one."""
 
     tensor: str
     length: str
     along_k: bool
-    stride: str
+    strides: tuple[str, ...]
 
     def descriptor(self, rows: int, config: Config) -> Descriptor:
         """Of copies of `rows` rows, or of a run of them where the operand lies along them."""
         k, wide = symbol("K"), int(config["k"])
-        if self.along_k:
-            return Descriptor(self.tensor, (symbol(self.length), k), (symbol(self.stride),), (rows, wide))
-        return Descriptor(self.tensor, (k, symbol(self.length)), (symbol(self.stride),), (wide, wide))
+        shape, block = ((symbol(self.length), k), (rows, wide)) if self.along_k else ((k, symbol(self.length)), (wide, wide))
+        batch, one = ((symbol("batch"),), (1,)) if len(self.strides) > 1 else ((), ())
+        return Descriptor(self.tensor, (*batch, *shape), tuple(map(symbol, self.strides)), (*one, *block))
 
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     """A and B."""
     a, b = (layout == "k" for layout in kernel.layouts)
-    return (
-        Operand("A", "M", a, "a_stride_m" if a else "a_stride_k"),
-        Operand("B", "N", b, "b_stride_n" if b else "b_stride_k"),
-    )
+    rows = ("a_stride_m" if a else "a_stride_k", "b_stride_n" if b else "b_stride_k")
+    strides = [(stride,) if not kernel.spec.batched else (f"{stride[0]}_stride_b", stride) for stride in rows]
+    return Operand("A", "M", a, strides[0]), Operand("B", "N", b, strides[1])
 
 
 def able(kernel: GemmKernel) -> bool:
-    """Whether CUTLASS has a product of these types and layouts, and its epilogue has a text: one item, operands in memory as the
-    tensor cores take them. Of other types than 16-bit floats they read both along k alone."""
+    """Whether CUTLASS has a product of these types and layouts, and its epilogue has a text: operands in memory as the tensor
+    cores take them. Of other types than 16-bit floats they read both along k alone. A scale is shared along one step of k."""
     spec, dtype = kernel.spec, kernel.in_dtype
-    plain = not any(kernel.prologues) and kernel.second is None and kernel.scales is None and not kernel.packed
+    plain = not any(kernel.prologues) and kernel.second is None and not kernel.packed and not spec.grouped
     types = dtype in NUMBERS and kernel.operand_dtypes == (dtype, dtype) and (dtype != torch.float32 or kernel.tf32)
-    if not plain or spec.grouped or spec.batched or not types or "any" in kernel.layouts:
+    if not plain or not types or "any" in kernel.layouts or not _scalable(kernel):
         return False
     if NUMBERS[dtype].along_k and kernel.layouts != ("k", "k"):
         return False
@@ -75,34 +79,69 @@ def able(kernel: GemmKernel) -> bool:
     return True
 
 
+def _scalable(kernel: GemmKernel) -> bool:
+    if kernel.scales is None:
+        return True
+    (a, b), step = kernel.scales, STEP_BYTES // kernel.in_dtype.itemsize
+    return a is not None and NUMBERS[kernel.in_dtype].promoted and a[1] == b[0] == step and not kernel.spec.batched
+
+
 def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
-    """The launch. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
-    multiples of 16 bytes, and so do their rows. Of a regime's rows it is only known whether they are a multiple of 16 elements
-    apart."""
-    a, b = operands(kernel)
-    for operand in (a, b):
-        if operand.tensor not in facts.aligned or not facts.divides(operand.stride):
+    """The launches. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
+    multiples of 16 bytes, and so do their rows and items. Of a regime's rows it is only known whether they are a multiple of 16
+    elements apart."""
+    for operand in operands(kernel):
+        if operand.tensor not in facts.aligned or not all(map(facts.divides, operand.strides)):
             raise LoweringError(
                 f"{operand.tensor} does not begin at a multiple of 16 bytes, or its rows are not a multiple of 16 elements apart"
             )
-    last = epilogue(kernel)
-    cluster, m, n = (int(config[name]) for name in ("cluster", "m", "n"))
+    first = _product(kernel, config, facts, sms)
+    if config["variant"] != "stream":
+        return TritonKernel((first,))
+    sums = Scratch(accumulator(kernel.in_dtype), sympy.Integer(2 * sms * int(config["m"]) * int(config["n"])))
+    return TritonKernel((first, _parts(kernel, config, facts, sms)), (sums,))
+
+
+def _product(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
+    (a, b), last, stream = operands(kernel), epilogue(kernel), config["variant"] == "stream"
+    cluster, n = int(config["cluster"]), int(config["n"])
+    scaled = (*scales.blocks(kernel), *scales.size_names(kernel))
     arguments = (
-        Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1),
-        *(Argument(Kind.SYMBOL, name, "i32") for name in "MNK"),
-        *(Argument(Kind.TENSOR, name, "*") for name in (last.stored, *last.read)),
-        *(Argument(Kind.SYMBOL, name, "i64") for name in last.symbols),
+        Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1), *_sizes(),
+        *(Argument(Kind.TENSOR if name in scales.AXES else Kind.SYMBOL, name, "i64") for name in scaled),
+        *([Argument(Kind.SCRATCH, "parts", "*")] if stream else []), *_of_epilogue(last),
     )  # fmt: skip
-    clusters = FloorDiv(symbol("M") + m * cluster - 1, m * cluster) * FloorDiv(symbol("N") + n - 1, n)
-    grid = Min(clusters, sympy.Integer(sms // cluster)) * cluster
-    one = sympy.Integer(1)
-    return TritonKernel((
-        Launch(
-            source(kernel, config, last.vectors(facts)), arguments, (), (), WARPS, 0,
-            (grid, one, one), descriptors=(a.descriptor(m, config), b.descriptor(n // cluster, config)), cluster=cluster,
-            own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
-        ),
-    ))  # fmt: skip
+    grid = sympy.Integer(sms) if stream else Min(_blocks(config), sympy.Integer(sms // cluster)) * cluster
+    body = source(kernel, config, last.vectors(facts), sms)
+    return Launch(
+        body, arguments, (), (), WARPS, 0, (grid, sizes.ONE, sizes.ONE),
+        descriptors=(a.descriptor(int(config["m"]), config), b.descriptor(n // cluster, config)), cluster=cluster,
+        own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
+    )  # fmt: skip
+
+
+def _parts(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
+    """The launch that adds up the parts of blocks which several programs of a stream share."""
+    last = epilogue(kernel)
+    arguments = (Argument(Kind.SCRATCH, "parts", "*"), *_sizes(), *_of_epilogue(last))
+    grid = _blocks(config) * (int(config["m"]) // STRIP)
+    body = "\n".join([*_preamble(kernel, config, False, sms), last.text(NUMBERS[kernel.in_dtype].sums), "", PARTS.read_text()])
+    return Launch(body, arguments, (), (), STRIP_WARPS, 0, (grid, sizes.ONE, sizes.ONE), own=(("shared", 0),))
+
+
+def _sizes() -> list[Argument]:
+    return [Argument(Kind.SYMBOL, name, "i32") for name in ("M", "N", "K", "batch")]
+
+
+def _of_epilogue(last: Epilogue) -> list[Argument]:
+    tensors = [Argument(Kind.TENSOR, name, "*") for name in (last.stored, *last.read)]
+    return [*tensors, *(Argument(Kind.SYMBOL, name, "i64") for name in last.symbols)]
+
+
+def _blocks(config: Config) -> sympy.Expr:
+    """The number of clusters' blocks in C."""
+    m, n = int(config["m"]) * int(config["cluster"]), int(config["n"])
+    return symbol("batch") * FloorDiv(symbol("M") + m - 1, m) * FloorDiv(symbol("N") + n - 1, n)
 
 
 def copied(kernel: GemmKernel, descriptor: Descriptor) -> tuple[int, ...]:
@@ -111,23 +150,40 @@ def copied(kernel: GemmKernel, descriptor: Descriptor) -> tuple[int, ...]:
     return SWIZZLE_128_BYTES, dtype.itemsize, NUMBERS[dtype].driver, *descriptor.block
 
 
-def source(kernel: GemmKernel, config: Config, vectors: bool) -> str:
+def source(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> str:
     """CUDA C++. `vectors`: rows of C begin at multiples of 16 bytes."""
-    (a, b), number, last = operands(kernel), NUMBERS[kernel.in_dtype], epilogue(kernel)
+    number, last, stream = NUMBERS[kernel.in_dtype], epilogue(kernel), config["variant"] == "stream"
+    scaled = (*scales.blocks(kernel), *scales.size_names(kernel))
+    kinds = {name: "const float *" if name in scales.AXES else "long long " for name in scaled}
+    lines = [
+        f"#define SCALING_PARAMETERS {''.join(f'{kind}{name}, ' for name, kind in kinds.items())}",
+        f"#define SCALING_ARGUMENTS {', '.join(kinds)}",
+        f"#define PARTS_PARAMETER {'Sum *parts,' if stream else ''}",
+        f"#define PARTS_ARGUMENT {'parts' if stream else 'nullptr'}",
+    ]
+    preamble = _preamble(kernel, config, vectors, sms)
+    return "\n".join([*preamble, *lines, last.text(number.sums), "", BODY.read_text()])
+
+
+def _preamble(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> list[str]:
+    """What both kernels' texts begin with."""
+    (a, b), number, stream = operands(kernel), NUMBERS[kernel.in_dtype], config["variant"] == "stream"
+    rows, columns = (kernel.scales[0][0], kernel.scales[1][1]) if kernel.scales is not None and kernel.scales[0] else (0, 0)
     numbers = {
         "BM": config["m"], "BN": config["n"], "BK": config["k"], "STAGES": config["stages"], "CLUSTER": config["cluster"],
-        "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize),
+        "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize), "PROGRAMS": sms, "STRIP": STRIP,
+        "STRIP_THREADS": 32 * STRIP_WARPS, "A_SCALED": rows, "B_SCALED": columns,
     }  # fmt: skip
     flags = {
-        "PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "PROMOTED": number.promoted,
-        "C_VECTORS": vectors,
+        "PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "BATCHED": kernel.spec.batched,
+        "PROMOTED": number.promoted and kernel.scales is None, "STREAM": stream, "C_VECTORS": vectors,
     }  # fmt: skip
-    lines = [
+    return [
         "#include <cutlass/numeric_types.h>",
         f"using Element = {number.name};",
         f"using Sum = {number.sums};",
-        f"using Output = {last.output};",
+        f"using Output = {epilogue(kernel).output};",
         *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
         *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
-    ]
-    return "\n".join([*lines, "", ARITHMETIC.read_text(), last.text(number.sums), "", BODY.read_text()])
+        "", ARITHMETIC.read_text(), BLOCKS.read_text(),
+    ]  # fmt: skip

@@ -310,12 +310,7 @@ class Space:
 
     def _stream_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Where waves of whole tiles would leave multiprocessors idle."""
-        block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
-        blocks, sms = batch * -(-m // block_m) * -(-n // block_n), self.device.sms
-        rounds = max(1, -(-blocks // sms))
-        idle = blocks < FULL_ROUNDS * rounds * sms and rounds <= MOST_ROUNDS
-        enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
-        return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
+        return _covers(m, n, int(config["m"]), int(config["n"])) and stream_pays(config, batch, m, n, k, self.device.sms)
 
 
 _PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]] = {
@@ -323,6 +318,16 @@ _PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]
     BY_NAME["stream"]: Space._stream_pays, BY_NAME["rows"]: Space._rows_pay, BY_NAME["grouped"]: Space._grouped_pays,
 }  # fmt: skip
 """Whether a schedule is worth trying for a batch of products m × n × k."""
+
+def stream_pays(config: Config, batch: int, m: int, n: int, k: int, sms: int) -> bool:
+    """Whether waves of whole tiles would leave multiprocessors idle that equal shares of all steps along k keep busy."""
+    block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
+    blocks = batch * -(-m // block_m) * -(-n // block_n)
+    rounds = max(1, -(-blocks // sms))
+    idle = blocks < FULL_ROUNDS * rounds * sms and rounds <= MOST_ROUNDS
+    enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
+    return idle and enough and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
+
 
 _spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
 
