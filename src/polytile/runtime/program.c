@@ -191,14 +191,14 @@ static PyObject *object_of(Tensor *tensor)
 /* ---- launches that are recorded ---- */
 
 /* Makes the recorded launches. -1 and an exception if one of them fails. */
-static int make_launches(Frame *frame)
+static int make_launches(Frame *frame, int why)
 {
     void *origin = NULL;
     int code;
     if (frame->record == NULL)
         return 0;
     Py_BEGIN_ALLOW_THREADS
-    code = recorder->finish(frame->record, &origin);
+    code = recorder->finish(frame->record, why, &origin);
     Py_END_ALLOW_THREADS
     if (code != 0)
         report(origin, code);
@@ -210,7 +210,7 @@ static int pause_record(Frame *frame)
 {
     if (frame->record == NULL)
         return 0;
-    int status = make_launches(frame);
+    int status = make_launches(frame, FOR_PYTHON);
     recorder->set(NULL);
     return status;
 }
@@ -691,7 +691,7 @@ static int end_record_of_launches(Frame *frame, int status)
     if (frame->record == NULL)
         return status;
     PyErr_Fetch(&kind, &value, &trace);
-    int made = make_launches(frame);
+    int made = make_launches(frame, FOR_END);
     if (status == RAISED) {
         PyErr_Clear();
         PyErr_Restore(kind, value, trace);

@@ -152,7 +152,7 @@ class Calls(ctypes.Structure):
     """graphs.h's Recorder, as far as these tests use it."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in (
-        "records", "kernel", "call", "holds", "keep", "share", "workspace", "make", "new_graphs", "delete_graphs", "begin", "end",
+        "records", "records_here", "kernel", "call", "holds", "keep", "share", "workspace", "make", "new_graphs", "delete_graphs", "begin", "end",
         "set", "tell", "finish", "wants_graph")]  # fmt: skip
 
     def do(self, name: str, result: Any, *arguments: Any) -> Any:
@@ -172,9 +172,10 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
         recorder.count = 0
         for k in range(4):
             data = (ctypes.c_uint64 * 3)(first + 256 * k, second + 256 * k, 7)
-            given = ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2)
+            given = ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2), ctypes.c_int(0)
             assert made.do("call", ctypes.c_int, library, *given) == 0
-        assert made.do("finish", ctypes.c_int, ctypes.c_void_p(record), ctypes.c_void_p(ctypes.addressof(origin))) == 0
+        told = ctypes.c_void_p(record), ctypes.c_int(0), ctypes.c_void_p(ctypes.addressof(origin))
+        assert made.do("finish", ctypes.c_int, *told) == 0
         made.do("end", None, ctypes.c_void_p(record))
         wanted = [(first + 256 * k, 7, second + 256 * k, second + 256 * k + 8 if odd else 5) for k in range(4)]
         calls = recorder.calls()

@@ -38,6 +38,10 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
     void *kernel, *context;
 } NodeParameters;
 
+typedef struct { /* CUgraphEdgeData */
+    unsigned char from, to, type, reserved[5];
+} Edge;
+
 typedef struct {
     int (*launch_kernel)(const How *how, void *function, void **parameters, void **extra);
     int (*get_context)(void **context);
@@ -57,6 +61,13 @@ typedef struct {
     int (*delete_executable)(void *executable);
     int (*delete_graph)(void *graph);
     int (*parameter)(void *function, size_t number, size_t *at, size_t *bytes); /* NULL: the driver does not report it */
+    /* the same with the edges: without them a driver refuses to tell of kernels that may overlap; NULL: it knows no such edges */
+    int (*capture_info_with_edges)(void *stream, int *status, uint64_t *recording, void **graph, void ***nodes, const Edge **edges,
+                                   size_t *count);
+    int (*dependencies_with_edges)(void *node, void **nodes, Edge *edges, size_t *count);
+    /* what torch allocates and starts in between belongs to a capture on `stream`, which stands for `of` */
+    int (*enter_capture)(int32_t device, void *stream, void *of);
+    void (*leave_capture)(void);
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                           int32_t device, void **tensor);
@@ -73,7 +84,7 @@ typedef struct { /* one launch, followed by its contents: for a kernel its param
     uint32_t bytes; /* including this head, a multiple of 16 */
     uint32_t count; /* parameters; or bytes of data */
     uint32_t grid[3], threads, shared;
-    uint16_t overlaps, cluster;
+    uint16_t overlaps, cluster, by_torch;
     uint32_t addresses; /* at the start of a call's data */
 } Item;
 
@@ -230,7 +241,7 @@ struct Place {
 };
 
 enum { LEARN = 1, GRAPH = 2 };
-enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, NUMBERS };
+enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, ENDED, NUMBERS = ENDED + REASONS };
 
 typedef struct {
     Place places[MOST_PLACES];
@@ -241,6 +252,17 @@ typedef struct {
     int ran, wanted;     /* in this call */
 } Graphs;
 
+typedef struct { /* the stream on which launches for another one are captured. torch's workspaces, of which each stream has its own,
+                    are then never used by two streams at a time */
+    void *of, *stream;
+    int32_t device;
+} Spare;
+
+typedef struct { /* until the program has ended */
+    void *tensor, *memory;
+    int64_t bytes;
+} Workspace;
+
 typedef struct Record Record;
 
 struct Record {
@@ -250,8 +272,8 @@ struct Record {
     size_t most_origins;
     void **kept; /* tensors */
     size_t kept_count, most_kept;
-    int64_t kept_bytes, workspace_bytes;
-    void *workspace;
+    int64_t kept_bytes;
+    Workspace workspaces[USERS];
     void *stream, *context, *origin, *failed;
     int32_t device;
     int place, code;
@@ -267,7 +289,7 @@ static Graph *all;
 static uint64_t clock_of_use;
 static size_t most_nodes = 8192;
 static double seconds_of_node = 0.8e-6, seconds_of_written_call = 1.2e-6, seconds_of_call = 12e-6;
-static void *spare_stream[64];
+static Spare spares[64];
 
 static Record *unused;
 static atomic_flag taking = ATOMIC_FLAG_INIT;
@@ -347,22 +369,29 @@ static void delete_graph(Graph *graph)
     free(graph);
 }
 
+/* The only node that a node follows. */
+static int node_before(void *node, void **before)
+{
+    size_t count = 0;
+    Edge edge;
+    int code = api.dependencies_with_edges != NULL ? api.dependencies_with_edges(node, NULL, NULL, &count)
+                                                   : api.dependencies(node, NULL, &count);
+    if (code != 0 || count != 1)
+        return code != 0 ? code : NOT_SUPPORTED;
+    return api.dependencies_with_edges != NULL ? api.dependencies_with_edges(node, before, &edge, &count)
+                                               : api.dependencies(node, before, &count);
+}
+
 /* The last `count` nodes of a chain, in order. */
 static int chain(void *last, int count, void **nodes)
 {
-    for (int i = count - 1; i >= 0; i--) {
+    int code = 0;
+    for (int i = count - 1; i >= 0 && code == 0; i--) {
         nodes[i] = last;
-        size_t one = 1;
-        if (i > 0) {
-            int code = api.dependencies(last, NULL, &one);
-            if (code != 0 || one != 1)
-                return code != 0 ? code : NOT_SUPPORTED;
-            code = api.dependencies(last, &last, &one);
-            if (code != 0)
-                return code;
-        }
+        if (i > 0)
+            code = node_before(last, &last);
     }
-    return 0;
+    return code;
 }
 
 /* The node that the next node of a capture would follow, and the number of nodes. */
@@ -371,8 +400,11 @@ static int last_node(void *stream, void **node, size_t *total)
     int status;
     uint64_t recording;
     void *graph = NULL, **nodes = NULL;
+    const Edge *edges = NULL;
     size_t count = 0;
-    int code = api.capture_info(stream, &status, &recording, &graph, &nodes, &count);
+    int code = api.capture_info_with_edges != NULL
+                   ? api.capture_info_with_edges(stream, &status, &recording, &graph, &nodes, &edges, &count)
+                   : api.capture_info(stream, &status, &recording, &graph, &nodes, &count);
     if (code == 0)
         code = api.nodes(graph, NULL, total);
     if (code != 0)
@@ -381,6 +413,34 @@ static int last_node(void *stream, void **node, size_t *total)
         return NOT_SUPPORTED;
     *node = nodes[0];
     return 0;
+}
+
+/* torch must know of a capture in which its functions take memory. */
+static int begin_capture(const Spare *spare, int by_torch)
+{
+    int code = by_torch ? api.enter_capture(spare->device, spare->stream, spare->of) : 0;
+    if (code != 0)
+        return code;
+    code = api.begin_capture(spare->stream, RELAXED);
+    if (code != 0 && by_torch)
+        api.leave_capture();
+    return code;
+}
+
+static int end_capture(const Spare *spare, int by_torch, void **graph)
+{
+    int code = api.end_capture(spare->stream, graph);
+    if (by_torch)
+        api.leave_capture();
+    return code;
+}
+
+static int has_calls_by_torch(const Launches *launches)
+{
+    int found = 0;
+    for (size_t i = 0; i < launches->count; i++)
+        found |= item_at(launches, i)->by_torch;
+    return found;
 }
 
 static int capture(Graph *made, void *stream)
@@ -402,18 +462,18 @@ static int capture(Graph *made, void *stream)
 }
 
 /* A graph of launches that cannot run yet, captured on a stream that nothing else uses. */
-static int new_graph(const Launches *launches, void *stream, Graph **result)
+static int new_graph(const Launches *launches, const Spare *spare, Graph **result)
 {
     Graph *made = calloc(1, sizeof(Graph));
-    int code = made == NULL ? OUT_OF_MEMORY : copy(launches, &made->launches);
+    int code = made == NULL ? OUT_OF_MEMORY : copy(launches, &made->launches), by_torch = has_calls_by_torch(launches);
     if (code == 0) {
         made->nodes = calloc(launches->count, sizeof *made->nodes);
         made->counts = calloc(launches->count, sizeof *made->counts);
-        code = made->nodes == NULL || made->counts == NULL ? OUT_OF_MEMORY : api.begin_capture(stream, RELAXED);
+        code = made->nodes == NULL || made->counts == NULL ? OUT_OF_MEMORY : begin_capture(spare, by_torch);
     }
     if (code == 0) {
-        code = capture(made, stream);
-        int ended = api.end_capture(stream, &made->graph);
+        code = capture(made, spare->stream);
+        int ended = end_capture(spare, by_torch, &made->graph);
         code = code != 0 ? code : ended;
     }
     if (code != 0) {
@@ -711,24 +771,24 @@ static int replace_nodes(Graph *graph, size_t i, const Item *item, void *last, s
 }
 
 /* Captures a single call. Returns its last node and number of nodes. The graph belongs to the caller. */
-static int capture_call(Item *item, void *stream, void **graph, void **last, size_t *total)
+static int capture_call(Item *item, const Spare *spare, void **graph, void **last, size_t *total)
 {
-    int code = api.begin_capture(stream, RELAXED);
+    int code = begin_capture(spare, item->by_torch);
     if (code != 0)
         return code;
-    code = item->run(item + 1, stream);
+    code = item->run(item + 1, spare->stream);
     code = code < 0 ? -code : code;
     if (code == 0)
-        code = last_node(stream, last, total);
-    int ended = api.end_capture(stream, graph);
+        code = last_node(spare->stream, last, total);
+    int ended = end_capture(spare, item->by_torch, graph);
     return code != 0 ? code : ended;
 }
 
-static int update_call(Graph *graph, size_t i, Item *item, void *stream)
+static int update_call(Graph *graph, size_t i, Item *item, const Spare *spare)
 {
     void *captured = NULL, *last = NULL;
     size_t total = 0;
-    int code = capture_call(item, stream, &captured, &last, &total);
+    int code = capture_call(item, spare, &captured, &last, &total);
     if (code == 0)
         code = replace_nodes(graph, i, item, last, total);
     if (captured != NULL)
@@ -737,7 +797,7 @@ static int update_call(Graph *graph, size_t i, Item *item, void *stream)
 }
 
 /* Gives a graph the parameters of all launches that differ. If that fails, the graph is unusable. */
-static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64_t hash, void *stream)
+static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64_t hash, const Spare *spare)
 {
     Launches own;
     long updated = 0;
@@ -755,7 +815,7 @@ static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64
             code = write_call(graph, i, item, known);
             seconds = &seconds_of_written_call;
         } else {
-            code = update_call(graph, i, item, stream);
+            code = update_call(graph, i, item, spare);
             seconds = &seconds_of_call;
         }
         *seconds = followed(*seconds, now() - began);
@@ -843,9 +903,9 @@ static void refused(Graphs *graphs, Place *place, int code)
     count(graphs, REFUSED, 1);
 }
 
-static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches, void *stream)
+static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches, const Spare *spare)
 {
-    int code = new_graph(launches, stream, &place->captured);
+    int code = new_graph(launches, spare, &place->captured);
     if (code != 0) {
         refused(graphs, place, code);
         return;
@@ -855,7 +915,7 @@ static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches
 }
 
 /* Learns the launches of library calls that are not known yet. */
-static void learn_calls(const Launches *launches, void *stream)
+static void learn_calls(const Launches *launches, const Spare *spare)
 {
     for (size_t i = 0; i < launches->count; i++) {
         Item *item = item_at(launches, i);
@@ -863,7 +923,7 @@ static void learn_calls(const Launches *launches, void *stream)
         size_t total = 0;
         const Template *known = item->run == NULL ? NULL : template_of(item);
         if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item)
-            && capture_call(item, stream, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
+            && capture_call(item, spare, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
             && chain(last, (int)total, nodes) == 0)
             learn(item, nodes, (int)total);
         if (captured != NULL)
@@ -917,12 +977,19 @@ static int pays(const Place *place, uint64_t shape, double seconds)
     return place->direct == 0 || place->direct_shape != shape || seconds < place->direct;
 }
 
-static void *spare(int32_t device)
+/* Where launches of a record are captured; NULL if there is no further stream for captures. */
+static const Spare *spare_of(const Record *record)
 {
-    void **stream = &spare_stream[device];
-    if (*stream == NULL && api.new_stream(stream, NON_BLOCKING) != 0)
-        *stream = NULL;
-    return *stream;
+    for (size_t i = 0; i < sizeof spares / sizeof *spares; i++) {
+        Spare *spare = &spares[i];
+        if (spare->stream != NULL && spare->of == record->stream && spare->device == record->device)
+            return spare;
+        if (spare->stream == NULL) {
+            *spare = (Spare){.of = record->stream, .device = record->device};
+            return api.new_stream(&spare->stream, NON_BLOCKING) == 0 ? spare : NULL;
+        }
+    }
+    return NULL;
 }
 
 /* Runs the record as a graph and returns 1. Returns 0 if nothing was done and it must be launched one by one. The
@@ -937,10 +1004,10 @@ static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape
     if (graph == NULL) {
         double seconds = 0;
         graph = nearest(place, &record->launches, shape, &seconds);
-        void *stream = spare(record->device);
-        if (graph == NULL || stream == NULL || !pays(place, shape, graph->seconds + seconds))
+        const Spare *spare = spare_of(record);
+        if (graph == NULL || spare == NULL || !pays(place, shape, graph->seconds + seconds))
             return 0;
-        code = update(graphs, graph, &record->launches, hash, stream);
+        code = update(graphs, graph, &record->launches, hash, spare);
         if (code != 0) {
             atomic_store(&graphs->error, code);
             count(graphs, REFUSED, 1);
@@ -975,12 +1042,12 @@ static void make_stretch(Record *record)
         shape = shape_of(&record->launches);
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
-        void *stream = spare(record->device);
-        int what = graph_serves || stream == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        const Spare *spare = spare_of(record);
+        int what = graph_serves || spare == NULL ? 0 : wants(place, &record->launches, hash, shape);
         if (what == GRAPH)
-            ask_for_graph(graphs, place, &record->launches, stream);
+            ask_for_graph(graphs, place, &record->launches, spare);
         else if (what == LEARN)
-            learn_calls(&record->launches, stream);
+            learn_calls(&record->launches, spare);
         unlock();
     }
     if (graph_serves)
@@ -1000,13 +1067,14 @@ static void release_kept(Record *record)
 {
     while (record->kept_count > 0)
         api.delete_tensor(record->kept[--record->kept_count]);
-    record->kept_bytes = record->workspace_bytes = 0;
+    record->kept_bytes = 0;
 }
 
 /* Launches what is recorded, unless an earlier launch of the record failed. */
-static void make_pending(Record *record)
+static void make_pending(Record *record, int why)
 {
     if (record->launches.count > 0) {
+        count(record->graphs, ENDED + why, 1);
         if (record->code == 0)
             make_stretch(record);
         record->launches.count = record->launches.used = 0;
@@ -1016,10 +1084,10 @@ static void make_pending(Record *record)
 
 /* ---- the recorder ---- */
 
-static void make(void)
+static void make(int why)
 {
     if (current != NULL)
-        make_pending(current);
+        make_pending(current, why);
 }
 
 static int holds(void)
@@ -1033,8 +1101,15 @@ static int records(int32_t device, void *context, void *stream)
         return 0;
     if (current->device == device && current->context == context && current->stream == stream)
         return 1;
-    make_pending(current);
+    make_pending(current, FOR_LIBRARY);
     return 0;
+}
+
+static int records_here(int32_t device)
+{
+    void *context = NULL, *stream = NULL;
+    return current != NULL && api.get_context(&context) == 0 && api.current_stream(device, &stream) == 0
+           && records(device, context, stream);
 }
 
 static Item *add(size_t bytes)
@@ -1080,7 +1155,8 @@ static int add_kernel(const How *how, void *function, void *const *parameters, c
     return 0;
 }
 
-static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses)
+static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses,
+                    int by_torch)
 {
     Item *item = add(bytes);
     if (item == NULL)
@@ -1089,6 +1165,7 @@ static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, c
     item->function = (void *)(uintptr_t)kind;
     item->count = (uint32_t)bytes;
     item->addresses = addresses;
+    item->by_torch = (uint16_t)by_torch;
     memcpy(item + 1, data, bytes);
     return 0;
 }
@@ -1100,7 +1177,7 @@ static void keep_until_made(Record *record, void *tensor)
         size_t most = 2 * record->most_kept + 64;
         void **kept = realloc(record->kept, most * sizeof *kept);
         if (kept == NULL) {
-            make_pending(record);
+            make_pending(record, FOR_MEMORY);
             api.delete_tensor(tensor);
             return;
         }
@@ -1119,7 +1196,7 @@ static void keep(void *tensor, int64_t bytes)
     keep_until_made(current, tensor);
     current->kept_bytes += bytes;
     if (current->kept_bytes > MOST_KEPT_BYTES)
-        make_pending(current);
+        make_pending(current, FOR_MEMORY);
 }
 
 static void share(void *tensor)
@@ -1129,21 +1206,30 @@ static void share(void *tensor)
         keep_until_made(current, handle);
 }
 
-static int workspace(int64_t bytes, void **pointer)
+static int workspace(int user, int64_t bytes, void **pointer)
 {
-    Record *record = current;
-    if (bytes > record->workspace_bytes) {
+    Workspace *own = &current->workspaces[user];
+    if (bytes > own->bytes) {
         int64_t stride = 1;
         void *tensor = NULL;
-        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, record->device, &tensor) != 0)
+        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &tensor) != 0)
             return OUT_OF_MEMORY;
-        keep_until_made(record, tensor);
-        if (api.data_pointer(tensor, &record->workspace) != 0)
+        if (own->tensor != NULL)
+            keep_until_made(current, own->tensor);
+        *own = (Workspace){.tensor = tensor, .bytes = bytes};
+        if (api.data_pointer(tensor, &own->memory) != 0)
             return OUT_OF_MEMORY;
-        record->workspace_bytes = bytes;
     }
-    *pointer = record->workspace;
+    *pointer = own->memory;
     return 0;
+}
+
+static void release_workspaces(Record *record)
+{
+    for (int user = 0; user < USERS; user++)
+        if (record->workspaces[user].tensor != NULL)
+            api.delete_tensor(record->workspaces[user].tensor);
+    memset(record->workspaces, 0, sizeof record->workspaces);
 }
 
 static void *new_graphs(void)
@@ -1216,7 +1302,8 @@ static void *begin(void *given, int32_t device)
 static void end(void *given)
 {
     Record *record = given;
-    make_pending(record);
+    make_pending(record, FOR_END);
+    release_workspaces(record);
     current = NULL;
     while (atomic_flag_test_and_set_explicit(&taking, memory_order_acquire))
         ;
@@ -1236,10 +1323,10 @@ static void tell(void *origin)
         current->origin = origin;
 }
 
-static int finish(void *given, void **origin)
+static int finish(void *given, int why, void **origin)
 {
     Record *record = given;
-    make_pending(record);
+    make_pending(record, why);
     int code = record->code;
     *origin = record->failed;
     record->code = 0;
@@ -1254,7 +1341,7 @@ static int wants_graph(void *graphs)
 }
 
 static const Recorder recorder = {
-    records, add_kernel, add_call, holds, keep, share, workspace, make, new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
+    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
 };
 
 /* ---- for Python ---- */
