@@ -1,9 +1,9 @@
 """Captures in which torch's own functions launch: what graphs.c calls around them.
 
-torch's functions use its current stream, and take memory from its allocator: results on the way, and workspaces of cuBLAS, of
-which each stream has one. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that
-belongs to the stream for which is captured. A graph runs on that stream alone. So no two graphs that share the pool run at a time,
-and what one leaves in it the next one may overwrite.
+torch's functions use its current stream, and take memory from its allocator: results on the way, and cuBLAS's workspaces, of which
+each stream has one. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to
+the stream on which the graph will run. Graphs of one stream run one after the other, so each may overwrite what the one before has
+left in the pool.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _functions() -> tuple[Any, Any]:
 
 
 def enter(device: int, stream: int | None, of: int | None) -> int:
-    """Begins what belongs to a capture on `stream`, which stands for the stream `of` of a device. Returns 0, or the driver's error
-    for what is not supported."""
+    """Begins what belongs to a capture on `stream`, which stands for the stream `of` of a device. Returns 0, or the error
+    NOT_SUPPORTED."""
     stack = contextlib.ExitStack()
     try:
         pool = _pools.get((device, of or 0))

@@ -104,7 +104,9 @@ class Numbers:
     hopeless: int
 
     def __str__(self) -> str:
-        served = f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
+        served = (
+            f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
+        )
         served += f"{self.direct + self.busy + self.short} launched one by one"
         ended = {"calls of Python": self.to_python, "libraries": self.to_library, "memory": self.to_memory}
         cut = "".join(f"; {count} ended by {what}" for what, count in ended.items() if count)
@@ -142,7 +144,9 @@ class ProgramGraphs:
         if program is None or before is None:
             return
         with driver.current(self.index) as found:
-            _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(self._address, _stream(self.index, found))
+            _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(
+                self._address, _stream(self.index, found)
+            )
         after = self.numbers()
         assert after is not None
         counters.add("cuda_graphs", after.made - before.made)
@@ -198,11 +202,15 @@ def _recorder() -> int:
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
     except AttributeError as error:
-        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error}).") from error
+        raise DeviceError(
+            f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error})."
+        ) from error
     module = native.module()
     if module is None:
         raise DeviceError("launches cannot be recorded for CUDA graphs: there is no C launcher.")
-    make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(library.address("polytile_graphs_recorder"))
+    make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+        library.address("polytile_graphs_recorder")
+    )
     held = (ctypes.c_void_p * len(functions))(*functions)
     recorder = make(ctypes.addressof(held), MOST_NODES)
     module.configure_graphs(recorder, *launch.record(recorder), *products.record(recorder))
