@@ -1,9 +1,8 @@
 """Captures in which torch's own functions launch: what graphs.c calls around them.
 
-torch's functions use its current stream, and take memory from its allocator: results on the way, and cuBLAS's workspaces, of which
-each stream has one. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to
-the stream on which the graph will run. Graphs of one stream run one after the other, so each may overwrite what the one before has
-left in the pool.
+torch's functions use its current stream, and take memory from its allocator: results on the way, and cuBLAS's workspaces, one a
+stream. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to the stream
+on which the graph will run. Graphs of one stream run one after the other, so each may overwrite what the one before has left.
 """
 
 from __future__ import annotations
