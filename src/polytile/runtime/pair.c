@@ -11,15 +11,19 @@ enum { TORCH_UINT8 = 0, SIZES = 3 }; /* a product's integers start with batch, M
 static const Recorder *recorder;
 static Kernel recording_kernels[4];
 
+static inline int uses_recorder(Kernel kernel)
+{
+    for (size_t i = 0; i < sizeof recording_kernels / sizeof *recording_kernels; i++)
+        if (kernel == recording_kernels[i])
+            return 1;
+    return 0;
+}
+
 /* Flushes the recorded launches, unless the kernel uses the recorder. */
 static inline void make_before(Kernel kernel)
 {
-    if (recorder == NULL || !recorder->holds())
-        return;
-    for (size_t i = 0; i < sizeof recording_kernels / sizeof *recording_kernels; i++)
-        if (kernel == recording_kernels[i])
-            return;
-    recorder->make(FOR_LIBRARY);
+    if (recorder != NULL && !uses_recorder(kernel))
+        recorder->make(FOR_LIBRARY);
 }
 
 /* Set once by configure_pairs(). */
@@ -51,6 +55,8 @@ static Slot epilogue_of(Dispatcher *self, void *const *pointers, const long *int
         found->calls++;
         slot = *found;
         Py_INCREF(slot.entry);
+        if (recorder != NULL)
+            recorder->counts(found);
     }
     PyGILState_Release(state);
     return slot;

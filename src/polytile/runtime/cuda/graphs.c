@@ -14,9 +14,13 @@
    thread would make the program fail where it waits for its device. The least recently used graphs are evicted, by count
    and by memory.
 
-   A graph owns no memory. Each address in it comes from the current record, so arguments are not copied, results belong
-   to the caller, and random seeds, changed sizes and changed arguments are ordinary parameters. Nothing here touches a
-   Python object. */
+   A program whose calls of kernels are those of a graph, one after the other, is not recorded: the graph is followed, and
+   launched at the end of the stretch. Where the program leaves the graph's way, the launches so far are taken over from
+   the graph, and recording goes on.
+
+   A graph owns no memory but what kernels keep zeroed. Each address in it comes from the current record, so arguments
+   are not copied, results belong to the caller, and random seeds, changed sizes and changed arguments are ordinary
+   parameters. Nothing here touches a Python object. */
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,7 +32,7 @@ enum { RELAXED = 2, NON_BLOCKING = 1, KERNEL_NODE = 0 }; /* CU_STREAM_CAPTURE_MO
 enum { COOPERATIVE = 2, CLUSTER = 4, MAY_OVERLAP = 6 };  /* CUlaunchAttributeID */
 enum { LEAST_LAUNCHES = 4, MOST_PLACES = 64, MOST_GRAPHS = 6, SEEN = 32, COMES_BACK = 3 };
 enum { FIRST_LAUNCHES = 3, FIRST_GRAPHS = 8, CALLS_A_GRAPH = 128, FRUITLESS = 64, REST = 1024, MOST_NODES_OF_CALL = 8, MOST_PARAMETERS = 256 };
-enum { MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
+enum { MOST_SHARED = 256, MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
 enum { MOST_KEPT_BYTES = 32 << 20, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
 
 typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
@@ -219,6 +223,12 @@ struct Graph {
     double seconds; /* host time of a launch; 0: not known yet, since the first launches take longer */
     int launched;
     size_t total;   /* nodes */
+    Steps steps;    /* the calls that record these launches; none: not known */
+    void *stream;   /* on which they do; */
+    void *workspaces[USERS]; /* with these workspaces, */
+    void **held;    /* and tensors */
+    size_t held_count;
+    atomic_int followers; /* programs that follow it now: it is neither changed nor deleted. Only the lock's holder adds one */
     Place *place;
     Graph *next; /* of all */
 };
@@ -241,7 +251,7 @@ struct Place {
 };
 
 enum { LEARN = 1, GRAPH = 2 };
-enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, ENDED, NUMBERS = ENDED + REASONS };
+enum { REPLAYED, FOLLOWED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, ENDED, NUMBERS = ENDED + REASONS };
 
 typedef struct {
     Place places[MOST_PLACES];
@@ -250,6 +260,7 @@ typedef struct {
     atomic_int wants;
     int fruitless, rest; /* calls since a graph ran; calls for which nothing is recorded any more */
     int ran, wanted;     /* in this call */
+    atomic_llong workspace_bytes[USERS]; /* the most that calls have used; each takes it at once, so that addresses come again */
 } Graphs;
 
 typedef struct { /* the stream on which launches for another one are captured. torch's workspaces, of which each stream has its own,
@@ -272,6 +283,12 @@ struct Record {
     size_t most_origins;
     void **kept; /* tensors */
     size_t kept_count, most_kept;
+    Steps steps;        /* the calls whose launches are recorded */
+    int in_call, whole; /* within a call; whether the steps say it all */
+    void *shared[MOST_SHARED]; /* of the kept tensors */
+    size_t shared_count;
+    Graph *followed;    /* whose first `passed` calls are those of the stretch; NULL: none */
+    size_t passed;
     int64_t kept_bytes;
     Workspace workspaces[USERS];
     void *stream, *context, *origin, *failed;
@@ -346,6 +363,14 @@ static int launch_one(Item *item, void *stream)
     return -api.launch_kernel(&how, item->function, parameters, NULL);
 }
 
+static void release_held(Graph *graph)
+{
+    while (graph->held_count > 0)
+        api.delete_tensor(graph->held[--graph->held_count]);
+    free(graph->held);
+    graph->held = NULL;
+}
+
 static void delete_graph(Graph *graph)
 {
     if (graph == NULL)
@@ -364,6 +389,8 @@ static void delete_graph(Graph *graph)
     if (graph->graph != NULL)
         api.delete_graph(graph->graph);
     forget(&graph->launches);
+    forget_steps(&graph->steps);
+    release_held(graph);
     free(graph->nodes);
     free(graph->counts);
     free(graph);
@@ -880,8 +907,8 @@ static int is_known(const Launches *launches)
     return 1;
 }
 
-/* What to do about launches that are made one by one and have occurred several times: a graph, if they are the same or
-   of a shape without one; or learning the library calls, so that another graph can be updated. */
+/* What to do about launches that no graph has and that have occurred several times: a graph, if they are the same or of a
+   shape without one; or learning the library calls, so that another graph can be updated. */
 static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
@@ -948,7 +975,7 @@ static Graph *nearest(Place *place, const Launches *launches, uint64_t shape, do
     Graph *found = NULL;
     for (int i = 0; i < MOST_GRAPHS; i++) {
         Graph *graph = place->graphs[i];
-        if (graph == NULL || graph->shape != shape || graph->launches.count != launches->count)
+        if (graph == NULL || graph->shape != shape || graph->launches.count != launches->count || graph->followers > 0)
             continue;
         double own = seconds_of_update(graph, launches);
         if (found == NULL || own < *seconds || (own == *seconds && graph->used < found->used)) {
@@ -992,7 +1019,30 @@ static const Spare *spare_of(const Record *record)
     return NULL;
 }
 
-/* Runs the record as a graph and returns 1. Returns 0 if nothing was done and it must be launched one by one. The
+/* Lets later calls that are those of the record follow the graph, which has its launches. */
+static void learn_way(const Record *record, Graph *graph)
+{
+    if (graph->followers > 0)
+        return;
+    clear_steps(&graph->steps);
+    release_held(graph);
+    if (!record->whole || record->shared_count > MOST_SHARED || record->steps.count == 0)
+        return;
+    graph->held = malloc((record->shared_count + 1) * sizeof *graph->held);
+    if (graph->held == NULL)
+        return;
+    for (size_t i = 0; i < record->shared_count; i++, graph->held_count++)
+        if (api.new_handle(record->shared[i], &graph->held[i]) != 0)
+            return;
+    graph->stream = record->stream;
+    for (int user = 0; user < USERS; user++)
+        graph->workspaces[user] = record->workspaces[user].memory;
+    copy_steps(&record->steps, record->steps.count, &graph->steps);
+}
+
+enum { REPLAYS = 1, UPDATES };
+
+/* Runs the record as a graph, and returns how. Returns 0 if nothing was done and it must be launched one by one. The
    caller holds the lock. */
 static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape)
 {
@@ -1020,10 +1070,11 @@ static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape
     if (code != 0) {
         record->code = -code;
         record->failed = record->origins[0];
-        return 1;
+        return REPLAYS;
     }
     count(graphs, what, 1);
-    return 1;
+    learn_way(record, graph);
+    return what == REPLAYED ? REPLAYS : UPDATES;
 }
 
 static void make_stretch(Record *record)
@@ -1043,7 +1094,8 @@ static void make_stretch(Record *record)
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
         const Spare *spare = spare_of(record);
-        int what = graph_serves || spare == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        int what = graph_serves == REPLAYS || spare == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        what = graph_serves && what == LEARN ? 0 : what;
         if (what == GRAPH)
             ask_for_graph(graphs, place, &record->launches, spare);
         else if (what == LEARN)
@@ -1068,18 +1120,229 @@ static void release_kept(Record *record)
     while (record->kept_count > 0)
         api.delete_tensor(record->kept[--record->kept_count]);
     record->kept_bytes = 0;
+    record->shared_count = 0;
+}
+
+static void make_pending(Record *record, int why);
+
+/* Deletes the tensor after the next launches are made. */
+static void keep_until_made(Record *record, void *tensor)
+{
+    if (record->kept_count == record->most_kept) {
+        size_t most = 2 * record->most_kept + 64;
+        void **kept = realloc(record->kept, most * sizeof *kept);
+        if (kept == NULL) {
+            make_pending(record, FOR_MEMORY);
+            api.delete_tensor(tensor);
+            return;
+        }
+        record->kept = kept;
+        record->most_kept = most;
+    }
+    record->kept[record->kept_count++] = tensor;
+}
+
+static void keep_shared(Record *record, void *handle)
+{
+    if (record->shared_count < MOST_SHARED)
+        record->shared[record->shared_count] = handle;
+    record->shared_count++;
+    keep_until_made(record, handle);
+}
+
+/* ---- following a graph ---- */
+
+/* Appends a launch to the thread's record. NULL if memory is short. */
+static Item *add(size_t bytes)
+{
+    Launches *launches = &current->launches;
+    if (launches->count == current->most_origins) {
+        size_t most = 2 * launches->count + 64;
+        void **origins = realloc(current->origins, most * sizeof *origins);
+        if (origins == NULL)
+            return NULL;
+        current->origins = origins;
+        current->most_origins = most;
+    }
+    Item *item = append(launches, bytes);
+    if (item != NULL)
+        current->origins[launches->count - 1] = current->origin;
+    return item;
+}
+
+
+/* Whether the next call of a record that has come the way of `count` of its calls may be step number `count` of the
+   graph. */
+static int leads_on(const Record *record, const Graph *graph, const uint64_t *words, size_t count)
+{
+    int alike = graph->stream == record->stream && is_step(&graph->steps, record->passed, words, count);
+    for (int user = 0; user < USERS; user++)
+        alike = alike && graph->workspaces[user] == record->workspaces[user].memory;
+    return alike && (record->followed == NULL || begin_alike(&graph->steps, &record->followed->steps, record->passed));
+}
+
+/* Follows a graph of the place that this call leads on, in place of another one or at the start of a stretch. Returns 0
+   if there is none. */
+static int find_way(Record *record, const uint64_t *words, size_t count)
+{
+    Graph *found = NULL;
+    if (record->place >= MOST_PLACES || record->launches.count > 0 || record->steps.count > 0 || record->code != 0 || !try_lock())
+        return 0;
+    Place *place = &record->graphs->places[record->place];
+    for (int i = 0; i < MOST_GRAPHS && found == NULL; i++)
+        if (place->graphs[i] != NULL && leads_on(record, place->graphs[i], words, count))
+            found = place->graphs[i];
+    if (found != NULL) {
+        atomic_fetch_add(&found->followers, 1);
+        if (record->followed != NULL)
+            atomic_fetch_sub(&record->followed->followers, 1);
+        record->followed = found;
+    }
+    unlock();
+    return found != NULL;
+}
+
+/* Appends the first launches of the other. Nonzero if memory is short. */
+static int take_over_launches(Record *record, const Launches *from, const Steps *steps, size_t passed)
+{
+    size_t next = 0;
+    for (size_t i = 0; i < passed; i++) {
+        record->origin = steps->steps[i].origin;
+        for (; next < steps->steps[i].launches; next++) {
+            const Item *given = item_at(from, next);
+            Item *item = add(given->bytes - sizeof *given);
+            if (item == NULL)
+                return OUT_OF_MEMORY;
+            memcpy(item, given, given->bytes);
+        }
+    }
+    return 0;
+}
+
+/* Goes on as if the calls that went a graph's way had been recorded. */
+static void leave_way(Record *record)
+{
+    Graph *graph = record->followed;
+    record->followed = NULL;
+    if (graph == NULL)
+        return;
+    void *origin = record->origin, *handle;
+    int code = take_over_launches(record, &graph->launches, &graph->steps, record->passed);
+    record->whole = copy_steps(&graph->steps, record->passed, &record->steps) == 0;
+    for (size_t i = 0; i < graph->held_count && code == 0; i++)
+        if ((code = api.new_handle(graph->held[i], &handle)) == 0)
+            keep_shared(record, handle);
+    record->code = code != 0 ? -OUT_OF_MEMORY : record->code;
+    record->origin = origin;
+    record->passed = 0;
+    atomic_fetch_sub(&graph->followers, 1);
+}
+
+/* Launches the followed graph if the stretch ends where it does. */
+static void make_followed(Record *record)
+{
+    Graph *graph = record->followed;
+    if (record->passed != graph->steps.count || !try_lock()) {
+        leave_way(record);
+        return;
+    }
+    int code = launch_graph(record->graphs, graph, record->stream);
+    graph->place->stretches++;
+    unlock();
+    record->code = -code;
+    record->failed = code != 0 ? graph->steps.steps[0].origin : NULL;
+    record->followed = NULL;
+    record->passed = 0;
+    record->place++;
+    count(record->graphs, REPLAYED, 1);
+    count(record->graphs, FOLLOWED, 1);
+    atomic_fetch_sub(&graph->followers, 1);
 }
 
 /* Launches what is recorded, unless an earlier launch of the record failed. */
 static void make_pending(Record *record, int why)
 {
-    if (record->launches.count > 0) {
+    if (record->followed != NULL || record->launches.count > 0)
         count(record->graphs, ENDED + why, 1);
+    if (record->followed != NULL)
+        make_followed(record);
+    record->whole &= !record->in_call;
+    if (record->launches.count > 0) {
         if (record->code == 0)
             make_stretch(record);
         record->launches.count = record->launches.used = 0;
     }
     release_kept(record);
+    clear_steps(&record->steps);
+    record->whole = !record->in_call;
+}
+
+/* ---- calls of kernels ---- */
+
+static int next(const uint64_t *words, size_t count, void *const **slots)
+{
+    Record *record = current;
+    if (record == NULL)
+        return -1;
+    int known = record->followed != NULL && is_step(&record->followed->steps, record->passed, words, count);
+    if (!known && !find_way(record, words, count))
+        return -1;
+    const Step *step = &record->followed->steps.steps[record->passed];
+    *slots = step->counters;
+    return step->counter_count;
+}
+
+static void pass(void)
+{
+    current->passed++;
+}
+
+static void begin_call(const uint64_t *words, size_t count, void *slot)
+{
+    Record *record = current;
+    if (record == NULL)
+        return;
+    leave_way(record);
+    record->in_call = 1;
+    record->whole &= add_step(&record->steps, words, count, record->origin, slot) == 0;
+}
+
+/* A call that has recorded nothing may have launched by itself. */
+static void end_call(int successful)
+{
+    Record *record = current;
+    if (record == NULL)
+        return;
+    record->in_call = 0;
+    size_t count = record->steps.count;
+    if (count == 0)
+        return;
+    Step *step = &record->steps.steps[count - 1];
+    step->launches = record->launches.count;
+    record->whole &= successful && step->launches > (count > 1 ? step[-1].launches : 0);
+}
+
+static Step *step_of_call(void)
+{
+    return current != NULL && current->in_call && current->steps.count > 0 ? &current->steps.steps[current->steps.count - 1] : NULL;
+}
+
+static void counts(void *slot)
+{
+    Step *step = step_of_call();
+    if (step != NULL && step->counter_count < MOST_COUNTERS)
+        step->counters[step->counter_count++] = slot;
+    else if (step != NULL)
+        current->whole = 0;
+}
+
+static void watch(volatile int32_t *error)
+{
+    Step *step = step_of_call();
+    if (step != NULL && step->error_count < MOST_ERRORS)
+        step->errors[step->error_count++] = error;
+    else if (step != NULL)
+        current->whole = 0;
 }
 
 /* ---- the recorder ---- */
@@ -1092,7 +1355,7 @@ static void make(int why)
 
 static int holds(void)
 {
-    return current != NULL && current->launches.count > 0;
+    return current != NULL && (current->launches.count > 0 || current->followed != NULL);
 }
 
 static int records(int32_t device, void *context, void *stream)
@@ -1110,23 +1373,6 @@ static int records_here(int32_t device)
     void *context = NULL, *stream = NULL;
     return current != NULL && api.get_context(&context) == 0 && api.current_stream(device, &stream) == 0
            && records(device, context, stream);
-}
-
-static Item *add(size_t bytes)
-{
-    Launches *launches = &current->launches;
-    if (launches->count == current->most_origins) {
-        size_t most = 2 * launches->count + 64;
-        void **origins = realloc(current->origins, most * sizeof *origins);
-        if (origins == NULL)
-            return NULL;
-        current->origins = origins;
-        current->most_origins = most;
-    }
-    Item *item = append(launches, bytes);
-    if (item != NULL)
-        current->origins[launches->count - 1] = current->origin;
-    return item;
 }
 
 static int add_kernel(const How *how, void *function, void *const *parameters, const uint32_t *bytes, unsigned count)
@@ -1170,23 +1416,6 @@ static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, c
     return 0;
 }
 
-/* Deletes the tensor after the next launches are made. */
-static void keep_until_made(Record *record, void *tensor)
-{
-    if (record->kept_count == record->most_kept) {
-        size_t most = 2 * record->most_kept + 64;
-        void **kept = realloc(record->kept, most * sizeof *kept);
-        if (kept == NULL) {
-            make_pending(record, FOR_MEMORY);
-            api.delete_tensor(tensor);
-            return;
-        }
-        record->kept = kept;
-        record->most_kept = most;
-    }
-    record->kept[record->kept_count++] = tensor;
-}
-
 static void keep(void *tensor, int64_t bytes)
 {
     if (!holds()) {
@@ -1203,12 +1432,14 @@ static void share(void *tensor)
 {
     void *handle = NULL;
     if (current != NULL && api.new_handle(tensor, &handle) == 0)
-        keep_until_made(current, handle);
+        keep_shared(current, handle);
 }
 
 static int workspace(int user, int64_t bytes, void **pointer)
 {
     Workspace *own = &current->workspaces[user];
+    if (bytes > atomic_load_explicit(&current->graphs->workspace_bytes[user], memory_order_relaxed))
+        atomic_store_explicit(&current->graphs->workspace_bytes[user], bytes, memory_order_relaxed);
     if (bytes > own->bytes) {
         int64_t stride = 1;
         void *tensor = NULL;
@@ -1270,6 +1501,17 @@ static int is_awake(Graphs *graphs)
     return 1;
 }
 
+/* Takes what calls have used before. Calls that take the same memory in the same order often get the same addresses. */
+static void take_workspaces(Record *record)
+{
+    for (int user = 0; user < USERS; user++) {
+        int64_t bytes = atomic_load_explicit(&record->graphs->workspace_bytes[user], memory_order_relaxed);
+        void *pointer;
+        if (bytes > 0)
+            workspace(user, bytes, &pointer);
+    }
+}
+
 static void *begin(void *given, int32_t device)
 {
     Graphs *graphs = given;
@@ -1293,9 +1535,11 @@ static void *begin(void *given, int32_t device)
     record->stream = stream;
     record->context = context;
     record->device = device;
-    record->place = record->code = 0;
+    record->place = record->code = record->in_call = 0;
+    record->whole = 1;
     record->failed = record->origin = NULL;
     current = record;
+    take_workspaces(record);
     return record;
 }
 
@@ -1341,7 +1585,8 @@ static int wants_graph(void *graphs)
 }
 
 static const Recorder recorder = {
-    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
+    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch,
+     new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
 };
 
 /* ---- for Python ---- */
@@ -1361,7 +1606,7 @@ static void evict(Graphs *graphs, size_t more)
         Graph *oldest = NULL;
         for (Graph *graph = all; graph != NULL; graph = graph->next) {
             total += graph->total;
-            if (oldest == NULL || graph->used < oldest->used)
+            if (graph->followers == 0 && (oldest == NULL || graph->used < oldest->used))
                 oldest = graph;
         }
         if (oldest == NULL || total <= most_nodes)
@@ -1369,30 +1614,6 @@ static void evict(Graphs *graphs, size_t more)
         delete_graph(oldest);
         count(graphs, EVICTED, 1);
     }
-}
-
-static void put(Graphs *graphs, Place *place, Graph *graph)
-{
-    evict(graphs, graph->total);
-    int at = 0;
-    for (int i = 0; i < MOST_GRAPHS; i++)
-        if (place->graphs[i] == NULL) {
-            at = i;
-            break;
-        } else if (place->graphs[at] != NULL && place->graphs[i]->used < place->graphs[at]->used) {
-            at = i;
-        }
-    if (place->graphs[at] != NULL) {
-        delete_graph(place->graphs[at]);
-        count(graphs, EVICTED, 1);
-    }
-    graph->place = place;
-    graph->used = ++clock_of_use;
-    graph->next = all;
-    all = graph;
-    place->graphs[at] = graph;
-    place->made++;
-    count(graphs, MADE, 1);
 }
 
 /* Learns the launches of the library calls of a new graph. */
@@ -1405,6 +1626,42 @@ static void learn_graph(const Graph *graph)
         if (item->run != NULL && count <= MOST_NODES_OF_CALL && chain(graph->nodes[i], count, nodes) == 0)
             learn(item, nodes, count);
     }
+}
+
+/* The place for a further graph: an unused one, or else the least recently used. -1: all are being followed. */
+static int place_for_graph(const Place *place)
+{
+    int at = -1;
+    for (int i = 0; i < MOST_GRAPHS; i++) {
+        const Graph *graph = place->graphs[i];
+        if (graph == NULL)
+            return i;
+        if (graph->followers == 0 && (at < 0 || graph->used < place->graphs[at]->used))
+            at = i;
+    }
+    return at;
+}
+
+static void put(Graphs *graphs, Place *place, Graph *graph)
+{
+    evict(graphs, graph->total);
+    int at = place_for_graph(place);
+    if (at < 0) {
+        delete_graph(graph);
+        return;
+    }
+    if (place->graphs[at] != NULL) {
+        delete_graph(place->graphs[at]);
+        count(graphs, EVICTED, 1);
+    }
+    graph->place = place;
+    graph->used = ++clock_of_use;
+    graph->next = all;
+    all = graph;
+    place->graphs[at] = graph;
+    place->made++;
+    learn_graph(graph);
+    count(graphs, MADE, 1);
 }
 
 /* Makes the captured graphs runnable, with uploads on the caller's stream. What their launches depend on must stay
@@ -1423,7 +1680,6 @@ void polytile_graphs_make(Graphs *graphs, void *stream)
         wait_for_lock();
         if (code == 0) {
             put(graphs, place, graph);
-            learn_graph(graph);
         } else {
             refused(graphs, place, code);
             delete_graph(graph);

@@ -36,11 +36,22 @@ typedef struct {
     int (*holds)(void);          /* whether there are recorded launches that have not been made */
     void (*keep)(void *tensor, int64_t bytes); /* deletes the tensor once the recorded launches are made: now, if there are none or
                                                   if too many bytes wait */
-    void (*share)(void *tensor);               /* keeps its memory alive until then */
+    void (*share)(void *tensor);               /* keeps its memory alive until then, and as long as a graph writes to it */
     /* Memory that the launches of one kernel may write to, shared by all kernels of the program. Each of USERS has its own.
        Returns nonzero if there is none. */
     int (*workspace)(int user, int64_t bytes, void **pointer);
     void (*make)(int why);                     /* makes the recorded launches; `finish` reports errors */
+
+    /* Calls of kernels, which `words` tell apart (graph_steps.c). `next`: if the launches of this very call are known, and
+       come next, the number of the slots that count its calls; else -1. `pass` takes them for recorded. Another call that
+       records launches is begun, by a slot, and ended, with whether it was successful; meanwhile it tells of further slots,
+       and of words that are not 0 once a check is violated. */
+    int (*next)(const uint64_t *words, size_t count, void *const **slots);
+    void (*pass)(void);
+    void (*begin_call)(const uint64_t *words, size_t count, void *slot);
+    void (*end_call)(int successful);
+    void (*counts)(void *slot);
+    void (*watch)(volatile int32_t *error);
 
     /* for the launcher */
     void *(*new_graphs)(void); /* of one program */

@@ -29,7 +29,7 @@ from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
-SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).with_name("graphs.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", "graph_steps.c", "graphs.c"))
 
 MOST_NODES = 8192
 """Limit on the nodes of all graphs of a process; the least recently used graphs are evicted first. A kernel node takes
@@ -55,6 +55,7 @@ class Numbers:
     Python.
 
         replayed, updated            stretches replayed unchanged, and after some nodes were given new parameters
+        followed                     the replayed ones that were not recorded, as the calls of kernels were those of the graph
         nodes_updated                total number of such nodes
         direct                       stretches launched one by one because no graph fitted, or because that took the
                                      host no longer
@@ -75,6 +76,7 @@ class Numbers:
     """
 
     replayed: int
+    followed: int
     updated: int
     direct: int
     made: int
@@ -105,7 +107,8 @@ class Numbers:
 
     def __str__(self) -> str:
         served = (
-            f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
+            f"{self.replayed} stretches of launches replayed ({self.followed} unrecorded), {self.updated} updated "
+            f"({self.nodes_updated} nodes), "
         )
         served += f"{self.direct + self.busy + self.short} launched one by one"
         ended = {"calls of Python": self.to_python, "libraries": self.to_library, "memory": self.to_memory}

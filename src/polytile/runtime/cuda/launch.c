@@ -212,6 +212,8 @@ static int run(LaunchPlan *plan, void *const *pointers, const long *integers)
         recorder->make(FOR_LIBRARY);
         records = 0;
     }
+    if (records && plan->error != NULL)
+        recorder->watch(plan->error);
     int code = plan->scratch_count > 0 ? provide(plan, integers, stream, records, memory, &owned) : 0;
     for (int i = 0; i < plan->launch_count && code == 0; i++)
         code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream, records);

@@ -529,8 +529,9 @@ static int record_aten(ProductPlan *plan, void *const *pointers, const long *int
 static long run_or_record_aten(ProductPlan *plan, void *const *pointers, const long *integers)
 {
     void *stream = NULL;
-    if (recorder != NULL && plan->device >= 0 && plan->api->current_stream(plan->device, &stream) == 0
-        && recorder->records(plan->device, plan->context, stream)) {
+    if (recorder != NULL && plan->device >= 0 && plan->api->current_stream(plan->device, &stream) != 0)
+        return -INVALID_VALUE;
+    if (recorder != NULL && plan->device >= 0 && recorder->records(plan->device, plan->context, stream)) {
         if (plan->has_run) {
             lock(plan); /* which gets its number */
             int code = record_aten(plan, pointers, integers, stream);
