@@ -37,6 +37,7 @@ from benchmarks.gpu import host_time, models
 from benchmarks.timing import geomean
 from polytile.compiler.programs import compiled_programs
 from polytile.report import Table, show
+from polytile.runtime import compile as compiling
 
 Run = Callable[..., Tensor]
 
@@ -52,9 +53,9 @@ COMPILED: dict[str, Callable[[Run], Run]] = {
 """What compiles for each."""
 ROUNDS, CALLS = 5, 10
 """Turns of each contestant at a shape, and calls of a turn."""
-CALMED, SETTLED_CALLS = 3, 30
-"""How often polytile is waited for after tuning, and calls before each: C takes over, and CUDA graphs are made of launches that
-come again."""
+CALMED, SETTLED_CALLS = 4, 30
+"""How often polytile is waited for after tuning, and calls before each: C is compiled and takes over, and CUDA graphs are made of
+launches that come again."""
 LAST_SECONDS = 20
 """Seconds that timing the shapes of a model is given."""
 
@@ -93,6 +94,7 @@ class Contestant:
                 for run in self.runs.values():
                     for _ in range(SETTLED_CALLS):
                         self._all(run)
+                compiling.settle(20)
                 polytile.wait(timeout=10)
         return {"first_s": took, "settled": settled}
 

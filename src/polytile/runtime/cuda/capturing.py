@@ -49,9 +49,9 @@ def enter(device: int, stream: int | None, of: int | None) -> int:
             pool = _pools[device, of or 0] = torch.cuda.MemPool()
         stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device=device)))
         stack.enter_context(torch.cuda.use_mem_pool(pool, device))
-    except (AttributeError, RuntimeError) as error:
+    except Exception as error:  # none can be raised through C
         stack.close()
-        log.info("torch %s takes no part in captures of CUDA graphs: %s", torch.__version__, error)
+        log.warning("torch %s takes no part in captures of CUDA graphs: %s", torch.__version__, error)
         return NOT_SUPPORTED
     _entered.stack = stack
     return 0
