@@ -1,7 +1,8 @@
 """`python -m benchmarks.gpu.whole_calls [--models llama gpt2 bert vit] [--seconds 240]`: wall time of Transformers' single calls.
 
 Models of four and six layers in bfloat16 under `torch.inference_mode()`, at several shapes. Contestants: eager; polytile, one
-dynamic compile, without and with CUDA graphs; the peer's dynamic compile; the peer's compile for each shape with CUDA graphs.
+dynamic compile by `polytile.compile`, without and with CUDA graphs; the peer's dynamic compile; the peer's compile for each shape
+with CUDA graphs.
 Each has a process and caches of its own, but for polytile's two, which run the same kernels. A call begins when the device is
 idle, and ends when it is idle again. The contestants take turns at each shape. Kernel time is the sum over all kernels, copies
 and fills of a call, by torch's profiler. Results are compared with eager's of the same weights and inputs.
@@ -21,7 +22,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,27 @@ from benchmarks import record
 from benchmarks.contestants import Entrant, Values
 from benchmarks.gpu import host_time, models
 from benchmarks.timing import geomean
+from polytile.compiler.programs import compiled_programs
 from polytile.report import Table, show
+from polytile.runtime import compile as compiling
+
+Run = Callable[..., Tensor]
 
 EAGER, OWN, GRAPHS, PEER, STATIC = "eager", "polytile", "polytile, graphs", "peer, dynamic", "peer, each shape, graphs"
 PROCESSES = {EAGER: (EAGER,), OWN: (OWN, GRAPHS), PEER: (PEER,), STATIC: (STATIC,)}
 """The contestants of each process."""
-COMPILED: dict[str, dict[str, Any]] = {
-    OWN: {"backend": "polytile", "dynamic": True, "options": {"stall": "never"}},
-    GRAPHS: {"backend": "polytile", "dynamic": True, "options": {"stall": "never", "cuda_graphs": "auto"}},
-    PEER: {"dynamic": True},
-    STATIC: {"dynamic": False, "mode": "reduce-overhead"},
+COMPILED: dict[str, Callable[[Run], Run]] = {
+    OWN: functools.partial(polytile.compile, options={"stall": "never"}),
+    GRAPHS: functools.partial(polytile.compile, options={"stall": "never", "cuda_graphs": "auto"}),
+    PEER: functools.partial(torch.compile, dynamic=True),
+    STATIC: functools.partial(torch.compile, dynamic=False, mode="reduce-overhead"),
 }
-"""Keywords of torch.compile."""
+"""What compiles for each."""
 ROUNDS, CALLS = 5, 10
 """Turns of each contestant at a shape, and calls of a turn."""
-CALMED, SETTLED_CALLS = 3, 30
-"""How often polytile is waited for after tuning, and calls before each: C takes over, and CUDA graphs are made of launches that
-come again."""
+CALMED, SETTLED_CALLS = 4, 30
+"""How often polytile is waited for after tuning, and calls before each: C is compiled and takes over, and CUDA graphs are made of
+launches that come again."""
 LAST_SECONDS = 20
 """Seconds that timing the shapes of a model is given."""
 
@@ -72,7 +77,7 @@ class Contestant:
         for shape in case.shapes:
             torch.manual_seed(sum(shape))
             self.arguments.append(tuple(each.clone() for each in case.make(*shape)))
-        compiled = {who: torch.compile(run, **COMPILED[who]) for who in given["contestants"] if who in COMPILED}
+        compiled = {who: COMPILED[who](run) for who in given["contestants"] if who in COMPILED}
         self.runs = {who: compiled.get(who, run) for who in given["contestants"]}
 
     def prepare(self, seconds: float) -> dict[str, Any]:
@@ -89,6 +94,7 @@ class Contestant:
                 for run in self.runs.values():
                     for _ in range(SETTLED_CALLS):
                         self._all(run)
+                compiling.settle(20)
                 polytile.wait(timeout=10)
         return {"first_s": took, "settled": settled}
 
@@ -126,6 +132,12 @@ class Contestant:
         with torch.inference_mode():
             return list(host_time.kernels(functools.partial(self.runs[who], *self.arguments[place]))[:2])
 
+    def graphs(self) -> list[str]:
+        """What CUDA graphs did in all calls so far, by program."""
+        return [
+            str(program.call.cuda_graphs) for program in compiled_programs() if hasattr(program.call, "cuda_graphs")
+        ]
+
     def keep(self, who: str, place: int, file: str) -> None:
         """Writes the result at a shape to a file."""
         with torch.inference_mode():
@@ -135,6 +147,7 @@ class Contestant:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(host_time.CASES), default=list(host_time.CASES))
+    parser.add_argument("--contestants", nargs="+", choices=list(PROCESSES), default=list(PROCESSES))
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
@@ -147,21 +160,22 @@ def main() -> None:
     end, cells = time.monotonic() + given.seconds, []
     for place, name in enumerate(given.models):
         share = (end - time.monotonic()) / (len(given.models) - place)
-        cells += measure(name, share)
+        cells += measure(name, share, given.contestants)
         path = record.write("gpu_whole_calls", {"device": torch.cuda.get_device_name(), "cells": cells}, given.out)
     report(cells)
     print(path)
 
 
-def measure(name: str, seconds: float) -> list[dict[str, Any]]:
+def measure(name: str, seconds: float, contestants: Sequence[str]) -> list[dict[str, Any]]:
     """The cells of one model."""
     until, cells = time.monotonic() + seconds, []
+    processes = {who: PROCESSES[who] for who in contestants}
     with contextlib.ExitStack() as stack:
         entrants = {
             who: stack.enter_context(
                 Entrant("benchmarks.gpu.whole_calls:Contestant", {"model": name, "contestants": each})
             )
-            for who, each in PROCESSES.items()
+            for who, each in processes.items()
         }
         threads = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(entrants)))
         left = max(20.0, until - time.monotonic() - LAST_SECONDS)
@@ -170,11 +184,12 @@ def measure(name: str, seconds: float) -> list[dict[str, Any]]:
         )
         for who, found in prepared.items():
             print(f"{name}, {who}: {found}", flush=True)
-        ready = {who: each for who, each in PROCESSES.items() if "error" not in prepared[who]}
+        ready = {who: each for who, each in processes.items() if "error" not in prepared[who]}
         for place, shape in enumerate(host_time.CASES[name].shapes):
-            cell = {"model": name, "shape": list(shape), "settled": prepared[OWN].get("settled", False)}
+            cell = {"model": name, "shape": list(shape), "settled": prepared.get(OWN, {}).get("settled", False)}
             cell["first_s"] = {who: s for found in prepared.values() for who, s in found.get("first_s", {}).items()}
             cell |= at_shape({each: entrants[who] for who in ready for each in ready[who]}, place)
+            cell["graphs"] = entrants[OWN].ask("graphs") if OWN in ready else []
             cells.append(cell)
             print(json.dumps(cell), flush=True)
     return cells

@@ -11,15 +11,19 @@ enum { TORCH_UINT8 = 0, SIZES = 3 }; /* a product's integers start with batch, M
 static const Recorder *recorder;
 static Kernel recording_kernels[4];
 
+static inline int uses_recorder(Kernel kernel)
+{
+    for (size_t i = 0; i < sizeof recording_kernels / sizeof *recording_kernels; i++)
+        if (kernel == recording_kernels[i])
+            return 1;
+    return 0;
+}
+
 /* Flushes the recorded launches, unless the kernel uses the recorder. */
 static inline void make_before(Kernel kernel)
 {
-    if (recorder == NULL || !recorder->holds())
-        return;
-    for (size_t i = 0; i < sizeof recording_kernels / sizeof *recording_kernels; i++)
-        if (kernel == recording_kernels[i])
-            return;
-    recorder->make();
+    if (recorder != NULL && !uses_recorder(kernel))
+        recorder->make(FOR_LIBRARY);
 }
 
 /* Set once by configure_pairs(). */
@@ -51,6 +55,8 @@ static Slot epilogue_of(Dispatcher *self, void *const *pointers, const long *int
         found->calls++;
         slot = *found;
         Py_INCREF(slot.entry);
+        if (recorder != NULL)
+            recorder->counts(found);
     }
     PyGILState_Release(state);
     return slot;
@@ -63,19 +69,31 @@ static void forget_entry(PyObject *entry)
     PyGILState_Release(state);
 }
 
+/* Scratch memory for the product: of the recorded launches, or a tensor of its own. Nonzero on failure. */
+static int product_memory(const Pair *self, int64_t bytes, void **tensor, void **scratch)
+{
+    int64_t stride = 1;
+    int type = self->epilogue->device;
+    *tensor = NULL;
+    if (recorder != NULL && type == TORCH_CUDA && recorder->records_here(self->index))
+        return recorder->workspace(OF_PAIR, bytes, scratch);
+    if (memory.new_tensor(1, &bytes, &stride, TORCH_UINT8, type, self->index, tensor) != 0)
+        return -1;
+    return configured.get_data_ptr(*tensor, scratch);
+}
+
 static long run_pair(void *const *pointers, const long *integers, long address)
 {
     const Pair *self = (const Pair *)address;
     Dispatcher *epilogue = self->epilogue;
-    int64_t bytes = self->element_size, stride = 1;
+    int64_t bytes = self->element_size;
     for (int i = 0; i < SIZES; i++)
         bytes *= integers[i];
-    void *tensor, *scratch;
-    if (bytes <= 0 || epilogue->tensors < 1
-        || memory.new_tensor(1, &bytes, &stride, TORCH_UINT8, epilogue->device, self->index, &tensor) != 0)
+    void *tensor = NULL, *scratch = NULL;
+    if (bytes <= 0 || epilogue->tensors < 1)
         return DECLINED;
+    long code = product_memory(self, bytes, &tensor, &scratch) == 0 ? 0 : DECLINED;
     void *given[epilogue->tensors];
-    long code = configured.get_data_ptr(tensor, &scratch) == 0 ? 0 : DECLINED;
     given[0] = scratch;
     memcpy(&given[1], &pointers[2], (size_t)(epilogue->tensors - 1) * sizeof *given);
     Slot slot = {0};
@@ -92,9 +110,7 @@ static long run_pair(void *const *pointers, const long *integers, long address)
         }
         forget_entry(slot.entry);
     }
-    if (recorder != NULL)
-        recorder->keep(tensor, bytes);
-    else
+    if (tensor != NULL)
         memory.delete_tensor(tensor);
     return code;
 }

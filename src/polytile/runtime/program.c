@@ -191,14 +191,14 @@ static PyObject *object_of(Tensor *tensor)
 /* ---- launches that are recorded ---- */
 
 /* Makes the recorded launches. -1 and an exception if one of them fails. */
-static int make_launches(Frame *frame)
+static int make_launches(Frame *frame, int why)
 {
     void *origin = NULL;
     int code;
     if (frame->record == NULL)
         return 0;
     Py_BEGIN_ALLOW_THREADS
-    code = recorder->finish(frame->record, &origin);
+    code = recorder->finish(frame->record, why, &origin);
     Py_END_ALLOW_THREADS
     if (code != 0)
         report(origin, code);
@@ -210,7 +210,7 @@ static int pause_record(Frame *frame)
 {
     if (frame->record == NULL)
         return 0;
-    int status = make_launches(frame);
+    int status = make_launches(frame, FOR_PYTHON);
     recorder->set(NULL);
     return status;
 }
@@ -221,7 +221,15 @@ static void go_on(Frame *frame)
         recorder->set(frame->record);
 }
 
-/* Before a native kernel, whose entry must live as long as its recorded launches. */
+/* The entry must live as long as its recorded launches. */
+static int keep_entry(Frame *frame, PyObject *entry)
+{
+    if (frame->entries == NULL && (frame->entries = PyList_New(0)) == NULL)
+        return -1;
+    return PyList_Append(frame->entries, entry);
+}
+
+/* Before a native kernel. */
 static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
 {
     if (frame->record == NULL)
@@ -229,9 +237,41 @@ static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
     if (dispatcher->device != TORCH_CPU)
         make_before(slot->kernel);
     recorder->tell(dispatcher);
-    if (frame->entries == NULL && (frame->entries = PyList_New(0)) == NULL)
+    return keep_entry(frame, slot->entry);
+}
+
+/* What tells a call of a kernel apart. */
+static size_t words_of(Dispatcher *self, void *const *pointers, const long *integers, uint64_t *words)
+{
+    size_t tensors = (size_t)self->tensors, count = (size_t)self->integers;
+    words[0] = (uintptr_t)self;
+    words[1] = changes;
+    memcpy(words + 2, pointers, tensors * sizeof *words);
+    memcpy(words + 2 + tensors, integers, count * sizeof *words);
+    return 2 + tensors + count;
+}
+
+/* Passes a call whose launches are known: returns 1; 0: they are not, or something else is due; -1 and an exception. */
+static int pass_call(Frame *frame, const uint64_t *words, size_t word_count)
+{
+    void *const *slots;
+    int count = recorder->next(words, word_count, &slots);
+    for (int i = 0; i < count; i++) {
+        const Slot *slot = slots[i];
+        if (slot->trial != NULL || slot->left == 1)
+            return 0;
+    }
+    if (count <= 0)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        Slot *slot = slots[i];
+        slot->left -= slot->left > 0;
+        slot->calls++;
+    }
+    if (keep_entry(frame, ((const Slot *)slots[0])->entry) < 0)
         return -1;
-    return PyList_Append(frame->entries, slot->entry);
+    recorder->pass();
+    return 1;
 }
 
 /* Reads a tensor's address for kernels. */
@@ -498,6 +538,11 @@ static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensor
 static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers, const long *integers)
 {
     int64_t fields[self->field_count + 1];
+    uint64_t words[2 + self->tensors + self->integers];
+    int records = frame->record != NULL, passed;
+    size_t word_count = records ? words_of(self, pointers, integers, words) : 0;
+    if (records && (passed = pass_call(frame, words, word_count)) != 0)
+        return passed;
     fields_of(self, pointers, integers, fields);
     Slot *found = slot_at(self, fields, integers);
     if (found->kernel == NULL || found->trial != NULL || found->left == 1)
@@ -510,9 +555,14 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
         return -1;
     Py_INCREF(slot.entry); /* another thread may clear the table while the kernel runs */
     void *record = is_watched() ? begin_record(self->label) : NULL;
+    records = records && uses_recorder(slot.kernel);
+    if (records)
+        recorder->begin_call(words, word_count, found);
     Py_BEGIN_ALLOW_THREADS
     code = slot.kernel(pointers, integers, threads);
     Py_END_ALLOW_THREADS
+    if (records)
+        recorder->end_call(code == 0);
     end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */
     Py_DECREF(slot.entry);
@@ -691,7 +741,7 @@ static int end_record_of_launches(Frame *frame, int status)
     if (frame->record == NULL)
         return status;
     PyErr_Fetch(&kind, &value, &trace);
-    int made = make_launches(frame);
+    int made = make_launches(frame, FOR_END);
     if (status == RAISED) {
         PyErr_Clear();
         PyErr_Restore(kind, value, trace);
@@ -826,8 +876,11 @@ static void program_dealloc(PyObject *object)
     Py_XDECREF(self->errors);
     free_plans(&self->plans);
     Py_XDECREF(self->as_declared);
-    if (self->graphs != NULL && recorder != NULL)
+    if (self->graphs != NULL && recorder != NULL) { /* who has the lock may wait for the GIL */
+        Py_BEGIN_ALLOW_THREADS
         recorder->delete_graphs(self->graphs);
+        Py_END_ALLOW_THREADS
+    }
     type->tp_free(self);
     Py_DECREF(type);
 }

@@ -31,6 +31,10 @@ typedef struct {
 
 typedef struct Leaf Leaf;
 
+/* Changes of all tables so far: as long as there is none, slots stay where they are, and have their entries. Protected by
+   the GIL. */
+static uint64_t changes;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -72,6 +76,7 @@ static Slot *find(Dispatcher *self, const int64_t *fields)
 static void place(Dispatcher *self, Slot *slot, const int64_t *fields, Slot content)
 {
     size_t position = (size_t)(slot - self->slots) * (size_t)self->field_count;
+    changes++;
     memcpy(&self->fields[position], fields, (size_t)self->field_count * sizeof(int64_t));
     *slot = content;
 }
@@ -90,6 +95,7 @@ static int allocate(Dispatcher *self, size_t capacity)
     self->fields = fields;
     self->capacity = capacity;
     self->used = 0;
+    changes++;
     return 0;
 }
 

@@ -54,7 +54,8 @@ class Stub(Loaded):
         super().__init__(path, Call, {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
                                       "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1, "delay": 0,
                                       "launching": 0, "deleted_early": 0, "graphs": 0, "launched_graphs": 0, "updates": 0,
-                                      "instantiate_error": 0, "update_error": 0, "library_calls": 0, "odd": 0})  # fmt: skip
+                                      "instantiate_error": 0, "update_error": 0, "library_calls": 0, "odd": 0,
+                                      "lossy": 0})  # fmt: skip
 
 
 @pytest.fixture

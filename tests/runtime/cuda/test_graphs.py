@@ -20,7 +20,7 @@ from polytile.errors import LaunchFailed
 from polytile.ir.buffer import Buffer
 from polytile.runtime import background, program, symbols
 from polytile.runtime import compile as compiling
-from polytile.runtime.cuda import driver, graphs, launch
+from polytile.runtime.cuda import capturing, driver, graphs, launch
 from polytile.runtime.dispatcher import Dispatcher, Interface
 from polytile.runtime.formula import encode
 from polytile.runtime.launcher import new_dispatcher
@@ -60,17 +60,22 @@ def _device_0(device: Any) -> int:
     return 0
 
 
-def kernel(scratch: tuple[launch.Scratch, ...] = (), overlaps: bool = False) -> Dispatcher:
+def kernel(
+    scratch: tuple[launch.Scratch, ...] = (),
+    overlaps: bool = False,
+    checks: bool = False,
+    on_due: Callable[[Any], None] | None = None,
+) -> Dispatcher:
     """out, x, n: a launch of as many blocks as n."""
     function = driver.load(0, b"cubin", "kernel", 128, 0)
-    last = (launch.SCRATCH if scratch else launch.NOTHING, 0)
+    last = (launch.ERROR_WORD if checks else launch.SCRATCH if scratch else launch.NOTHING, 0)
     parameters = ((launch.TENSOR, 0), (launch.TENSOR, 1), (launch.INT32, 0), last)
     made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 0, parameters, grid(M), overlaps)], scratch)
 
     def on_error(code: int) -> None:
         launch.failed("kernel", code)
 
-    return new_dispatcher(Interface("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error))
+    return new_dispatcher(Interface("kernel", (BUCKET,), lambda key, arguments: entry(made), (0, 0), on_error, on_due=on_due))
 
 
 def chain(run: Dispatcher, between: Callable[..., Any] | None = None) -> tuple[lines.Line, ...]:
@@ -153,30 +158,37 @@ class Calls(ctypes.Structure):
     """graphs.h's Recorder, as far as these tests use it."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in (
-        "records", "kernel", "call", "holds", "keep", "share", "workspace", "make", "new_graphs", "delete_graphs", "begin", "end",
+        "records", "records_here", "kernel", "call", "holds", "keep", "share", "workspace", "make", "next", "pass",
+        "begin_call", "end_call", "counts", "watch", "new_graphs", "delete_graphs", "begin", "end",
         "set", "tell", "finish", "wants_graph")]  # fmt: skip
 
     def do(self, name: str, result: Any, *arguments: Any) -> Any:
         return ctypes.CFUNCTYPE(result, *[type(argument) for argument in arguments])(getattr(self, name))(*arguments)
 
 
+def of_library(recorder: Stub, run: Made, first: int, second: int, by_torch: bool = False) -> None:
+    """A stretch of four calls of the library."""
+    made, library = Calls.from_address(graphs._recorder()), ctypes.cast(recorder.library.stub_library, ctypes.c_void_p)
+    origin = ctypes.c_void_p()
+    record = made.do("begin", ctypes.c_void_p, ctypes.c_void_p(run.graphs._address), ctypes.c_int32(0))
+    recorder.count = 0
+    for k in range(4):
+        data = (ctypes.c_uint64 * 3)(first + 256 * k, second + 256 * k, 7)
+        given = ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2)
+        assert made.do("call", ctypes.c_int, library, *given, ctypes.c_int(by_torch)) == 0
+    told = ctypes.c_void_p(record), ctypes.c_int(0), ctypes.c_void_p(ctypes.addressof(origin))
+    assert made.do("finish", ctypes.c_int, *told) == 0
+    made.do("end", None, ctypes.c_void_p(record))
+
+
 @pytest.mark.parametrize("odd", [0, 1])
 def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: int) -> None:
     recorder.odd = odd
+    recorder.lossy = 1
     run = Made(chain(kernel()))
-    made, library = Calls.from_address(graphs._recorder()), ctypes.cast(recorder.library.stub_library, ctypes.c_void_p)
 
     def stretch(first: int, second: int) -> None:
-        """Four calls of the library."""
-        origin = ctypes.c_void_p()
-        record = made.do("begin", ctypes.c_void_p, ctypes.c_void_p(run.graphs._address), ctypes.c_int32(0))
-        recorder.count = 0
-        for k in range(4):
-            data = (ctypes.c_uint64 * 3)(first + 256 * k, second + 256 * k, 7)
-            given = ctypes.c_uint64(3), ctypes.c_void_p(ctypes.addressof(data)), ctypes.c_size_t(24), ctypes.c_uint(2)
-            assert made.do("call", ctypes.c_int, library, *given) == 0
-        assert made.do("finish", ctypes.c_int, ctypes.c_void_p(record), ctypes.c_void_p(ctypes.addressof(origin))) == 0
-        made.do("end", None, ctypes.c_void_p(record))
+        of_library(recorder, run, first, second)
         wanted = [(first + 256 * k, 7, second + 256 * k, second + 256 * k + 8 if odd else 5) for k in range(4)]
         calls = recorder.calls()
         assert [call.function for call in calls] == [0x5000, 0x5001] * 4
@@ -192,6 +204,108 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
     assert run.numbers.replayed + run.numbers.updated >= 5  # of 17; times decide when graphs are given up for a while
     assert (run.numbers.proved, run.numbers.hopeless) == ((0, 1) if odd else (1, 0))
     assert odd or recorder.library_calls == made_by_library, "no call is asked what it launches"
+
+
+@pytest.mark.parametrize("refused", [0, 801])
+def test_torch_hears_of_captures_of_its_calls(recorder: Stub, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    heard: list[Any] = []
+    enter = capturing._ENTER(lambda *given: heard.append(given) or refused)
+    leave = capturing._LEAVE(lambda: heard.append("end"))
+    addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (enter, leave))
+    monkeypatch.setattr(capturing, "callbacks", lambda: addresses)
+    graphs.reset()
+    run = Made(chain(kernel()))
+    for _ in range(5):
+        of_library(recorder, run, 0x10000, 0x20000, by_torch=True)
+        assert [call.function for call in recorder.calls()] == [0x5000, 0x5001] * 4
+        run.graphs.make()
+    begun, numbers = (0, 0x88, 0x77), run.numbers
+    assert heard == ([begun] * 3 if refused else [begun, "end"])
+    assert (numbers.graphs, numbers.refused, numbers.error) == ((0, 3, refused) if refused else (1, 0, 0))
+
+
+def in_place(run: Dispatcher) -> tuple[lines.Line, ...]:
+    """Kernels in memory that is given: x → y, y → x, and so on; the last one → z."""
+    made: list[lines.Line] = [
+        lines.OnDevice(torch.device("cuda", 0)), lines.DefineKernel("k", run), lines.TakeArguments(("x", "y", "z")),
+        lines.ReadSize(N, "x", 0),
+    ]  # fmt: skip
+    names = [*("yx" * LAUNCHES)[: LAUNCHES - 1], "z"]
+    made += [lines.CallKernel("k", (name, before), (N,)) for name, before in zip(names, ["x", *names], strict=False)]
+    return (*made, lines.Return(()))
+
+
+class InPlace(Made):
+    """The program `in_place`, of a kernel that `kernel` makes of these arguments, once its calls follow a graph."""
+
+    def __init__(self, stub: Stub, **given: Any) -> None:
+        self.stub, self.dispatcher = stub, kernel(**given)
+        super().__init__(in_place(self.dispatcher))
+        self.x, self.y, self.z = (torch.randn(24) for _ in range(3))
+        self.key = self.dispatcher.key_of(24)
+        for _ in range(30):
+            self.call(self.z)
+            background.wait(30)
+        assert self.numbers.followed > 0
+
+    def call(self, z: Tensor) -> int:
+        """Makes a call, checks its launches, and returns how many of its stretches were not recorded."""
+        before, self.stub.count = self.numbers.followed, 0
+        assert self.program([self.x, self.y, z]) == []
+        wrote = [call.values[0] for call in self.stub.calls()]
+        assert wrote == [each.data_ptr() for each in (*[self.y, self.x] * LAUNCHES,)[: LAUNCHES - 1]] + [z.data_ptr()]
+        return self.numbers.followed - before
+
+
+def test_a_call_that_goes_a_graphs_way_is_not_recorded(recorder: Stub) -> None:
+    run = InPlace(recorder)
+    calls = run.dispatcher.calls(run.key)
+    assert [run.call(run.z) for _ in range(10)] == [1] * 10
+    assert run.dispatcher.calls(run.key) == calls + 10 * LAUNCHES, "each call counts"
+
+
+def test_a_call_that_leaves_a_graphs_way_is_recorded_from_there(recorder: Stub) -> None:
+    run, other = InPlace(recorder), torch.randn(24)
+    assert run.call(other) == 0
+    for z in (run.z, other) * 10:
+        run.call(z)
+        background.wait(30)
+    assert [run.call(z) for z in (run.z, other, other, run.z)] == [1] * 4, "each has a graph"
+
+
+def test_what_is_decided_anew_is_not_followed(recorder: Stub) -> None:
+    run = InPlace(recorder)
+    run.dispatcher.insert(run.key, run.dispatcher.get(run.key))
+    assert [run.call(run.z) for _ in range(3)] == [0, 1, 1]
+
+
+def test_calls_that_were_waited_for_are_told_of_though_they_are_not_recorded(recorder: Stub) -> None:
+    told: list[Any] = []
+    run = InPlace(recorder, on_due=told.append)
+    run.dispatcher.watch(run.key, 2 * LAUNCHES + 1)
+    for _ in range(2):
+        run.call(run.z)
+    assert not told
+    run.call(run.z)
+    assert len(told) == 1
+
+
+def test_a_check_that_a_graphs_kernel_finds_violated_is_raised(recorder: Stub) -> None:
+    run = InPlace(recorder, checks=True)
+    run.dispatcher.get(run.key).keep._error[0] = 7
+    with pytest.raises(LaunchFailed):
+        run.call(run.z)
+    assert run.call(run.z) == 1
+
+
+def test_what_kernels_keep_zeroed_lives_as_long_as_a_graph_that_uses_it(recorder: Stub) -> None:
+    run = InPlace(recorder, scratch=(launch.Scratch(encode(4 * M, {M: 0}), zeroed=True),))
+    before = recorder.tensors
+    assert run.call(run.z) == 1
+    assert recorder.tensors == before
+    del run
+    gc.collect()
+    assert recorder.tensors < before
 
 
 def test_the_same_launches_are_replayed_without_an_update(recorder: Stub) -> None:

@@ -14,9 +14,13 @@
    thread would make the program fail where it waits for its device. The least recently used graphs are evicted, by count
    and by memory.
 
-   A graph owns no memory. Each address in it comes from the current record, so arguments are not copied, results belong
-   to the caller, and random seeds, changed sizes and changed arguments are ordinary parameters. Nothing here touches a
-   Python object. */
+   A program whose calls of kernels are those of a graph, one after the other, is not recorded: the graph is followed, and
+   launched at the end of the stretch. Where the program leaves the graph's way, the launches so far are taken over from
+   the graph, and recording goes on.
+
+   A graph owns no memory but what kernels keep zeroed. Each address in it comes from the current record, so arguments
+   are not copied, results belong to the caller, and random seeds, changed sizes and changed arguments are ordinary
+   parameters. Nothing here touches a Python object. */
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,7 +32,7 @@ enum { RELAXED = 2, NON_BLOCKING = 1, KERNEL_NODE = 0 }; /* CU_STREAM_CAPTURE_MO
 enum { COOPERATIVE = 2, CLUSTER = 4, MAY_OVERLAP = 6 };  /* CUlaunchAttributeID */
 enum { LEAST_LAUNCHES = 4, MOST_PLACES = 64, MOST_GRAPHS = 6, SEEN = 32, COMES_BACK = 3 };
 enum { FIRST_LAUNCHES = 3, FIRST_GRAPHS = 8, CALLS_A_GRAPH = 128, FRUITLESS = 64, REST = 1024, MOST_NODES_OF_CALL = 8, MOST_PARAMETERS = 256 };
-enum { MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
+enum { MOST_SHARED = 256, MOST_PARAMETERS_OF_CALL = 32, MOST_BYTES_OF_CALL = 4096, MOST_PATCHES = 32, TEMPLATES = 2048 };
 enum { MOST_KEPT_BYTES = 32 << 20, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
 
 typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
@@ -37,6 +41,10 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
     void **parameters, **extra;
     void *kernel, *context;
 } NodeParameters;
+
+typedef struct { /* CUgraphEdgeData */
+    unsigned char from, to, type, reserved[5];
+} Edge;
 
 typedef struct {
     int (*launch_kernel)(const How *how, void *function, void **parameters, void **extra);
@@ -57,6 +65,13 @@ typedef struct {
     int (*delete_executable)(void *executable);
     int (*delete_graph)(void *graph);
     int (*parameter)(void *function, size_t number, size_t *at, size_t *bytes); /* NULL: the driver does not report it */
+    /* the same with the edges: without them a driver refuses to tell of kernels that may overlap; NULL: it knows no such edges */
+    int (*capture_info_with_edges)(void *stream, int *status, uint64_t *recording, void **graph, void ***nodes, const Edge **edges,
+                                   size_t *count);
+    int (*dependencies_with_edges)(void *node, void **nodes, Edge *edges, size_t *count);
+    /* what torch allocates and starts in between belongs to a capture on `stream`, which stands for `of` */
+    int (*enter_capture)(int32_t device, void *stream, void *of);
+    void (*leave_capture)(void);
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                           int32_t device, void **tensor);
@@ -73,7 +88,7 @@ typedef struct { /* one launch, followed by its contents: for a kernel its param
     uint32_t bytes; /* including this head, a multiple of 16 */
     uint32_t count; /* parameters; or bytes of data */
     uint32_t grid[3], threads, shared;
-    uint16_t overlaps, cluster;
+    uint16_t overlaps, cluster, by_torch;
     uint32_t addresses; /* at the start of a call's data */
 } Item;
 
@@ -208,6 +223,12 @@ struct Graph {
     double seconds; /* host time of a launch; 0: not known yet, since the first launches take longer */
     int launched;
     size_t total;   /* nodes */
+    Steps steps;    /* the calls that record these launches; none: not known */
+    void *stream;   /* on which they do; */
+    void *workspaces[USERS]; /* with these workspaces, */
+    void **held;    /* and tensors */
+    size_t held_count;
+    atomic_int followers; /* programs that follow it now: it is neither changed nor deleted. Only the lock's holder adds one */
     Place *place;
     Graph *next; /* of all */
 };
@@ -230,7 +251,7 @@ struct Place {
 };
 
 enum { LEARN = 1, GRAPH = 2 };
-enum { REPLAYED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, NUMBERS };
+enum { REPLAYED, FOLLOWED, UPDATED, DIRECT, MADE, EVICTED, REFUSED, NODES_UPDATED, BUSY, SHORT, CALLS, RESTED, ENDED, NUMBERS = ENDED + REASONS };
 
 typedef struct {
     Place places[MOST_PLACES];
@@ -239,7 +260,19 @@ typedef struct {
     atomic_int wants;
     int fruitless, rest; /* calls since a graph ran; calls for which nothing is recorded any more */
     int ran, wanted;     /* in this call */
+    atomic_llong workspace_bytes[USERS]; /* the most that calls have used; each takes it at once, so that addresses come again */
 } Graphs;
+
+typedef struct { /* the stream on which launches for another one are captured. torch's workspaces, of which each stream has its own,
+                    are then never used by two streams at a time */
+    void *of, *stream;
+    int32_t device;
+} Spare;
+
+typedef struct { /* until the program has ended */
+    void *tensor, *memory;
+    int64_t bytes;
+} Workspace;
 
 typedef struct Record Record;
 
@@ -250,8 +283,14 @@ struct Record {
     size_t most_origins;
     void **kept; /* tensors */
     size_t kept_count, most_kept;
-    int64_t kept_bytes, workspace_bytes;
-    void *workspace;
+    Steps steps;        /* the calls whose launches are recorded */
+    int in_call, whole; /* within a call; whether the steps say it all */
+    void *shared[MOST_SHARED]; /* of the kept tensors */
+    size_t shared_count;
+    Graph *followed;    /* whose first `passed` calls are those of the stretch; NULL: none */
+    size_t passed;
+    int64_t kept_bytes;
+    Workspace workspaces[USERS];
     void *stream, *context, *origin, *failed;
     int32_t device;
     int place, code;
@@ -267,7 +306,7 @@ static Graph *all;
 static uint64_t clock_of_use;
 static size_t most_nodes = 8192;
 static double seconds_of_node = 0.8e-6, seconds_of_written_call = 1.2e-6, seconds_of_call = 12e-6;
-static void *spare_stream[64];
+static Spare spares[64];
 
 static Record *unused;
 static atomic_flag taking = ATOMIC_FLAG_INIT;
@@ -324,6 +363,14 @@ static int launch_one(Item *item, void *stream)
     return -api.launch_kernel(&how, item->function, parameters, NULL);
 }
 
+static void release_held(Graph *graph)
+{
+    while (graph->held_count > 0)
+        api.delete_tensor(graph->held[--graph->held_count]);
+    free(graph->held);
+    graph->held = NULL;
+}
+
 static void delete_graph(Graph *graph)
 {
     if (graph == NULL)
@@ -342,27 +389,36 @@ static void delete_graph(Graph *graph)
     if (graph->graph != NULL)
         api.delete_graph(graph->graph);
     forget(&graph->launches);
+    forget_steps(&graph->steps);
+    release_held(graph);
     free(graph->nodes);
     free(graph->counts);
     free(graph);
 }
 
+/* The only node that a node follows. */
+static int node_before(void *node, void **before)
+{
+    size_t count = 0;
+    Edge edge;
+    int code = api.dependencies_with_edges != NULL ? api.dependencies_with_edges(node, NULL, NULL, &count)
+                                                   : api.dependencies(node, NULL, &count);
+    if (code != 0 || count != 1)
+        return code != 0 ? code : NOT_SUPPORTED;
+    return api.dependencies_with_edges != NULL ? api.dependencies_with_edges(node, before, &edge, &count)
+                                               : api.dependencies(node, before, &count);
+}
+
 /* The last `count` nodes of a chain, in order. */
 static int chain(void *last, int count, void **nodes)
 {
-    for (int i = count - 1; i >= 0; i--) {
+    int code = 0;
+    for (int i = count - 1; i >= 0 && code == 0; i--) {
         nodes[i] = last;
-        size_t one = 1;
-        if (i > 0) {
-            int code = api.dependencies(last, NULL, &one);
-            if (code != 0 || one != 1)
-                return code != 0 ? code : NOT_SUPPORTED;
-            code = api.dependencies(last, &last, &one);
-            if (code != 0)
-                return code;
-        }
+        if (i > 0)
+            code = node_before(last, &last);
     }
-    return 0;
+    return code;
 }
 
 /* The node that the next node of a capture would follow, and the number of nodes. */
@@ -371,8 +427,11 @@ static int last_node(void *stream, void **node, size_t *total)
     int status;
     uint64_t recording;
     void *graph = NULL, **nodes = NULL;
+    const Edge *edges = NULL;
     size_t count = 0;
-    int code = api.capture_info(stream, &status, &recording, &graph, &nodes, &count);
+    int code = api.capture_info_with_edges != NULL
+                   ? api.capture_info_with_edges(stream, &status, &recording, &graph, &nodes, &edges, &count)
+                   : api.capture_info(stream, &status, &recording, &graph, &nodes, &count);
     if (code == 0)
         code = api.nodes(graph, NULL, total);
     if (code != 0)
@@ -381,6 +440,34 @@ static int last_node(void *stream, void **node, size_t *total)
         return NOT_SUPPORTED;
     *node = nodes[0];
     return 0;
+}
+
+/* torch must know of a capture in which its functions take memory. */
+static int begin_capture(const Spare *spare, int by_torch)
+{
+    int code = by_torch ? api.enter_capture(spare->device, spare->stream, spare->of) : 0;
+    if (code != 0)
+        return code;
+    code = api.begin_capture(spare->stream, RELAXED);
+    if (code != 0 && by_torch)
+        api.leave_capture();
+    return code;
+}
+
+static int end_capture(const Spare *spare, int by_torch, void **graph)
+{
+    int code = api.end_capture(spare->stream, graph);
+    if (by_torch)
+        api.leave_capture();
+    return code;
+}
+
+static int has_calls_by_torch(const Launches *launches)
+{
+    int found = 0;
+    for (size_t i = 0; i < launches->count; i++)
+        found |= item_at(launches, i)->by_torch;
+    return found;
 }
 
 static int capture(Graph *made, void *stream)
@@ -402,18 +489,18 @@ static int capture(Graph *made, void *stream)
 }
 
 /* A graph of launches that cannot run yet, captured on a stream that nothing else uses. */
-static int new_graph(const Launches *launches, void *stream, Graph **result)
+static int new_graph(const Launches *launches, const Spare *spare, Graph **result)
 {
     Graph *made = calloc(1, sizeof(Graph));
-    int code = made == NULL ? OUT_OF_MEMORY : copy(launches, &made->launches);
+    int code = made == NULL ? OUT_OF_MEMORY : copy(launches, &made->launches), by_torch = has_calls_by_torch(launches);
     if (code == 0) {
         made->nodes = calloc(launches->count, sizeof *made->nodes);
         made->counts = calloc(launches->count, sizeof *made->counts);
-        code = made->nodes == NULL || made->counts == NULL ? OUT_OF_MEMORY : api.begin_capture(stream, RELAXED);
+        code = made->nodes == NULL || made->counts == NULL ? OUT_OF_MEMORY : begin_capture(spare, by_torch);
     }
     if (code == 0) {
-        code = capture(made, stream);
-        int ended = api.end_capture(stream, &made->graph);
+        code = capture(made, spare->stream);
+        int ended = end_capture(spare, by_torch, &made->graph);
         code = code != 0 ? code : ended;
     }
     if (code != 0) {
@@ -711,24 +798,24 @@ static int replace_nodes(Graph *graph, size_t i, const Item *item, void *last, s
 }
 
 /* Captures a single call. Returns its last node and number of nodes. The graph belongs to the caller. */
-static int capture_call(Item *item, void *stream, void **graph, void **last, size_t *total)
+static int capture_call(Item *item, const Spare *spare, void **graph, void **last, size_t *total)
 {
-    int code = api.begin_capture(stream, RELAXED);
+    int code = begin_capture(spare, item->by_torch);
     if (code != 0)
         return code;
-    code = item->run(item + 1, stream);
+    code = item->run(item + 1, spare->stream);
     code = code < 0 ? -code : code;
     if (code == 0)
-        code = last_node(stream, last, total);
-    int ended = api.end_capture(stream, graph);
+        code = last_node(spare->stream, last, total);
+    int ended = end_capture(spare, item->by_torch, graph);
     return code != 0 ? code : ended;
 }
 
-static int update_call(Graph *graph, size_t i, Item *item, void *stream)
+static int update_call(Graph *graph, size_t i, Item *item, const Spare *spare)
 {
     void *captured = NULL, *last = NULL;
     size_t total = 0;
-    int code = capture_call(item, stream, &captured, &last, &total);
+    int code = capture_call(item, spare, &captured, &last, &total);
     if (code == 0)
         code = replace_nodes(graph, i, item, last, total);
     if (captured != NULL)
@@ -737,7 +824,7 @@ static int update_call(Graph *graph, size_t i, Item *item, void *stream)
 }
 
 /* Gives a graph the parameters of all launches that differ. If that fails, the graph is unusable. */
-static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64_t hash, void *stream)
+static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64_t hash, const Spare *spare)
 {
     Launches own;
     long updated = 0;
@@ -755,7 +842,7 @@ static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64
             code = write_call(graph, i, item, known);
             seconds = &seconds_of_written_call;
         } else {
-            code = update_call(graph, i, item, stream);
+            code = update_call(graph, i, item, spare);
             seconds = &seconds_of_call;
         }
         *seconds = followed(*seconds, now() - began);
@@ -820,8 +907,8 @@ static int is_known(const Launches *launches)
     return 1;
 }
 
-/* What to do about launches that are made one by one and have occurred several times: a graph, if they are the same or
-   of a shape without one; or learning the library calls, so that another graph can be updated. */
+/* What to do about launches that no graph has and that have occurred several times: a graph, if they are the same or of a
+   shape without one; or learning the library calls, so that another graph can be updated. */
 static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
@@ -843,9 +930,9 @@ static void refused(Graphs *graphs, Place *place, int code)
     count(graphs, REFUSED, 1);
 }
 
-static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches, void *stream)
+static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches, const Spare *spare)
 {
-    int code = new_graph(launches, stream, &place->captured);
+    int code = new_graph(launches, spare, &place->captured);
     if (code != 0) {
         refused(graphs, place, code);
         return;
@@ -855,7 +942,7 @@ static void ask_for_graph(Graphs *graphs, Place *place, const Launches *launches
 }
 
 /* Learns the launches of library calls that are not known yet. */
-static void learn_calls(const Launches *launches, void *stream)
+static void learn_calls(const Launches *launches, const Spare *spare)
 {
     for (size_t i = 0; i < launches->count; i++) {
         Item *item = item_at(launches, i);
@@ -863,7 +950,7 @@ static void learn_calls(const Launches *launches, void *stream)
         size_t total = 0;
         const Template *known = item->run == NULL ? NULL : template_of(item);
         if (known != NULL && !(is_of(known, item) && known->hopeless) && !can_write(known, item)
-            && capture_call(item, stream, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
+            && capture_call(item, spare, &captured, &last, &total) == 0 && total <= MOST_NODES_OF_CALL
             && chain(last, (int)total, nodes) == 0)
             learn(item, nodes, (int)total);
         if (captured != NULL)
@@ -888,7 +975,7 @@ static Graph *nearest(Place *place, const Launches *launches, uint64_t shape, do
     Graph *found = NULL;
     for (int i = 0; i < MOST_GRAPHS; i++) {
         Graph *graph = place->graphs[i];
-        if (graph == NULL || graph->shape != shape || graph->launches.count != launches->count)
+        if (graph == NULL || graph->shape != shape || graph->launches.count != launches->count || graph->followers > 0)
             continue;
         double own = seconds_of_update(graph, launches);
         if (found == NULL || own < *seconds || (own == *seconds && graph->used < found->used)) {
@@ -917,15 +1004,45 @@ static int pays(const Place *place, uint64_t shape, double seconds)
     return place->direct == 0 || place->direct_shape != shape || seconds < place->direct;
 }
 
-static void *spare(int32_t device)
+/* Where launches of a record are captured; NULL if there is no further stream for captures. */
+static const Spare *spare_of(const Record *record)
 {
-    void **stream = &spare_stream[device];
-    if (*stream == NULL && api.new_stream(stream, NON_BLOCKING) != 0)
-        *stream = NULL;
-    return *stream;
+    for (size_t i = 0; i < sizeof spares / sizeof *spares; i++) {
+        Spare *spare = &spares[i];
+        if (spare->stream != NULL && spare->of == record->stream && spare->device == record->device)
+            return spare;
+        if (spare->stream == NULL) {
+            *spare = (Spare){.of = record->stream, .device = record->device};
+            return api.new_stream(&spare->stream, NON_BLOCKING) == 0 ? spare : NULL;
+        }
+    }
+    return NULL;
 }
 
-/* Runs the record as a graph and returns 1. Returns 0 if nothing was done and it must be launched one by one. The
+/* Lets later calls that are those of the record follow the graph, which has its launches. */
+static void learn_way(const Record *record, Graph *graph)
+{
+    if (graph->followers > 0)
+        return;
+    clear_steps(&graph->steps);
+    release_held(graph);
+    if (!record->whole || record->shared_count > MOST_SHARED || record->steps.count == 0)
+        return;
+    graph->held = malloc((record->shared_count + 1) * sizeof *graph->held);
+    if (graph->held == NULL)
+        return;
+    for (size_t i = 0; i < record->shared_count; i++, graph->held_count++)
+        if (api.new_handle(record->shared[i], &graph->held[i]) != 0)
+            return;
+    graph->stream = record->stream;
+    for (int user = 0; user < USERS; user++)
+        graph->workspaces[user] = record->workspaces[user].memory;
+    copy_steps(&record->steps, record->steps.count, &graph->steps);
+}
+
+enum { REPLAYS = 1, UPDATES };
+
+/* Runs the record as a graph, and returns how. Returns 0 if nothing was done and it must be launched one by one. The
    caller holds the lock. */
 static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape)
 {
@@ -937,10 +1054,10 @@ static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape
     if (graph == NULL) {
         double seconds = 0;
         graph = nearest(place, &record->launches, shape, &seconds);
-        void *stream = spare(record->device);
-        if (graph == NULL || stream == NULL || !pays(place, shape, graph->seconds + seconds))
+        const Spare *spare = spare_of(record);
+        if (graph == NULL || spare == NULL || !pays(place, shape, graph->seconds + seconds))
             return 0;
-        code = update(graphs, graph, &record->launches, hash, stream);
+        code = update(graphs, graph, &record->launches, hash, spare);
         if (code != 0) {
             atomic_store(&graphs->error, code);
             count(graphs, REFUSED, 1);
@@ -953,10 +1070,11 @@ static int run_graph(Record *record, Place *place, uint64_t hash, uint64_t shape
     if (code != 0) {
         record->code = -code;
         record->failed = record->origins[0];
-        return 1;
+        return REPLAYS;
     }
     count(graphs, what, 1);
-    return 1;
+    learn_way(record, graph);
+    return what == REPLAYED ? REPLAYS : UPDATES;
 }
 
 static void make_stretch(Record *record)
@@ -975,12 +1093,13 @@ static void make_stretch(Record *record)
         shape = shape_of(&record->launches);
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
-        void *stream = spare(record->device);
-        int what = graph_serves || stream == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        const Spare *spare = spare_of(record);
+        int what = graph_serves == REPLAYS || spare == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        what = graph_serves && what == LEARN ? 0 : what;
         if (what == GRAPH)
-            ask_for_graph(graphs, place, &record->launches, stream);
+            ask_for_graph(graphs, place, &record->launches, spare);
         else if (what == LEARN)
-            learn_calls(&record->launches, stream);
+            learn_calls(&record->launches, spare);
         unlock();
     }
     if (graph_serves)
@@ -1000,43 +1119,40 @@ static void release_kept(Record *record)
 {
     while (record->kept_count > 0)
         api.delete_tensor(record->kept[--record->kept_count]);
-    record->kept_bytes = record->workspace_bytes = 0;
+    record->kept_bytes = 0;
+    record->shared_count = 0;
 }
 
-/* Launches what is recorded, unless an earlier launch of the record failed. */
-static void make_pending(Record *record)
+static void make_pending(Record *record, int why);
+
+/* Deletes the tensor after the next launches are made. */
+static void keep_until_made(Record *record, void *tensor)
 {
-    if (record->launches.count > 0) {
-        if (record->code == 0)
-            make_stretch(record);
-        record->launches.count = record->launches.used = 0;
+    if (record->kept_count == record->most_kept) {
+        size_t most = 2 * record->most_kept + 64;
+        void **kept = realloc(record->kept, most * sizeof *kept);
+        if (kept == NULL) {
+            make_pending(record, FOR_MEMORY);
+            api.delete_tensor(tensor);
+            return;
+        }
+        record->kept = kept;
+        record->most_kept = most;
     }
-    release_kept(record);
+    record->kept[record->kept_count++] = tensor;
 }
 
-/* ---- the recorder ---- */
-
-static void make(void)
+static void keep_shared(Record *record, void *handle)
 {
-    if (current != NULL)
-        make_pending(current);
+    if (record->shared_count < MOST_SHARED)
+        record->shared[record->shared_count] = handle;
+    record->shared_count++;
+    keep_until_made(record, handle);
 }
 
-static int holds(void)
-{
-    return current != NULL && current->launches.count > 0;
-}
+/* ---- following a graph ---- */
 
-static int records(int32_t device, void *context, void *stream)
-{
-    if (current == NULL)
-        return 0;
-    if (current->device == device && current->context == context && current->stream == stream)
-        return 1;
-    make_pending(current);
-    return 0;
-}
-
+/* Appends a launch to the thread's record. NULL if memory is short. */
 static Item *add(size_t bytes)
 {
     Launches *launches = &current->launches;
@@ -1052,6 +1168,211 @@ static Item *add(size_t bytes)
     if (item != NULL)
         current->origins[launches->count - 1] = current->origin;
     return item;
+}
+
+
+/* Whether the next call of a record that has come the way of `count` of its calls may be step number `count` of the
+   graph. */
+static int leads_on(const Record *record, const Graph *graph, const uint64_t *words, size_t count)
+{
+    int alike = graph->stream == record->stream && is_step(&graph->steps, record->passed, words, count);
+    for (int user = 0; user < USERS; user++)
+        alike = alike && graph->workspaces[user] == record->workspaces[user].memory;
+    return alike && (record->followed == NULL || begin_alike(&graph->steps, &record->followed->steps, record->passed));
+}
+
+/* Follows a graph of the place that this call leads on, in place of another one or at the start of a stretch. Returns 0
+   if there is none. */
+static int find_way(Record *record, const uint64_t *words, size_t count)
+{
+    Graph *found = NULL;
+    if (record->place >= MOST_PLACES || record->launches.count > 0 || record->steps.count > 0 || record->code != 0 || !try_lock())
+        return 0;
+    Place *place = &record->graphs->places[record->place];
+    for (int i = 0; i < MOST_GRAPHS && found == NULL; i++)
+        if (place->graphs[i] != NULL && leads_on(record, place->graphs[i], words, count))
+            found = place->graphs[i];
+    if (found != NULL) {
+        atomic_fetch_add(&found->followers, 1);
+        if (record->followed != NULL)
+            atomic_fetch_sub(&record->followed->followers, 1);
+        record->followed = found;
+    }
+    unlock();
+    return found != NULL;
+}
+
+/* Appends the first launches of the other. Nonzero if memory is short. */
+static int take_over_launches(Record *record, const Launches *from, const Steps *steps, size_t passed)
+{
+    size_t next = 0;
+    for (size_t i = 0; i < passed; i++) {
+        record->origin = steps->steps[i].origin;
+        for (; next < steps->steps[i].launches; next++) {
+            const Item *given = item_at(from, next);
+            Item *item = add(given->bytes - sizeof *given);
+            if (item == NULL)
+                return OUT_OF_MEMORY;
+            memcpy(item, given, given->bytes);
+        }
+    }
+    return 0;
+}
+
+/* Goes on as if the calls that went a graph's way had been recorded. */
+static void leave_way(Record *record)
+{
+    Graph *graph = record->followed;
+    record->followed = NULL;
+    if (graph == NULL)
+        return;
+    void *origin = record->origin, *handle;
+    int code = take_over_launches(record, &graph->launches, &graph->steps, record->passed);
+    record->whole = copy_steps(&graph->steps, record->passed, &record->steps) == 0;
+    for (size_t i = 0; i < graph->held_count && code == 0; i++)
+        if ((code = api.new_handle(graph->held[i], &handle)) == 0)
+            keep_shared(record, handle);
+    record->code = code != 0 ? -OUT_OF_MEMORY : record->code;
+    record->origin = origin;
+    record->passed = 0;
+    atomic_fetch_sub(&graph->followers, 1);
+}
+
+/* Launches the followed graph if the stretch ends where it does. */
+static void make_followed(Record *record)
+{
+    Graph *graph = record->followed;
+    if (record->passed != graph->steps.count || !try_lock()) {
+        leave_way(record);
+        return;
+    }
+    int code = launch_graph(record->graphs, graph, record->stream);
+    graph->place->stretches++;
+    unlock();
+    record->code = -code;
+    record->failed = code != 0 ? graph->steps.steps[0].origin : NULL;
+    record->followed = NULL;
+    record->passed = 0;
+    record->place++;
+    count(record->graphs, REPLAYED, 1);
+    count(record->graphs, FOLLOWED, 1);
+    atomic_fetch_sub(&graph->followers, 1);
+}
+
+/* Launches what is recorded, unless an earlier launch of the record failed. */
+static void make_pending(Record *record, int why)
+{
+    if (record->followed != NULL || record->launches.count > 0)
+        count(record->graphs, ENDED + why, 1);
+    if (record->followed != NULL)
+        make_followed(record);
+    record->whole &= !record->in_call;
+    if (record->launches.count > 0) {
+        if (record->code == 0)
+            make_stretch(record);
+        record->launches.count = record->launches.used = 0;
+    }
+    release_kept(record);
+    clear_steps(&record->steps);
+    record->whole = !record->in_call;
+}
+
+/* ---- calls of kernels ---- */
+
+static int next(const uint64_t *words, size_t count, void *const **slots)
+{
+    Record *record = current;
+    if (record == NULL)
+        return -1;
+    int known = record->followed != NULL && is_step(&record->followed->steps, record->passed, words, count);
+    if (!known && !find_way(record, words, count))
+        return -1;
+    const Step *step = &record->followed->steps.steps[record->passed];
+    *slots = step->counters;
+    return step->counter_count;
+}
+
+static void pass(void)
+{
+    current->passed++;
+}
+
+static void begin_call(const uint64_t *words, size_t count, void *slot)
+{
+    Record *record = current;
+    if (record == NULL)
+        return;
+    leave_way(record);
+    record->in_call = 1;
+    record->whole &= add_step(&record->steps, words, count, record->origin, slot) == 0;
+}
+
+/* A call that has recorded nothing may have launched by itself. */
+static void end_call(int successful)
+{
+    Record *record = current;
+    if (record == NULL)
+        return;
+    record->in_call = 0;
+    size_t count = record->steps.count;
+    if (count == 0)
+        return;
+    Step *step = &record->steps.steps[count - 1];
+    step->launches = record->launches.count;
+    record->whole &= successful && step->launches > (count > 1 ? step[-1].launches : 0);
+}
+
+static Step *step_of_call(void)
+{
+    return current != NULL && current->in_call && current->steps.count > 0 ? &current->steps.steps[current->steps.count - 1] : NULL;
+}
+
+static void counts(void *slot)
+{
+    Step *step = step_of_call();
+    if (step != NULL && step->counter_count < MOST_COUNTERS)
+        step->counters[step->counter_count++] = slot;
+    else if (step != NULL)
+        current->whole = 0;
+}
+
+static void watch(volatile int32_t *error)
+{
+    Step *step = step_of_call();
+    if (step != NULL && step->error_count < MOST_ERRORS)
+        step->errors[step->error_count++] = error;
+    else if (step != NULL)
+        current->whole = 0;
+}
+
+/* ---- the recorder ---- */
+
+static void make(int why)
+{
+    if (current != NULL)
+        make_pending(current, why);
+}
+
+static int holds(void)
+{
+    return current != NULL && (current->launches.count > 0 || current->followed != NULL);
+}
+
+static int records(int32_t device, void *context, void *stream)
+{
+    if (current == NULL)
+        return 0;
+    if (current->device == device && current->context == context && current->stream == stream)
+        return 1;
+    make_pending(current, FOR_LIBRARY);
+    return 0;
+}
+
+static int records_here(int32_t device)
+{
+    void *context = NULL, *stream = NULL;
+    return current != NULL && api.get_context(&context) == 0 && api.current_stream(device, &stream) == 0
+           && records(device, context, stream);
 }
 
 static int add_kernel(const How *how, void *function, void *const *parameters, const uint32_t *bytes, unsigned count)
@@ -1080,7 +1401,8 @@ static int add_kernel(const How *how, void *function, void *const *parameters, c
     return 0;
 }
 
-static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses)
+static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, const void *data, size_t bytes, unsigned addresses,
+                    int by_torch)
 {
     Item *item = add(bytes);
     if (item == NULL)
@@ -1089,25 +1411,9 @@ static int add_call(int (*run)(const void *data, void *stream), uint64_t kind, c
     item->function = (void *)(uintptr_t)kind;
     item->count = (uint32_t)bytes;
     item->addresses = addresses;
+    item->by_torch = (uint16_t)by_torch;
     memcpy(item + 1, data, bytes);
     return 0;
-}
-
-/* Deletes the tensor after the next launches are made. */
-static void keep_until_made(Record *record, void *tensor)
-{
-    if (record->kept_count == record->most_kept) {
-        size_t most = 2 * record->most_kept + 64;
-        void **kept = realloc(record->kept, most * sizeof *kept);
-        if (kept == NULL) {
-            make_pending(record);
-            api.delete_tensor(tensor);
-            return;
-        }
-        record->kept = kept;
-        record->most_kept = most;
-    }
-    record->kept[record->kept_count++] = tensor;
 }
 
 static void keep(void *tensor, int64_t bytes)
@@ -1119,31 +1425,42 @@ static void keep(void *tensor, int64_t bytes)
     keep_until_made(current, tensor);
     current->kept_bytes += bytes;
     if (current->kept_bytes > MOST_KEPT_BYTES)
-        make_pending(current);
+        make_pending(current, FOR_MEMORY);
 }
 
 static void share(void *tensor)
 {
     void *handle = NULL;
     if (current != NULL && api.new_handle(tensor, &handle) == 0)
-        keep_until_made(current, handle);
+        keep_shared(current, handle);
 }
 
-static int workspace(int64_t bytes, void **pointer)
+static int workspace(int user, int64_t bytes, void **pointer)
 {
-    Record *record = current;
-    if (bytes > record->workspace_bytes) {
+    Workspace *own = &current->workspaces[user];
+    if (bytes > atomic_load_explicit(&current->graphs->workspace_bytes[user], memory_order_relaxed))
+        atomic_store_explicit(&current->graphs->workspace_bytes[user], bytes, memory_order_relaxed);
+    if (bytes > own->bytes) {
         int64_t stride = 1;
         void *tensor = NULL;
-        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, record->device, &tensor) != 0)
+        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &tensor) != 0)
             return OUT_OF_MEMORY;
-        keep_until_made(record, tensor);
-        if (api.data_pointer(tensor, &record->workspace) != 0)
+        if (own->tensor != NULL)
+            keep_until_made(current, own->tensor);
+        *own = (Workspace){.tensor = tensor, .bytes = bytes};
+        if (api.data_pointer(tensor, &own->memory) != 0)
             return OUT_OF_MEMORY;
-        record->workspace_bytes = bytes;
     }
-    *pointer = record->workspace;
+    *pointer = own->memory;
     return 0;
+}
+
+static void release_workspaces(Record *record)
+{
+    for (int user = 0; user < USERS; user++)
+        if (record->workspaces[user].tensor != NULL)
+            api.delete_tensor(record->workspaces[user].tensor);
+    memset(record->workspaces, 0, sizeof record->workspaces);
 }
 
 static void *new_graphs(void)
@@ -1184,6 +1501,17 @@ static int is_awake(Graphs *graphs)
     return 1;
 }
 
+/* Takes what calls have used before. Calls that take the same memory in the same order often get the same addresses. */
+static void take_workspaces(Record *record)
+{
+    for (int user = 0; user < USERS; user++) {
+        int64_t bytes = atomic_load_explicit(&record->graphs->workspace_bytes[user], memory_order_relaxed);
+        void *pointer;
+        if (bytes > 0)
+            workspace(user, bytes, &pointer);
+    }
+}
+
 static void *begin(void *given, int32_t device)
 {
     Graphs *graphs = given;
@@ -1207,16 +1535,19 @@ static void *begin(void *given, int32_t device)
     record->stream = stream;
     record->context = context;
     record->device = device;
-    record->place = record->code = 0;
+    record->place = record->code = record->in_call = 0;
+    record->whole = 1;
     record->failed = record->origin = NULL;
     current = record;
+    take_workspaces(record);
     return record;
 }
 
 static void end(void *given)
 {
     Record *record = given;
-    make_pending(record);
+    make_pending(record, FOR_END);
+    release_workspaces(record);
     current = NULL;
     while (atomic_flag_test_and_set_explicit(&taking, memory_order_acquire))
         ;
@@ -1236,10 +1567,10 @@ static void tell(void *origin)
         current->origin = origin;
 }
 
-static int finish(void *given, void **origin)
+static int finish(void *given, int why, void **origin)
 {
     Record *record = given;
-    make_pending(record);
+    make_pending(record, why);
     int code = record->code;
     *origin = record->failed;
     record->code = 0;
@@ -1254,7 +1585,8 @@ static int wants_graph(void *graphs)
 }
 
 static const Recorder recorder = {
-    records, add_kernel, add_call, holds, keep, share, workspace, make, new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
+    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch,
+     new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
 };
 
 /* ---- for Python ---- */
@@ -1274,7 +1606,7 @@ static void evict(Graphs *graphs, size_t more)
         Graph *oldest = NULL;
         for (Graph *graph = all; graph != NULL; graph = graph->next) {
             total += graph->total;
-            if (oldest == NULL || graph->used < oldest->used)
+            if (graph->followers == 0 && (oldest == NULL || graph->used < oldest->used))
                 oldest = graph;
         }
         if (oldest == NULL || total <= most_nodes)
@@ -1282,30 +1614,6 @@ static void evict(Graphs *graphs, size_t more)
         delete_graph(oldest);
         count(graphs, EVICTED, 1);
     }
-}
-
-static void put(Graphs *graphs, Place *place, Graph *graph)
-{
-    evict(graphs, graph->total);
-    int at = 0;
-    for (int i = 0; i < MOST_GRAPHS; i++)
-        if (place->graphs[i] == NULL) {
-            at = i;
-            break;
-        } else if (place->graphs[at] != NULL && place->graphs[i]->used < place->graphs[at]->used) {
-            at = i;
-        }
-    if (place->graphs[at] != NULL) {
-        delete_graph(place->graphs[at]);
-        count(graphs, EVICTED, 1);
-    }
-    graph->place = place;
-    graph->used = ++clock_of_use;
-    graph->next = all;
-    all = graph;
-    place->graphs[at] = graph;
-    place->made++;
-    count(graphs, MADE, 1);
 }
 
 /* Learns the launches of the library calls of a new graph. */
@@ -1318,6 +1626,42 @@ static void learn_graph(const Graph *graph)
         if (item->run != NULL && count <= MOST_NODES_OF_CALL && chain(graph->nodes[i], count, nodes) == 0)
             learn(item, nodes, count);
     }
+}
+
+/* The place for a further graph: an unused one, or else the least recently used. -1: all are being followed. */
+static int place_for_graph(const Place *place)
+{
+    int at = -1;
+    for (int i = 0; i < MOST_GRAPHS; i++) {
+        const Graph *graph = place->graphs[i];
+        if (graph == NULL)
+            return i;
+        if (graph->followers == 0 && (at < 0 || graph->used < place->graphs[at]->used))
+            at = i;
+    }
+    return at;
+}
+
+static void put(Graphs *graphs, Place *place, Graph *graph)
+{
+    evict(graphs, graph->total);
+    int at = place_for_graph(place);
+    if (at < 0) {
+        delete_graph(graph);
+        return;
+    }
+    if (place->graphs[at] != NULL) {
+        delete_graph(place->graphs[at]);
+        count(graphs, EVICTED, 1);
+    }
+    graph->place = place;
+    graph->used = ++clock_of_use;
+    graph->next = all;
+    all = graph;
+    place->graphs[at] = graph;
+    place->made++;
+    learn_graph(graph);
+    count(graphs, MADE, 1);
 }
 
 /* Makes the captured graphs runnable, with uploads on the caller's stream. What their launches depend on must stay
@@ -1336,7 +1680,6 @@ void polytile_graphs_make(Graphs *graphs, void *stream)
         wait_for_lock();
         if (code == 0) {
             put(graphs, place, graph);
-            learn_graph(graph);
         } else {
             refused(graphs, place, code);
             delete_graph(graph);

@@ -24,12 +24,12 @@ from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceEr
 from polytile.runtime import background, native
 from polytile.runtime import compile as compiler
 from polytile.runtime.background import Disturbance
-from polytile.runtime.cuda import driver, launch, products
+from polytile.runtime.cuda import capturing, driver, launch, products
 from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
-SOURCES = (Path(__file__).with_name("graphs.h"), Path(__file__).with_name("graphs.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", "graph_steps.c", "graphs.c"))
 
 MOST_NODES = 8192
 """Limit on the nodes of all graphs of a process; the least recently used graphs are evicted first. A kernel node takes
@@ -43,6 +43,9 @@ _DRIVER_FUNCTIONS = (
 )  # fmt: skip
 _PARAMETERS = "cuFuncGetParamInfo"
 """Reports the layout of a kernel's parameters. Drivers before CUDA 12.4 lack it."""
+_EDGES = "cuStreamGetCaptureInfo_v3", "cuGraphNodeGetDependencies_v2"
+"""Report the edges of a graph too, which tell of kernels that may overlap; the functions without them refuse to report such nodes
+(CUDA_ERROR_LOSSY_QUERY). Drivers before CUDA 12.3 lack them, and such edges."""
 _NON_BLOCKING = 1
 
 
@@ -52,6 +55,7 @@ class Numbers:
     Python.
 
         replayed, updated            stretches replayed unchanged, and after some nodes were given new parameters
+        followed                     the replayed ones that were not recorded, as the calls of kernels were those of the graph
         nodes_updated                total number of such nodes
         direct                       stretches launched one by one because no graph fitted, or because that took the
                                      host no longer
@@ -60,6 +64,9 @@ class Numbers:
         made, evicted                graphs
         refused                      graphs that the driver failed to make or update; `error` is its last result
         calls, rested                calls; those that recorded nothing because graphs had not served many calls before
+        to_end, to_python, to_library, to_memory
+                                     stretches by what ended them: the program; something that Python calls; a library's or
+                                     kernel's launches that cannot be recorded; memory that waited for launches
         graphs, nodes                current, of this program
         all_graphs, all_nodes        current, of all programs
         direct_ns, launch_ns         host time of a call's stretches one by one, and as the graphs that ran last
@@ -69,6 +76,7 @@ class Numbers:
     """
 
     replayed: int
+    followed: int
     updated: int
     direct: int
     made: int
@@ -79,6 +87,10 @@ class Numbers:
     short: int
     calls: int
     rested: int
+    to_end: int
+    to_python: int
+    to_library: int
+    to_memory: int
     error: int
     graphs: int
     nodes: int
@@ -94,12 +106,17 @@ class Numbers:
     hopeless: int
 
     def __str__(self) -> str:
-        served = f"{self.replayed} stretches of launches replayed, {self.updated} updated ({self.nodes_updated} nodes), "
+        served = (
+            f"{self.replayed} stretches of launches replayed ({self.followed} unrecorded), {self.updated} updated "
+            f"({self.nodes_updated} nodes), "
+        )
         served += f"{self.direct + self.busy + self.short} launched one by one"
+        ended = {"calls of Python": self.to_python, "libraries": self.to_library, "memory": self.to_memory}
+        cut = "".join(f"; {count} ended by {what}" for what, count in ended.items() if count)
         graphs = f"{self.graphs} graph(s) of {self.nodes} nodes; {self.made} made, {self.evicted} evicted"
         rest = f"; {self.rested} of {self.calls} calls recorded nothing, as graphs did not pay" if self.rested else ""
         refused = f"; {self.refused} refused: {driver.describe(self.error)}" if self.refused else ""
-        return f"{served}; {graphs}{rest}{refused}"
+        return f"{served}{cut}; {graphs}{rest}{refused}"
 
 
 class ProgramGraphs:
@@ -130,7 +147,9 @@ class ProgramGraphs:
         if program is None or before is None:
             return
         with driver.current(self.index) as found:
-            _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(self._address, _stream(self.index, found))
+            _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(
+                self._address, _stream(self.index, found)
+            )
         after = self.numbers()
         assert after is not None
         counters.add("cuda_graphs", after.made - before.made)
@@ -181,21 +200,30 @@ def _recorder() -> int:
     try:
         library = prepare().result()
         found = driver.library()
-        tells = addresses(found, [_PARAMETERS]) if hasattr(found, _PARAMETERS) else [0]
-        functions = [*addresses(found, _DRIVER_FUNCTIONS), *tells, *launch.torch_functions(), *launch.new_handle()]
+        functions = [*addresses(found, _DRIVER_FUNCTIONS), *_if_any(found, _PARAMETERS), *_if_any(found, *_EDGES)]
+        functions += [*capturing.callbacks(), *launch.torch_functions(), *launch.new_handle()]
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error
     except AttributeError as error:
-        raise DeviceError(f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error}).") from error
+        raise DeviceError(
+            f"the driver {driver.release()} is too old for CUDA graphs that can be updated ({error})."
+        ) from error
     module = native.module()
     if module is None:
         raise DeviceError("launches cannot be recorded for CUDA graphs: there is no C launcher.")
-    make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(library.address("polytile_graphs_recorder"))
+    make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+        library.address("polytile_graphs_recorder")
+    )
     held = (ctypes.c_void_p * len(functions))(*functions)
     recorder = make(ctypes.addressof(held), MOST_NODES)
     module.configure_graphs(recorder, *launch.record(recorder), *products.record(recorder))
     os.register_at_fork(after_in_child=_function("polytile_graphs_forked"))
     return int(recorder)
+
+
+def _if_any(found: ctypes.CDLL, *names: str) -> list[int]:
+    """Addresses of functions that come together; zeros where the driver lacks them."""
+    return addresses(found, names) if all(hasattr(found, name) for name in names) else [0] * len(names)
 
 
 @functools.cache

@@ -13,7 +13,7 @@
 
 enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR };
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1 };
-enum { MOST_DESCRIBED = 4, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
+enum { ALIGNMENT = 256, MOST_DESCRIBED = 4, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 enum { CLUSTER = 4, MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION */
 
 typedef struct {
@@ -101,16 +101,28 @@ static int lock(LaunchPlan *plan)
     return keeps;
 }
 
-/* Memory for the plan's scratch buffers; `owned` gets the tensors to delete after the launches. */
-static int provide(LaunchPlan *plan, const long *integers, void *stream, void **memory, void **owned)
+/* Memory for the plan's scratch buffers. `owned` gets what to delete after the launches, if there is anything: recorded ones
+   share memory with other kernels. */
+static int provide(LaunchPlan *plan, const long *integers, void *stream, int records, void **memory, void **owned)
 {
+    int64_t at[plan->scratch_count], all = 0;
+    void *block = NULL;
     int code = 0;
+    *owned = NULL;
     for (int i = 0; i < plan->scratch_count && code == 0; i++) {
         int64_t bytes = formula(plan->scratch[i].bytes, integers);
         bytes = bytes > 16 ? bytes : 16;
-        code = plan->scratch[i].zeroed ? keep(plan, stream, i, bytes, &memory[i])
-                                       : allocate(plan->device, bytes, &owned[i], &memory[i]);
+        at[i] = all;
+        if (plan->scratch[i].zeroed)
+            code = keep(plan, stream, i, bytes, &memory[i]);
+        else
+            all += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
+    if (code == 0 && all > 0)
+        code = records ? -recorder->workspace(OF_LAUNCHES, all, &block) : allocate(plan->device, all, owned, &block);
+    for (int i = 0; i < plan->scratch_count && code == 0; i++)
+        if (!plan->scratch[i].zeroed)
+            memory[i] = (char *)block + at[i];
     return code;
 }
 
@@ -141,7 +153,7 @@ static int record(const Launch *launch, const How *how, void **addresses)
         bytes[i] = launch->parameters[i].kind == DESCRIPTOR ? sizeof(Map) : sizeof(uint64_t);
     int code = recorder->kernel(how, launch->function, addresses, bytes, (unsigned)launch->count);
     if (code == NOT_SUPPORTED)
-        recorder->make();
+        recorder->make(FOR_LIBRARY);
     return code;
 }
 
@@ -192,25 +204,23 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
 
 static int run(LaunchPlan *plan, void *const *pointers, const long *integers)
 {
-    void *stream = NULL, *memory[plan->scratch_count + 1], *owned[plan->scratch_count + 1];
+    void *stream = NULL, *memory[plan->scratch_count + 1], *owned = NULL;
     if (api.current_stream(plan->device, &stream) != 0)
         return -INVALID_VALUE;
-    memset(owned, 0, sizeof owned);
     int locked = lock(plan), records = recorder != NULL && recorder->records(plan->device, plan->context, stream);
     if (records && locked && plan->launch_count > 1) { /* keeps other threads' launches from coming between these */
-        recorder->make();
+        recorder->make(FOR_LIBRARY);
         records = 0;
     }
-    int code = plan->scratch_count > 0 ? provide(plan, integers, stream, memory, owned) : 0;
+    if (records && plan->error != NULL)
+        recorder->watch(plan->error);
+    int code = plan->scratch_count > 0 ? provide(plan, integers, stream, records, memory, &owned) : 0;
     for (int i = 0; i < plan->launch_count && code == 0; i++)
         code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream, records);
     if (locked)
         atomic_flag_clear_explicit(&plan->busy, memory_order_release);
-    for (int i = 0; i < plan->scratch_count; i++)
-        if (owned[i] != NULL && records)
-            recorder->keep(owned[i], formula(plan->scratch[i].bytes, integers));
-        else if (owned[i] != NULL)
-            api.delete_tensor(owned[i]);
+    if (owned != NULL)
+        api.delete_tensor(owned);
     return code;
 }
 

@@ -14,7 +14,7 @@
 #include <string.h>
 
 static const long DECLINED = LONG_MIN; /* as in launcher.c */
-enum { LIBRARY_STATUS = 100000, OUT_OF_MEMORY = 2, INVALID_VALUE = 1 };
+enum { LIBRARY_STATUS = 100000, OUT_OF_MEMORY = 2, INVALID_VALUE = 1, NOT_SUPPORTED = 801 };
 enum { TORCH_UINT8 = 0, TORCH_INT8 = 1, TORCH_CPU = 0, TORCH_CUDA = 1 };
 enum { PROPOSALS = 6, MOST_SHAPES = 1024, WIDEST = 16 };
 enum { TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS = 8, WITH_BIAS = 4 }; /* cublasLtMatmulDescAttributes_t, _Epilogue_t */
@@ -346,7 +346,7 @@ enum { ADDRESSES = ALL + 2 };
 typedef struct { /* followed by the integers */
     void *operands[ALL], *bias, *workspace; /* ADDRESSES of them */
     ProductPlan *plan;
-    uint64_t number, algorithm; /* the plan's own number, since another plan may get its address; and the proposal's */
+    uint64_t number, algorithm; /* the plan's, and the proposal's */
     int64_t proposal;
 } Later;
 
@@ -389,23 +389,29 @@ static int make_later(const void *data, void *stream)
     return code;
 }
 
-static int record(ProductPlan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
+/* The plan's own number, since another plan may get its address. */
+static uint64_t number_of(ProductPlan *plan)
 {
     static atomic_ullong numbers;
+    if (plan->number == 0)
+        plan->number = atomic_fetch_add(&numbers, 1) + 1;
+    return plan->number;
+}
+
+static int record(ProductPlan *plan, const Known *known, int at, void *const *pointers, const long *integers, void *workspace)
+{
     size_t bytes = sizeof(Later) + (size_t)plan->integers * sizeof(long);
     _Alignas(Later) unsigned char data[bytes];
     Later *later = memset(data, 0, bytes);
-    if (plan->number == 0)
-        plan->number = atomic_fetch_add(&numbers, 1) + 1;
     uint64_t kind = (uint64_t)known->proposals[at].workspace;
     for (int i = 0; i < 8; i++)
         kind = (kind ^ known->proposals[at].algorithm[i]) * 0x9E3779B97F4A7C15u;
     *later = (Later){.plan = plan, .workspace = workspace, .bias = pointer_to(pointers, plan->bias), .proposal = at,
-                     .number = plan->number, .algorithm = kind};
+                     .number = number_of(plan), .algorithm = kind};
     for (int i = 0; i < ALL; i++)
         later->operands[i] = pointer_to(pointers, plan->operands[i].tensor);
     memcpy(later + 1, integers, (size_t)plan->integers * sizeof(long));
-    return -recorder->call(make_later, kind, data, bytes, ADDRESSES);
+    return -recorder->call(make_later, kind, data, bytes, ADDRESSES, 0);
 }
 
 /* Makes the call now or records it. Only a proposal that has run before is recorded, since a refusal could not be
@@ -420,11 +426,11 @@ static int run_or_record(ProductPlan *plan, Known *known, int at, void *const *p
         return -INVALID_VALUE;
     int records = recorder != NULL && plan->device >= 0 && recorder->records(plan->device, plan->context, stream);
     if (records && !(known->ran >> at & 1)) {
-        recorder->make();
+        recorder->make(FOR_LIBRARY);
         records = 0;
     }
     if (records) {
-        if (bytes > 0 && recorder->workspace(bytes, &workspace) != 0)
+        if (bytes > 0 && recorder->workspace(OF_LIBRARY, bytes, &workspace) != 0)
             return -OUT_OF_MEMORY;
         return record(plan, known, at, pointers, integers, workspace);
     }
@@ -462,7 +468,7 @@ static long multiply(ProductPlan *plan, void *const *pointers, const long *integ
     }
 }
 
-static long multiply_by_aten(ProductPlan *plan, void *const *pointers, const long *integers)
+static long multiply_by_aten(const ProductPlan *plan, void *const *pointers, const long *integers)
 {
     static const int order[3] = {D, A, B};
     const ProductApi *api = plan->api;
@@ -483,6 +489,61 @@ static long multiply_by_aten(ProductPlan *plan, void *const *pointers, const lon
         if (tensors[i] != NULL)
             api->delete_tensor(tensors[i]);
     return code == 0 ? 0 : DECLINED; /* the Python form reports what is wrong */
+}
+
+typedef struct { /* followed by the integers */
+    void *operands[3]; /* D, A, B */
+    const ProductPlan *plan;
+    uint64_t number;
+    void *stream; /* ATen's workspace is that of the stream */
+} LaterByAten;
+
+static int make_later_by_aten(const void *data, void *stream)
+{
+    const LaterByAten *later = data;
+    void *pointers[tensors_of(later->plan)];
+    memset(pointers, 0, sizeof pointers);
+    pointers[later->plan->operands[D].tensor] = later->operands[0];
+    pointers[later->plan->operands[A].tensor] = later->operands[1];
+    pointers[later->plan->operands[B].tensor] = later->operands[2];
+    return multiply_by_aten(later->plan, pointers, (const long *)(later + 1)) == 0 ? 0 : -NOT_SUPPORTED;
+}
+
+static int record_aten(ProductPlan *plan, void *const *pointers, const long *integers, void *stream)
+{
+    size_t bytes = sizeof(LaterByAten) + (size_t)plan->integers * sizeof(long);
+    _Alignas(LaterByAten) unsigned char data[bytes];
+    LaterByAten *later = memset(data, 0, bytes);
+    *later = (LaterByAten){.plan = plan, .number = number_of(plan), .stream = stream};
+    later->operands[0] = pointers[plan->operands[D].tensor];
+    later->operands[1] = pointers[plan->operands[A].tensor];
+    later->operands[2] = pointers[plan->operands[B].tensor];
+    memcpy(later + 1, integers, (size_t)plan->integers * sizeof(long));
+    uint64_t kind = later->number ^ (uint64_t)(uintptr_t)stream;
+    for (int i = 0; i < plan->integers; i++)
+        kind = (kind ^ (uint64_t)integers[i]) * 0x9E3779B97F4A7C15u;
+    return -recorder->call(make_later_by_aten, kind, data, bytes, 3, 1);
+}
+
+/* Makes the call now or records it, once it is known that ATen takes such operands. */
+static long run_or_record_aten(ProductPlan *plan, void *const *pointers, const long *integers)
+{
+    void *stream = NULL;
+    if (recorder != NULL && plan->device >= 0 && plan->api->current_stream(plan->device, &stream) != 0)
+        return -INVALID_VALUE;
+    if (recorder != NULL && plan->device >= 0 && recorder->records(plan->device, plan->context, stream)) {
+        if (plan->has_run) {
+            lock(plan); /* which gets its number */
+            int code = record_aten(plan, pointers, integers, stream);
+            unlock(plan);
+            return code;
+        }
+        recorder->make(FOR_LIBRARY);
+    }
+    long code = multiply_by_aten(plan, pointers, integers);
+    if (code == 0)
+        plan->has_run = 1;
+    return code;
 }
 
 /* Makes the plan's device current if another one is; `pushed` reports that. Returns the driver's error. */
@@ -525,11 +586,9 @@ long polytile_product_aten(void *const *pointers, const long *integers, long add
 {
     ProductPlan *plan = (ProductPlan *)address;
     int pushed;
-    if (recorder != NULL && plan->device >= 0)
-        recorder->make();
     long code = -enter(plan, &pushed);
     if (code == 0)
-        code = multiply_by_aten(plan, pointers, integers);
+        code = run_or_record_aten(plan, pointers, integers);
     leave(plan, pushed);
     return code;
 }
