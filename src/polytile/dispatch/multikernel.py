@@ -204,6 +204,12 @@ class MultiKernel:
             with self.lock:
                 self.fallbacks.look_around(ints, cells, varying)
 
+    def seconds_undecided(self, ints: Sequence[int]) -> float:
+        """Predicted seconds of a call with these integers, where nothing is decided; 0 if nothing that is loaded can run."""
+        sizes = self.spec.sizes(ints)
+        loaded = [self.named(name) for name in self.fallbacks.loaded] if self.fallbacks is not None else []
+        return min((candidate.cost(sizes) for candidate in loaded if candidate.valid(sizes)), default=0.0)
+
     def offer(self, form: Candidate) -> None:
         """Loads a form of a candidate to serve open regimes. A form that cannot be loaded serves nowhere; a decision that wants
         it meets the reason again and records it."""
@@ -314,6 +320,7 @@ class MultiKernel:
             if self.fallbacks is not None:
                 form = request.named(decision.candidate)
                 self.fallbacks.offer(form, entry if form is chosen else form.entry())
+                self.fallbacks.learn(form.name, request.sizes)
             refiner.count_calls(self, self._tree.leaf(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 

@@ -33,7 +33,7 @@ from polytile import locks
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
-from polytile.runtime import background, toolchain
+from polytile.runtime import toolchain
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.pool import Pool
 
@@ -436,8 +436,7 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
 
 
 def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, str]:
-    """Runs the compiler and returns its exit status and its output. A compiler that has yielded and cannot get its priority
-    back is run again when a caller waits."""
+    """Runs the compiler and returns its exit status and its output."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
@@ -449,15 +448,8 @@ def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, s
         env=toolchain.environment(),
         start_new_session=_groups["own"],
     )
-    state, stopped = _state, threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        _stop(process)
-
+    state = _state
     state.running.add(process)
-    if background.background.is_behind_calls():
-        background.background.let_yield(process.pid, stop)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException as error:  # too slow, or Ctrl-C
@@ -468,10 +460,7 @@ def _ended(order: Order, command: tuple[str, ...], source: Path) -> tuple[int, s
             raise SourceRejected(order.name, command, messages, source, ending) from None
         raise
     finally:
-        background.background.forget(process.pid)
         state.running.discard(process)
-    if process.returncode != 0 and stopped.is_set() and not state.ended:
-        return _ended(order, command, source)
     return process.returncode, messages
 
 
