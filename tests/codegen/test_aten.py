@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from polytile.candidates.library.loops import _Look, _Step, composed
+from polytile.candidates.library.loops import _compiled, _Look, _Step, composed
 from polytile.ir.library_call import Made
 
 aten = torch.ops.aten
@@ -57,3 +57,18 @@ def test_results_go_from_call_to_call_and_are_given_up_after_their_last_use() ->
     torch.testing.assert_close(last, (2 * x).amax(1).exp())
     torch.testing.assert_close(kept, (2 * x).amax(1))
     assert alive == [False]
+
+
+def test_calls_at_other_sizes_compile_no_text() -> None:
+    """They run in place of kernels that are not decided yet, and wait for nothing."""
+
+    def at(rows: int) -> None:
+        x, out = torch.rand(rows, 4), torch.empty(rows, 4)
+        composed([_Step(0, torch.erf, (look(0, x),), {"out": look(1, out)})])((x, out))
+        assert torch.equal(out, torch.erf(x))
+
+    at(3)
+    before = _compiled.cache_info().misses
+    for rows in (5, 70, 900):
+        at(rows)
+    assert _compiled.cache_info().misses == before

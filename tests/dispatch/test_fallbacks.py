@@ -79,6 +79,37 @@ def test_the_best_predicted_serves_around_what_has_come(no_call_decides: None) -
     assert [ran(candidates, kernel, rows) for rows in (14, 24, 42, 100)] == ["small", "small", "large", "large"]
 
 
+def test_what_a_decision_preferred_serves_around_it_though_another_is_predicted_to_be_faster(no_call_decides: None) -> None:
+    """Decisions go by models and measurements as well."""
+    chosen, other = Fake("chosen", predicted=2e-5), library(predicted=1e-5)
+    kernel = never(chosen, other, tune="off", force="double=chosen")
+    call(kernel, 40)
+    assert background.wait(PATIENCE)
+    assert [ran((chosen, other), kernel, rows) for rows in (30, 56, 80)] == ["chosen"] * 3
+
+
+def test_of_nearly_equal_predictions_the_librarys_is_not_believed(no_call_decides: None) -> None:
+    kernels: list[str] = []
+    for advantage in (1.1, 2.0):
+        own, other = Fake("own", predicted=growing(1e-6, 1.0)), library(predicted=growing(1e-6 / advantage, 1.0))
+        kernel = never(own, other, tune="off")
+        kernel.offer(own)
+        kernel.fill_open_regimes((40, 64), 1)
+        kernels.append(ran((own, other), kernel, 40))
+    assert kernels == ["own", "library"]
+
+
+def test_a_miss_finds_what_serves_its_cell_before_anything_is_decided(no_call_decides: None) -> None:
+    own, other = Fake("own", predicted=1e-6, can=lambda sizes: sizes["M"] > 0, hard_limits=True), library(predicted=1e-5)
+    kernel = never(own, other, tune="off")
+    kernel.offer(own)
+    with background.background.held():
+        call(kernel, 3000)
+        assert not own.calls
+        background.background.hear()
+    assert not kernel.decisions and ran((own, other), kernel, 3000) == "own"
+
+
 def test_far_from_all_that_has_come_the_last_decision_serves(no_call_decides: None) -> None:
     other, fast = Fake("other", predicted=1.0), Fake("fast", predicted=1e-5)
     candidates = (other, fast, library(predicted=1e-9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from polytile.counters import counters
+from polytile.dispatch.learning import Load, Predict
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from tests.dispatch.helpers import Fake, arguments, double, new_process, spec
@@ -144,3 +146,25 @@ def test_hinted_sizes_are_decided_at_once(fake_clock: list[str]) -> None:
     kernel = never(Fake("first", 3e-5, 1e-5), Fake("second", 1e-5, 1.1e-5))
     (decision,) = kernel.warm([{"M": 32, "N": 64}])
     assert (decision.candidate, decision.link) == ("second", "measured")
+
+
+def test_the_kernel_in_which_calls_spend_most_time_is_decided_first() -> None:
+    order: list[str] = []
+    kernels = {}
+    for name, seconds in (("short", 1e-6), ("long", 1e-3), ("middling", 1e-4)):
+        library = Fake("library", seconds, seconds, origin="library")
+        kernels[name] = never(Fake("own", seconds, seconds / 2), library, tune="off")
+    with background.background.held():
+        for kernel in kernels.values():
+            call(kernel)
+        jobs = [job for job in background.pending() if isinstance(job, Predict)]
+        by_kernel = {id(kernel): name for name, kernel in kernels.items()}
+        order = [by_kernel[id(job.owner())] for job in sorted(jobs, key=lambda job: job.urgency(), reverse=True)]
+    assert order == ["long", "middling", "short"]
+
+
+def test_a_form_to_be_loaded_has_no_sizes_and_an_urgency_all_the_same() -> None:
+    kernel = never(Fake("own"), Fake("library", origin="library"))
+    assert kernel.learning is not None
+    job = Load(kernel.learning, weakref.ref(kernel), 0, (), (), frozenset(), kernel.candidates[0])
+    assert job.urgency() >= (1.0, 0.0)

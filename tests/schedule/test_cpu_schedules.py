@@ -11,9 +11,9 @@ from polytile.schedule.answers import Combine, Hold, Share
 from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.cpu.schedule import NAMES, CpuSchedule, Lanes, Stores
 from polytile.schedule.cpu.scheduled import apply_rewrites, apply_schedule
-from polytile.schedule.cpu.space import legal, schedules
+from polytile.schedule.cpu.space import Usefulness, legal, schedules
 from polytile.schedule.nest import Form, nest_of
-from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
+from tests.codegen.helpers import P0, S0, S1, kernel_of, load, loop, op, store
 from tests.codegen.test_loops_golden import embedding_backward, softmax
 from tests.schedule.test_schedules import columns, points, rows, running_products
 
@@ -88,3 +88,13 @@ def test_stores_that_meet_are_one_threads_or_atomic() -> None:
     nest = nest_of(kernel_of(sums_by_an_axis()).loop)
     assert schedules(nest, 8) == ((cpu.PLAIN, 1), (cpu.ATOMIC, 8))
     assert schedules(nest, 1) == ((cpu.PLAIN, 1),)
+
+
+def test_where_a_schedule_makes_sense_depends_on_the_sizes_of_the_axes_alone() -> None:
+    """Of a range of sizes where nothing is decided no others are known: a table's rows are none of them."""
+    kernel = apply_rewrites(kernel_of(loop([store("o", P0, load("table", P0 * S1))], {P0: S0})))
+    nest = nest_of(kernel.loop)
+    sizes = {symbol.name: 1 << 20 for symbol in kernel.axis_symbols}
+    assert len(sizes) == 1 < len(kernel.symbols)
+    usefulness = Usefulness(kernel, nest, 1 << 20)
+    assert all(isinstance(usefulness.is_worth_trying(schedule, threads, sizes), bool) for schedule, threads in schedules(nest, 4))

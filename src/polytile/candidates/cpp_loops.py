@@ -21,7 +21,7 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.lanes import lane_bytes
 from polytile.schedule.cpu.schedule import CpuSchedule
 from polytile.schedule.cpu.scheduled import apply_rewrites
-from polytile.schedule.cpu.space import is_worth_trying, schedules
+from polytile.schedule.cpu.space import Usefulness, schedules
 from polytile.schedule.nest import nest_of
 from polytile.schedule.rewrite import plain_reductions
 
@@ -61,6 +61,7 @@ def _candidates(
     name = kernel_name(kernel, origins)
     lanes = vector_bytes // lane_bytes(nest)
     made_from = digest(f"{tool.identity} {kernel.text}")
+    usefulness = Usefulness(expanded, nest, cpu.last_level())
 
     @functools.cache
     def source(schedule: CpuSchedule) -> str:
@@ -72,7 +73,7 @@ def _candidates(
 
     def candidate(schedule: CpuSchedule, threads: int) -> CppCandidate:
         def valid(size: Mapping[str, int]) -> bool:
-            return is_worth_trying(expanded, nest, schedule, threads, size, cpu.last_level())
+            return usefulness.is_worth_trying(schedule, threads, size)
 
         def cost(size: Mapping[str, int]) -> float:
             return prior(schedule).seconds(threads, size)

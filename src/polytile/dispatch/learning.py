@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +80,7 @@ class Learning:
             with programs.on_behalf(*callers):
                 if owner.dispatcher.is_open(key):
                     counters.add("dispatch_misses")
+                    owner.fill_open_regimes(ints, 1)
                     self._ask(Predict, key, ints, pointers)
                 elif not owner.record_key(key):
                     self._ask(Judge if key in self.trials else Refine, key, ints, pointers)
@@ -124,8 +127,15 @@ class _Job:
     rank = 0.0
 
     def urgency(self) -> tuple[float, ...]:
+        """Among jobs of a kind, what calls of the regime have spent in the kernel so far, in predicted seconds."""
         owner = self.owner()
-        return self.rank, float("inf") if owner is None else owner.dispatcher.calls(self.key)
+        return self.rank, math.inf if owner is None else (1 + owner.dispatcher.calls(self.key)) * self._seconds
+
+    @cached_property
+    def _seconds(self) -> float:
+        """Predicted seconds of a call as long as the regime is not decided."""
+        owner = self.owner()
+        return 0.0 if owner is None else owner.seconds_undecided(self.ints)
 
     def run(self) -> None:
         owner = self.owner()
@@ -145,7 +155,6 @@ class Predict(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        owner.fill_open_regimes(self.ints, 1)
         unmeasured.decide(owner, self.ints, self.pointers, self.key)
         owner.fill_open_regimes(self.ints)
 
@@ -158,6 +167,7 @@ class Load(_Job):
 
     disturbs = Disturbance.NONE
     rank = 1.0
+    _seconds = 0.0
 
     def work(self, owner: MultiKernel) -> None:
         if self.form.ready():

@@ -198,6 +198,12 @@ class MultiKernel:
             with self.lock:
                 self.fallbacks.fill_open_regimes(ints, cells, varying)
 
+    def seconds_undecided(self, ints: Sequence[int]) -> float:
+        """Predicted seconds of a call with these integers, where nothing is decided; 0 if nothing that is loaded can run."""
+        sizes = self.spec.sizes(ints)
+        loaded = [self.named(name) for name in self.fallbacks.loaded] if self.fallbacks is not None else []
+        return min((candidate.cost(sizes) for candidate in loaded if candidate.valid(sizes)), default=0.0)
+
     def add_fallback(self, form: Candidate) -> None:
         """Loads a form of a candidate to serve undecided regimes. A form that cannot be loaded is skipped here; a decision for it
         fails for the same reason and records that."""
@@ -312,6 +318,7 @@ class MultiKernel:
             if self.fallbacks is not None:
                 form = request.named(decision.candidate)
                 self.fallbacks.add_fallback(form, entry if form is chosen else form.entry())
+                self.fallbacks.learn(form.name, request.sizes)
             refiner.count_calls(self, self.node_for(request, decision), request, entry)
         return entry
 

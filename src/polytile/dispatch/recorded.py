@@ -156,7 +156,7 @@ class _Write:
     """Writes the decisions of a kernel, after what calls run by is decided."""
 
     owner: weakref.ref[MultiKernel]
-    disturbs: Disturbance = Disturbance.NONE
+    disturbs: Disturbance = Disturbance.COMPUTES
 
     def urgency(self) -> tuple[float, ...]:
         return 0.5, 0.0

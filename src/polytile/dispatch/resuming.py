@@ -39,6 +39,7 @@ def resume(owner: MultiKernel, fields: KeyFields, decision: Decision, form: Cand
         counters.add("store_hits", decision.from_store)
         if owner.fallbacks is not None:
             owner.fallbacks.add_fallback(form, entry if form is pinned else form.entry())
+            owner.fallbacks.learn(form.name, owner.spec.sizes(decision.ints))
     if owner.learning is not None:
         owner.fill_open_regimes(decision.ints)
         if decision.link in selector.UNMEASURED and measuring():

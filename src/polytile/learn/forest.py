@@ -82,8 +82,9 @@ class Forest:
         return self._numbers[node]
 
 
+@functools.cache
 def prepare() -> compiler.Compilation:
-    """Start compiling the C code that reads forests, unless it is compiled already."""
+    """Once in a process: start compiling the C code that reads forests, unless it is compiled already."""
     source = Path(__file__).with_name("forest.c").read_text(encoding="utf-8")
     return compiler.compile_c("forest", source)
 

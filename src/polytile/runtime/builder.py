@@ -25,6 +25,7 @@ from polytile.errors import PolytileError
 from polytile.runtime import background, child_process, pytorch
 from polytile.runtime.cache import current
 from polytile.runtime.child_process import ChildProcess, import_path
+from polytile.runtime.cpu import usable_cores
 
 SCRIPT = Path(__file__).parents[1] / "compiler" / "building.py"
 
@@ -37,6 +38,11 @@ END_SECONDS = 0.05
 EXIT_SECONDS = 2.0
 """How long to wait for the exit status of a process that has closed its end of the socket; on busy cores it takes a while."""
 
+NICENESS = 5
+"""How much lower than this process's the priority of the builder is. Calls leave it a core; where the system puts a thread of
+theirs on that core, the thread goes first. Beside other programs that keep all cores busy, the builder gets a third of a fair
+share of a core, and a program is there within a minute. At 10 it would get a ninth."""
+
 MOST_DEATHS = 3
 """Number of processes that may die without an answer. After that, the work is done in this process."""
 
@@ -48,7 +54,7 @@ class BuilderFailed(PolytileError):
 def _started() -> ChildProcess:
     own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": "", "POLYTILE_ISOLATION": "never"}
     try:
-        return ChildProcess(SCRIPT, environment={**os.environ, **own})
+        return ChildProcess(SCRIPT, environment={**os.environ, **own}, niceness=NICENESS)
     except OSError as error:
         raise BuilderFailed(f"no process can be started ({error}).") from error
 
@@ -61,33 +67,21 @@ class _Builder:
         self.process: ChildProcess | None = None
         self.deaths = 0
         self.closed = False
-        self.hurried: ChildProcess | None = None
-        """The process that was ended because a caller waits and it could not get its priority back."""
 
     def running(self) -> ChildProcess:
         if self.process is not None and self.process.ended():
-            background.background.forget(self.process.pid)
             self.process.close()  # it ended after a period without requests
             self.process = None
         if self.process is None:
             if self.closed or self.deaths >= MOST_DEATHS:
                 raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
             self.process = _started()
-        process = self.process
-        background.background.let_yield(process.pid, lambda: self.end(process))
-        return process
-
-    def end(self, process: ChildProcess) -> None:
-        """Ends a process that cannot get its priority back although a caller waits. The next request starts another."""
-        self.hurried = process
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGTERM)
+        return self.process
 
     def stop(self) -> None:
         """Ends the process and everything that it started. Compilers remove their temporary files at the first signal."""
         process, self.process = self.process, None
         if process is not None:
-            background.background.forget(process.pid)
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.last_words(END_SECONDS)
@@ -135,30 +129,25 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
     return answer["value"]
 
 
-def _answer(request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Returns the answer of the process. If it is ended because a caller waits, asks its successor, which finds in the cache
-    what has been compiled."""
+def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
     process = _builder.running()
     try:
         return child_process.ask(process.connection, request, seconds)
     except (OSError, ValueError) as error:
         status, words = process.last_words(EXIT_SECONDS if isinstance(error, ConnectionError) else END_SECONDS)
-        hurried = process is _builder.hurried
-        _builder.deaths += not hurried
+        _builder.deaths += 1
         _builder.stop()
-        if not hurried:
-            ending = "" if status is None else f" with status {status}" + (f", saying: {words}" if words else "")
-            raise BuilderFailed(f"there was no answer: {error}{ending}") from error
-    return _answer(request, seconds)
+        ending = "" if status is None else f" with status {status}" + (f", saying: {words}" if words else "")
+        raise BuilderFailed(f"there was no answer: {error}{ending}") from error
 
 
 def here() -> dict[str, Any]:
-    """The settings that must be equal there so that the same code results."""
-    return {
-        "options": {name: settings.get(name) for name in settings.BY_NAME},
-        "root": str(current().root),
-        "threads": pytorch.torch_threads(),
-    }
+    """The settings that must be equal there so that the same code results; and how many compilers may run side by side: unless
+    somebody waits, as many as there are cores that calls leave free, since each further one would take a core from them."""
+    options, threads = {name: settings.get(name) for name in settings.BY_NAME}, pytorch.torch_threads()
+    if not options["compile_workers"] and not background.background.is_waited_for():
+        options["compile_workers"] = max(1, usable_cores() - threads)
+    return {"options": options, "root": str(current().root), "threads": threads}
 
 
 def stop() -> None:

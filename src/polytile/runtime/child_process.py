@@ -32,12 +32,18 @@ class ChildProcess:
     """A process that runs `script` with `arguments` and the file descriptor of its socket; `connection` is the other
     end.
 
-    Its output is stored for `last_words` if `kept`, else goes to this process's stderr. Ctrl-C does not reach it.
-    Raises OSError if it cannot be started.
+    Its output is stored for `last_words` if `kept`, else goes to this process's stderr. Ctrl-C does not reach it. It and
+    what it starts are nicer than this process by `niceness`. Raises OSError if it cannot be started.
     """
 
     def __init__(
-        self, script: Path, *arguments: str, environment: Mapping[str, str], flags: Sequence[str] = (), kept: bool = True
+        self,
+        script: Path,
+        *arguments: str,
+        environment: Mapping[str, str],
+        flags: Sequence[str] = (),
+        niceness: int = 0,
+        kept: bool = True,
     ) -> None:
         self.connection, theirs = socket.socketpair()
         self._written = tempfile.TemporaryFile() if kept else None
@@ -55,6 +61,8 @@ class ChildProcess:
         except OSError:
             self.close()
             raise
+        if niceness:
+            _set_niceness(self.pid, min(19, os.nice(0) + niceness))
 
     @property
     def pid(self) -> int:
@@ -91,6 +99,15 @@ class ChildProcess:
         self.connection.close()
         if self._written is not None:
             self._written.close()
+
+
+def _set_niceness(process: int, niceness: int) -> None:
+    """Of a process that leads a session. Does nothing if the system forbids it or has no such process."""
+    # Linux may first share the cores among sessions, each with its own niceness: see "autogroup" in sched(7).
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text(str(niceness))
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, process, niceness)
 
 
 def ask(connection: socket.socket, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""One run of the C or C++ compiler, as a process that ends with this one.
-
-While calls of compiled programs run, the compiler yields the processor to them (background.py).
-"""
+"""One run of the C or C++ compiler, as a process that ends with this one."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
 from pathlib import Path
 
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
-from polytile.runtime import background, toolchain
+from polytile.runtime import toolchain
 
 TIMEOUT_SECONDS = 300.0
 """Compilers that run longer are stopped. The largest generated kernels take about 2 s."""
@@ -92,8 +88,7 @@ def run(name: str, command: tuple[str, ...], source: Path) -> None:
 
 
 def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]:
-    """Runs the compiler and returns its exit status and its output. A compiler that has yielded and cannot get its priority
-    back is run again when a caller waits."""
+    """Runs the compiler and returns its exit status and its output."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
@@ -105,15 +100,8 @@ def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]
         env=toolchain.environment(),
         start_new_session=_groups["own"],
     )
-    state, stopped = _running, threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        _stop(process)
-
+    state = _running
     state.processes.add(process)
-    if background.background.is_behind_calls():
-        background.background.let_yield(process.pid, stop)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException as error:  # too slow, or Ctrl-C
@@ -124,8 +112,5 @@ def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]
             raise SourceRejected(name, command, messages, source, ending) from None
         raise
     finally:
-        background.background.forget(process.pid)
         state.processes.discard(process)
-    if process.returncode != 0 and stopped.is_set() and not state.ended:
-        return _ended(name, command, source)
     return process.returncode, messages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,30 +128,6 @@ def waited() -> float:
         except (OSError, ValueError, IndexError):
             continue  # the thread has ended, or the system keeps no account
     return total * 1e-9
-
-
-STAT = Path("/proc/stat")
-
-LEFT = 0.2
-"""Share of the cores' time that suffices for niced processes."""
-
-
-def cores_are_taken(seconds: float = 0.1) -> bool:
-    """Whether processes of ordinary priority leave less than LEFT of the machine's time to niced ones. Looks for `seconds`.
-    True if the system keeps no account."""
-    before = _spent()
-    time.sleep(seconds)
-    spent = [now - then for now, then in zip(_spent(), before, strict=True)]
-    _, niced, _, idle, waiting, *_ = spent or [0] * 5
-    return niced + idle + waiting < LEFT * max(1, sum(spent))
-
-
-def _spent() -> list[int]:
-    """Time of all cores since the start by kind, in ticks: user, nice, system, idle, iowait and others."""
-    try:
-        return [int(ticks) for ticks in STAT.read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return []
 
 
 def usable_cores() -> int:

@@ -16,8 +16,8 @@ of an EPYC, a decoder of 3 layers:
     1                   19                             0.56    2
 
 Half of the cores for two seconds cost less than a fraction of them for many. A program is made once, and calls leave a
-core free until it is ready. Kernels are made again and again; calls leave a core free for them a quarter of the time
-(background.REST).
+core free until it is ready. Kernels are made again and again; the share of the time for which calls leave a core free for
+them is bounded (background.REST).
 
 A program also has loops outside of its calls, such as those of an optimiser. They keep their threads, but a thread that
 waits for the next loop must not spin on the free core: it spins for some milliseconds, longer than a call of a small model.
@@ -50,7 +50,7 @@ def wanted() -> Iterator[None]:
             yield
     finally:
         _want(-1)
-        background.background.helped += time.monotonic() - begun
+        background.background.helped += (time.monotonic() - begun) / usable_cores()
 
 
 def _after_fork() -> None:

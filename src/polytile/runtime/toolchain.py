@@ -192,8 +192,8 @@ def features() -> tuple[str, ...]:
 
 def variables() -> tuple[str, ...]:
     """The environment variables that affect the compiler, as NAME=VALUE, sorted by name."""
-    found = ((name, value) for name, value in os.environ.items() if name in VARIABLES or name.startswith(PREFIXES))
-    return tuple(f"{name}={value}" for name, value in sorted(found) if value)
+    names = sorted(name for name in os.environ if name in VARIABLES or name.startswith(PREFIXES))
+    return tuple(f"{name}={value}" for name in names if (value := os.environ.get(name)))
 
 
 def environment() -> dict[str, str]:

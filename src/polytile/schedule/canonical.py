@@ -51,6 +51,11 @@ class LoopKernel:
         return digest(self.text)
 
     @cached_property
+    def axis_symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that the loop's number of points depends on."""
+        return frozenset().union(*(sizes.symbols(axis.size) for axis in self.loop.axes + self.loop.reduced))
+
+    @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols used by the loop itself. Any others are used only by the calls that it came from."""
         expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]

@@ -23,7 +23,8 @@ class Extent:
 
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
-    """The loop's number of rows at these sizes, and the number of points of each."""
-    values = {s: size[s.name] for s in kernel.symbols}
+    """The loop's number of rows at these sizes, and the number of points of each. Reads no other sizes: whoever asks may know
+    those of the axes only (dispatch/fallbacks.py)."""
+    values = {s: size[s.name] for s in kernel.axis_symbols}
     rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
     return Extent(math.prod(rows), math.prod(row))

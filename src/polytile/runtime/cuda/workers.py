@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from polytile.errors import CompileFailed
-from polytile.runtime import background
 from polytile.runtime.child_process import ChildProcess, ask, import_path
 from polytile.runtime.pool import Pool
 
@@ -30,6 +29,9 @@ WORKER_BYTES = 1 << 30
 
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 """A server takes 1-3 s to import what it needs, longer from a cold disk. The second value is how long to wait for its end."""
+
+NICENESS = 10
+"""How much lower than this process's the priority of the workers is, which are as many as there are cores."""
 
 SCRIPT = Path(__file__).with_name("worker.py")
 
@@ -79,8 +81,7 @@ class _Server:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": ""}
-        self.process = ChildProcess(SCRIPT, module, environment={**environment, **own}, kept=False)
-        background.yield_to_calls(self.process.pid)  # its workers inherit the priority
+        self.process = ChildProcess(SCRIPT, module, environment={**environment, **own}, niceness=NICENESS, kept=False)
         self.control = self.process.connection
         self.ready = False
         self.lock = threading.Lock()

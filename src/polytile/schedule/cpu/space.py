@@ -4,13 +4,15 @@ sizes at which each is worth trying."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from polytile.ir import sizes
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.cpu.catalogue import POINTS, ROWS
 from polytile.schedule.cpu.scatter import accumulates, owner_axis, scattered_stores
 from polytile.schedule.cpu.schedule import CpuSchedule, Lanes, Stores
-from polytile.schedule.cpu.streaming import streamable_stores, worth_streaming
+from polytile.schedule.cpu.streaming import streamable_stores, streamed_bytes
 from polytile.schedule.cpu.transposing import LONGEST, transposed_layout
 from polytile.schedule.cpu.value_cache import cache_stores, cached_values
 from polytile.schedule.extent import extent
@@ -79,27 +81,44 @@ def _can_share(nest: Nest) -> bool:
     return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
 
 
-def is_worth_trying(
-    kernel: LoopKernel, nest: Nest, schedule: CpuSchedule, threads: int, size: Mapping[str, int], last_level: int
-) -> bool:
-    """Whether a legal schedule makes sense at these sizes, with a last-level cache of `last_level` bytes. The plain or
-    looped schedule on one thread always does."""
-    limited = schedule.caches or schedule.stores is Stores.STREAMED or schedule.lanes is Lanes.ACROSS
-    if threads == 1 and not limited:
-        return True
-    e = extent(kernel, size)
-    if threads > 1 and e.points < LEAST_POINTS:
-        return False
-    if schedule.stores is Stores.STREAMED:
-        return worth_streaming(kernel, nest, size, last_level)
-    if schedule.lanes is Lanes.ACROSS and nest.form is Form.POINTWISE:
-        length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
-        return length < NARROW and e.points >= FEWEST * length
-    if schedule.lanes is Lanes.ACROSS:
-        return e.row <= LONGEST and e.rows >= FEWEST
-    if schedule.shared:
-        return e.row >= LEAST_POINTS and e.rows <= MOST_SHARED
-    if schedule.caches:
-        scratch = cached_values(nest).keys() - cache_stores(kernel, nest).keys()
-        return e.row * sum(node.dtype.itemsize for node in scratch) <= SCRATCH_LIMIT
-    return nest.form is Form.POINTWISE or e.rows >= 2
+@dataclass(frozen=True)
+class Usefulness:
+    """Where legal schedules of a loop make sense, with a last-level cache of `last_level` bytes. What does not depend on the
+    sizes is cached, as predictions ask about many sizes."""
+
+    kernel: LoopKernel
+    nest: Nest
+    last_level: int
+
+    @cached_property
+    def _streamed_bytes(self) -> int:
+        """Bytes that non-temporal stores write for each point."""
+        return streamed_bytes(self.kernel, self.nest)
+
+    @cached_property
+    def _scratch_bytes(self) -> int:
+        """Bytes of the scratch row for each element of a row."""
+        scratch = cached_values(self.nest).keys() - cache_stores(self.kernel, self.nest).keys()
+        return sum(node.dtype.itemsize for node in scratch)
+
+    def is_worth_trying(self, schedule: CpuSchedule, threads: int, size: Mapping[str, int]) -> bool:
+        """Whether the schedule makes sense at these sizes. The plain or looped schedule on one thread always does."""
+        nest = self.nest
+        limited = schedule.caches or schedule.stores is Stores.STREAMED or schedule.lanes is Lanes.ACROSS
+        if threads == 1 and not limited:
+            return True
+        e = extent(self.kernel, size)
+        if threads > 1 and e.points < LEAST_POINTS:
+            return False
+        if schedule.stores is Stores.STREAMED:  # its next reader would find little of the output in the cache anyway
+            return e.points * self._streamed_bytes >= self.last_level // 2
+        if schedule.lanes is Lanes.ACROSS and nest.form is Form.POINTWISE:
+            length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in self.kernel.symbols})
+            return length < NARROW and e.points >= FEWEST * length
+        if schedule.lanes is Lanes.ACROSS:
+            return e.row <= LONGEST and e.rows >= FEWEST
+        if schedule.shared:
+            return e.row >= LEAST_POINTS and e.rows <= MOST_SHARED
+        if schedule.caches:
+            return e.row * self._scratch_bytes <= SCRATCH_LIMIT
+        return nest.form is Form.POINTWISE or e.rows >= 2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-
 from polytile.ir import expr, sizes
 from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
@@ -24,9 +21,6 @@ def streamable_stores(nest: Nest) -> tuple[Store, ...]:
     return tuple(store for store in nest.loop.stores if whole(store))
 
 
-def worth_streaming(kernel: LoopKernel, nest: Nest, size: Mapping[str, int], last_level: int) -> bool:
-    """Whether the output fills half of the last-level cache (`last_level` bytes), so that its next reader would find
-    little of it there anyway."""
-    values = {s: size[s.name] for s in kernel.symbols}
-    points = math.prod(sizes.evaluate(a.size, values) for a in kernel.loop.axes)
-    return points * sum(kernel.storage(s.buffer).itemsize for s in streamable_stores(nest)) >= last_level // 2
+def streamed_bytes(kernel: LoopKernel, nest: Nest) -> int:
+    """Bytes that these stores write for each point."""
+    return sum(kernel.storage(store.buffer).itemsize for store in streamable_stores(nest))

@@ -1,0 +1,162 @@
+"""The background thread and the processes that work for it take a bounded share of the time, and no priority that harms calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from polytile.runtime import background as module
+from polytile.runtime import builder, pytorch
+from polytile.runtime.background import SWITCH_SECONDS, Background, Disturbance
+from polytile.runtime.cpu import usable_cores
+from tests.waiting import until
+
+LONG = 1e9
+"""Of `REST`: whatever was computed, the thread rests until the test ends or somebody waits."""
+
+
+@dataclass
+class Work:
+    act: Callable[[], None]
+    disturbs: Disturbance = Disturbance.NONE
+    rank: Callable[[], float] = lambda: 0.0
+
+    def urgency(self) -> tuple[float, ...]:
+        return (self.rank(),)
+
+    def run(self) -> None:
+        self.act()
+
+
+@dataclass
+class Heard:
+    background: Background
+    times: int = 0
+
+    def hear(self) -> None:
+        self.times += 1
+
+
+def niceness(task: int = 0) -> int:
+    return os.getpriority(os.PRIO_PROCESS, task)
+
+
+@pytest.fixture
+def alone() -> Iterator[Background]:
+    made = Background()
+    yield made
+    made._closed = True
+    made._ring()
+
+
+@pytest.fixture
+def beside_calls(alone: Background, monkeypatch: pytest.MonkeyPatch) -> Background:
+    """Calls come all the time, and each rest is long."""
+    monkeypatch.setattr(module, "REST", LONG)
+    alone.last_call = float("inf")
+    return alone
+
+
+def compute() -> None:
+    end = time.thread_time() + 1e-3
+    while time.thread_time() < end:
+        pass
+
+
+def test_the_thread_has_the_priority_of_calls_and_knows_that_it_is_there(alone: Background) -> None:
+    found: list[tuple[int, bool]] = []
+    alone.submit(Work(lambda: found.append((niceness(threading.get_native_id()), alone.is_here()))))
+    until(lambda: bool(found), "the job")
+    assert found == [(niceness(), True)] and not alone.is_here()
+
+
+def test_a_call_gets_the_gil_soon_while_the_thread_works_and_as_always_while_it_sleeps(alone: Background) -> None:
+    usual, found = sys.getswitchinterval(), list[float]()
+
+    def note() -> float:
+        found.append(sys.getswitchinterval())
+        return 0.0
+
+    alone.submit(Work(lambda: found.append(sys.getswitchinterval()), rank=note))
+    until(lambda: len(found) == 2, "looking for the job, and the job")
+    assert found == pytest.approx([SWITCH_SECONDS] * 2)
+    until(lambda: sys.getswitchinterval() == pytest.approx(usual), "the thread sleeps")
+
+
+@pytest.mark.parametrize("disturbs", [Disturbance.COMPUTES, Disturbance.MEASURES])
+def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Background, disturbs: Disturbance) -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        compute()
+        done.append("first")
+        beside_calls.submit(Work(lambda: done.append("second"), Disturbance.COMPUTES, lambda: 2.0))
+        beside_calls.submit(Work(lambda: done.append("free"), Disturbance.NONE, lambda: 1.0))
+
+    beside_calls.submit(Work(first, disturbs))
+    until(lambda: "free" in done, "the job that disturbs nobody")
+    assert done == ["first", "free"]
+    assert beside_calls.wait(60)  # who waits is not made to wait for rests
+    assert done == ["first", "free", "second"]
+
+
+def test_looking_for_work_counts_as_work(beside_calls: Background) -> None:
+    done: list[str] = []
+
+    def rank() -> float:
+        compute()
+        return 0.0
+
+    beside_calls.submit(Work(lambda: done.append("found"), Disturbance.NONE, rank))
+    until(lambda: beside_calls._rests(), "the rest after a job that took nothing itself")
+    assert done == ["found"]
+
+
+def test_a_source_interrupts_no_call_during_a_rest(beside_calls: Background) -> None:
+    source = Heard(beside_calls)
+    beside_calls._thread = threading.current_thread()  # it sleeps by acquiring the bell
+    beside_calls._bell.acquire()
+    beside_calls._rest_until = time.monotonic() + LONG
+    beside_calls.wake(source)
+    assert beside_calls._bell.locked() and list(beside_calls._sources) == [source]
+    beside_calls._rest_until = 0.0
+    beside_calls.wake(source)
+    assert not beside_calls._bell.locked()
+    beside_calls.hear()
+    assert source.times == 2
+
+
+def test_a_source_that_did_not_ring_is_heard_during_or_after_the_rest(beside_calls: Background) -> None:
+    source = Heard(beside_calls)
+    beside_calls.submit(Work(compute, Disturbance.COMPUTES))
+    until(lambda: beside_calls._rests(), "the rest")
+    beside_calls.wake(source)
+    until(lambda: source.times == 1, "hearing the source")
+
+
+def test_the_builder_is_a_little_nicer_whether_anybody_waits_or_not() -> None:
+    builder.stop()
+    try:
+        first = builder._builder.running()
+        until(lambda: niceness(first.pid) == min(19, niceness() + builder.NICENESS), "its priority")
+        with module.background.hurried():
+            assert builder._builder.running() is first and not first.ended()
+        autogroup = Path(f"/proc/{first.pid}/autogroup")
+        if autogroup.exists():
+            assert autogroup.read_text().split()[-1] == str(min(19, niceness() + builder.NICENESS))
+    finally:
+        builder.stop()
+
+
+def test_compilers_take_the_cores_that_calls_leave_free_or_all_for_who_waits() -> None:
+    free = max(1, usable_cores() - pytorch.torch_threads())
+    assert builder.here()["options"]["compile_workers"] == free
+    with module.background.hurried():
+        assert builder.here()["options"]["compile_workers"] == 0
