@@ -37,7 +37,7 @@ SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
 
 
 BACKWARD: dict[int, tuple[dict[str, Any], ...]] = {
-    16: ({"rows": 48, "keys": 128, "mr": 6, "nv": 4},),
+    16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
     8: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
     4: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
 }
