@@ -72,9 +72,7 @@ template <class At> static void pack(const At& at, long stride, long length, lon
 """
 
 CHANGES = """\
-// What is known of a row: where it stands, its log-sum-exp, its delta, how many of the block's keys it may see, and whether a mask
-// hides some of those.
-struct Row { float log, delta; };
+// A row before a block of keys: where it stands, how many of the keys it may see, and whether a mask hides some of those.
 struct Line { At at; Row row; long seen; bool hides; };
 
 static void row_of(const Call& c, long item, long r, Row& row) {
@@ -127,7 +125,7 @@ static void change(const Call& c, const Scratch& s, long item, long i, long rows
 """
 
 SCRATCH = """\
-struct Row;
+struct Row { float log, delta; };                  // a log-sum-exp, and delta
 struct Scratch {
   Operand queries, grads, keys;
   PB *key_panels, *value_panels;
@@ -180,7 +178,7 @@ static void store_queries(const Call& c, long item, long r, const T* sums) {
   store_gradient(dq, sums, c.D, c.scale);
 }
 
-// sums (+)= a · b for operands of `length` columns, which are `width` apart.
+// Calls `multiply` with the first column and the number of vectors of each panel of `length` columns.
 template <class Multiply> static inline void by_panels(long length, const Multiply& multiply) {
   for (long j = 0; j < length; j += NR) multiply(j, ceil_div(least(NR, length - j), L));
 }
@@ -191,8 +189,10 @@ static void tile(const Call& c, const Scratch& s, T* dq, long item, long i, long
   const Operand &q = s.queries, &g = s.grads, &k = s.keys;
   for (long j = 0; j < count; j += NR) {
     const long vectors = ceil_div(least(NR, count - j), L), d = ceil_div(c.D, STEP), dv = ceil_div(c.Dv, STEP);
-    along_rows::multiply(q.left + i * q.left_m, q.left_m, rows, s.key_panels + j * d, vectors, NR, d, s.scores + j, STRIDE, false);
-    along_rows::multiply(g.left + i * g.left_m, g.left_m, rows, s.value_panels + j * dv, vectors, NR, dv, s.changes + j, STRIDE, false);
+    along_rows::multiply(q.left + i * q.left_m, q.left_m, rows, s.key_panels + j * d, vectors, NR, d,
+                         s.scores + j, STRIDE, false);
+    along_rows::multiply(g.left + i * g.left_m, g.left_m, rows, s.value_panels + j * dv, vectors, NR, dv,
+                         s.changes + j, STRIDE, false);
   }
   change(c, s, item, i, rows, n, count, wide);
   by_panels(c.Dv, [&](long j, long vectors) {
@@ -264,10 +264,10 @@ static long run(const Call& c, long threads) {
       for (long r = 0; parts == 1 && r < own.rows; ++r) store_queries(own, item, r, dq + r * whole(c.D));
     }
   });
-  if (parts > 1) pt::parallel(threads, [&](long thread, long threads) {
+  if (parts > 1) pt::parallel(threads, [&](long thread, long workers) {
     for (long item = 0; item < c.items; ++item) {
       const Call& own = of_sequence(c, item / c.Hkv);
-      for (long r = own.rows * thread / threads; r < own.rows * (thread + 1) / threads; ++r) {
+      for (long r = own.rows * thread / workers; r < own.rows * (thread + 1) / workers; ++r) {
         T* first = left + item * parts * sums + r * whole(c.D);
         for (long part = 1; part < parts; ++part)
           for (long j = 0; j < c.D; j += L) store(first + j, load(first + j) + load(first + part * sums + j));
