@@ -186,14 +186,13 @@ PASSES = {
 # measuring -------------------------------------------------------------------------------------------------------------
 
 
-def cells(part: str, dtypes: Sequence[torch.dtype], seconds: float) -> dict[str, dict[str, Any]]:
-    """What is found for each case and dtype of a pass, by name."""
-    run, found = PASSES[part], {}
-    for dtype in dtypes:
-        made = {mask: Recorded(function, OWN, OPTIONS) for mask, function in run.functions.items()}
-        for case in run.cases:
-            found[name_of(case, dtype)] = measured(run, replace(case, dtype=dtype), made[case.mask], seconds)
-    return found
+def cells(part: str, dtype: torch.dtype, seconds: float) -> dict[str, dict[str, Any]]:
+    """What is found for each case of a pass, by name."""
+    run = PASSES[part]
+    made = {mask: Recorded(function, OWN, OPTIONS) for mask, function in run.functions.items()}
+    return {
+        name_of(case, dtype): measured(run, replace(case, dtype=dtype), made[case.mask], seconds) for case in run.cases
+    }  # fmt: skip
 
 
 def measured(run: Pass, case: Case, made: Recorded, seconds: float) -> dict[str, Any]:
@@ -227,16 +226,14 @@ def name_of(case: Case, dtype: torch.dtype) -> str:
     return f"{case.name}, {str(dtype).removeprefix('torch.')}"
 
 
-def training(dtypes: Sequence[torch.dtype], seconds: float) -> dict[str, dict[str, Any]]:
-    """What is found for each case and dtype of training, by name. One dynamic compile for each kind of mask and dropout."""
-    made: dict[Any, Callable[..., Tensor]] = {}
+def training(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, Any]]:
+    """What is found for each case of training, by name. One dynamic compile for each kind of mask and dropout."""
+    functions = {(case.mask, case.dropout): trained(case) for case in TRAINED}
+    made = {kind: torch.compile(each, backend="polytile", dynamic=True, options=OPTIONS) for kind, each in functions.items()}
     found = {}
-    for dtype in dtypes:
-        for case in TRAINED:
-            attention = trained(case)
-            key = case.mask, case.dropout, dtype
-            made[key] = made.get(key) or torch.compile(attention, backend="polytile", dynamic=True, options=OPTIONS)
-            found[name_of(case, dtype)] = steps(replace(case, dtype=dtype), attention, made[key], seconds)
+    for case in TRAINED:
+        kind = case.mask, case.dropout
+        found[name_of(case, dtype)] = steps(replace(case, dtype=dtype), functions[kind], made[kind], seconds)
     return found
 
 
@@ -313,16 +310,14 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64
     dtypes = [getattr(torch, name) for name in given.dtypes]
     for part in given.parts:
-        if given.show:
-            found = known[part]
-        elif part == "training":
-            found = training(dtypes, given.seconds)
-        else:
-            with torch.no_grad():
-                found = cells(part, dtypes, given.seconds)
+        found = dict(known.get(part, {}))
+        for dtype in dtypes if not given.show else ():
+            with torch.set_grad_enabled(part == "training"):
+                new = training(dtype, given.seconds) if part == "training" else cells(part, dtype, given.seconds)
+            found |= new
+            if given.json:
+                record.add(SUITE, part, new)
         show(table(part, found))
-        if given.json:
-            print(record.add(SUITE, part, found))
 
 
 if __name__ == "__main__":
