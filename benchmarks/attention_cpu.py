@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 SUITE = "attention_cpu"
 OWN = "polytile"
-OPTIONS = {"persist": False, "stall": "tune"}
+OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
 LARGEST_CHECKED = 1 << 22
 """Scores up to which results are compared with float64."""
 SETTLED = 30.0

@@ -335,7 +335,7 @@ def entry(problem: AttentionProblem, name: str) -> str:
             else f"__builtin_memcpy(c.sizes, sizes, {8 * len(problem.size_names)});"
         )
         more = f"  long error = 0;\n  c.ptrs = ptrs;\n  {given}\n  c.error = &error;\n"
-        form = ENTRY.replace("return run(c, threads);", "run(c, threads);\n  return error;")
+        form = ENTRY.replace("return run(c, threads);", "const long code = run(c, threads);\n  return code ? code : error;")
     return form.format(
         name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, first=first, more=more,
         nothing="c.items <= 0" if problem.backward else "c.items <= 0 || c.rows <= 0",
