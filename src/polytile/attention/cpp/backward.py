@@ -94,7 +94,7 @@ static inline void differentiate(const Call& c, const Line& line, long j, Floats
   if (line.hides) s = shown(c, s, line.at, j, n);
   if (n < L) s = pt::select(pt::first_n<float, L>(n), s, Floats(NONE));
   const bool plain = !CHANGED && !line.hides && n >= L;
-  p = pt::exp2((plain ? pt::mad(x, Floats(c.scale), Floats(-line.row.log)) : s - Floats(line.row.log)) * Floats(LOG2E));
+  p = pt::exp(plain ? pt::mad(x, Floats(c.scale), Floats(-line.row.log)) : s - Floats(line.row.log));
   ds = p * (g - Floats(line.row.delta));
   if constexpr (SLOPED) ds = pt::select(s == Floats(NONE), Floats(0.0f), ds * slope(c, x * Floats(c.scale), line.at, j, n));
 }
