@@ -26,8 +26,8 @@ DECLARED = 'extern "C" void* malloc(unsigned long);'
 NONE = 'extern "C" void* none_left(unsigned long) { return nullptr; }\n#define malloc none_left\n'
 
 ATTENTIONS = {
-    "flash": AttentionProblem(F32, None), "split": AttentionProblem(F32, None), "backward": AttentionProblem(F32, None, backward=True),
-    "scores": AttentionProblem(F32, None, window=(4, 4)),
+    "flash": AttentionProblem(F32, None), "split": AttentionProblem(F32, None),
+    "backward": AttentionProblem(F32, None, backward=True), "scores": AttentionProblem(F32, None, window=(4, 4)),
 }  # fmt: skip
 SIZE = {"B": 1, "Hq": 2, "Hkv": 2, "Mq": 9, "Mkv": 40, "D": 16, "Dv": 16}
 FORMS = {
