@@ -48,6 +48,14 @@ def test_sizes_and_strides_at_the_edge(causal: Causal) -> None:
         check(AttentionProblem(F32, None, causal, lse=causal is Causal.NO, backward=True), size)
 
 
+def test_rows_that_no_cache_holds_are_taken_in_chunks() -> None:
+    """Of an item with one unit, and of one with several."""
+    size = {"Hkv": 1, "Mq": 150, "D": 500, "Dv": 512}
+    for dtype in (F32, BF16):
+        for batch in (1, 32):
+            check(AttentionProblem(dtype, None, Causal.TOP_LEFT, backward=True), {**size, "B": batch, "Mkv": 80})
+
+
 def test_half_types_and_narrower_vectors() -> None:
     for dtype in (BF16, F16):
         for size in (SIZE, {"Mq": 1, "Mkv": 1}, {"D": 65, "Dv": 33}):

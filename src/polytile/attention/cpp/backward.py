@@ -7,8 +7,8 @@ each tile of rows that sees some of them,
     ds[rows, keys]  = p · (grad · vᵀ - delta) · slope,    delta = Σ_d grad · out - grad_lse
     dv[keys, :]    += pᵀ · grad,    dk[keys, :] += dsᵀ · q,    dq[rows, :] += ds · k
 
-`slope` is the derivative of a score by its product, where scores are expressions. A unit adds up dk and dv of a block, and dq of
-all rows, in memory of its own. If there are few items, an item has several units, and their sums for dq are added in the order of
+`slope` is the derivative of a score by its product, where scores are expressions. A unit takes its rows in chunks that stay in the
+cache, and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added in the order of
 the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
 A row without keys, whose lse is -inf, has no gradient. Costs five products of tiles where the forward kernel has two.
@@ -99,15 +99,15 @@ static inline void differentiate(const Call& c, const Line& line, long j, Floats
   if constexpr (SLOPED) ds = pt::select(s == Floats(NONE), Floats(0.0f), ds * slope(c, x * Floats(c.scale), line.at, j, n));
 }
 
-// Makes the products of rows [i, i + rows) with the keys [n, n + count), in tiles of `wide` columns, p and ds.
+// Makes the products of rows [i, i + rows) of the chunk with the keys [n, n + count), in tiles of `wide` columns, p and ds.
 static void change(const Call& c, const Scratch& s, long item, long i, long rows, long n, long count, long wide) {
   for (long r = 0; r < rows; r += STEP) {
     Line lines[STEP];
     for (long u = 0; u < least(STEP, rows - r); ++u) {
-      const long row = i + r + u;
+      const long row = s.first + i + r + u;
       const Span own = span(c, item, row, row + 1);
       const long seen = most(0, least(count, own.high - n));
-      lines[u] = {at_of(c, item, row, n), s.rows[row], seen, MASKED && (own.all_low > n || own.all_high < n + seen)};
+      lines[u] = {at_of(c, item, row, n), s.rows[i + r + u], seen, MASKED && (own.all_low > n || own.all_high < n + seen)};
     }
     T *x = s.scores + r * STRIDE, *g = s.changes + r * STRIDE;
     for (long j = 0; j < wide; j += L) {
@@ -126,7 +126,9 @@ static void change(const Call& c, const Scratch& s, long item, long i, long rows
 
 SCRATCH = """\
 struct Row { float log, delta; };                  // a log-sum-exp, and delta
+// A thread's memory. `first` is the row with which the chunk begins, whose rows are in queries, grads and rows.
 struct Scratch {
+  long first;
   Operand queries, grads, keys;
   PB *key_panels, *value_panels;
   PA* along_keys;
@@ -137,12 +139,17 @@ struct Scratch {
 
 WORK = """\
 constexpr long UNITS = 32;                         // that there are at least, where an item has several
-constexpr long MOST_BYTES = 64 << 20;              // of the sums for dq of an item's units
+constexpr long MOST_BYTES = 256 << 20;             // of the sums for dq, where items have several units
+constexpr long CHUNK_BYTES = 1 << 20;              // of a chunk's queries, gradients and sums
+
+// How many units an item has, how many rows a chunk has, and of how many keys dk and dv are kept: of a block, or of all keys of a
+// unit where chunks add to them one after the other.
+struct Plan { long parts, chunk, kept; };
 
 static inline long whole(long n) { return ceil_div(n, L) * L; }
 
 // The places of a thread's scratch memory from `memory` on; the end of it.
-static char* lay_out(const Call& c, char* memory, Scratch& s) {
+static char* lay_out(const Call& c, const Plan& plan, char* memory, Scratch& s) {
   const long keys = least(KEYS, ceil_div(c.Mkv, NR) * NR);
   const auto take = [&](long bytes) { char* at = memory; memory += (bytes + 64 + 63) / 64 * 64; return at; };
   const auto operand = [&](long rows, long length, bool left) {
@@ -151,17 +158,17 @@ static char* lay_out(const Call& c, char* memory, Scratch& s) {
     o.left = STEP == 1 ? (PA*)o.right : left ? (PA*)take(rows * o.left_m * sizeof(PA)) : nullptr;
     return o;
   };
-  s.queries = operand(c.rows, c.D, true);
-  s.grads = operand(c.rows, c.Dv, true);
+  s.queries = operand(plan.chunk, c.D, true);
+  s.grads = operand(plan.chunk, c.Dv, true);
   s.keys = operand(keys, c.D, false);
   s.key_panels = (PB*)take(ceil_div(c.D, STEP) * keys * sizeof(PB));
   s.value_panels = (PB*)take(ceil_div(c.Dv, STEP) * keys * sizeof(PB));
   s.scores = (T*)take(ROWS * STRIDE * sizeof(T));
   s.changes = (T*)take(ROWS * STRIDE * sizeof(T));
   s.along_keys = STEP == 1 ? (PA*)s.changes : (PA*)take(ROWS * (STRIDE / STEP) * sizeof(PA));
-  s.dk = (T*)take(keys * whole(c.D) * sizeof(T));
-  s.dv = (T*)take(keys * whole(c.Dv) * sizeof(T));
-  s.rows = (Row*)take(c.rows * sizeof(Row));
+  s.dk = (T*)take(plan.kept * whole(c.D) * sizeof(T));
+  s.dv = (T*)take(plan.kept * whole(c.Dv) * sizeof(T));
+  s.rows = (Row*)take(plan.chunk * sizeof(Row));
   return memory;
 }
 
@@ -183,8 +190,11 @@ template <class Multiply> static inline void by_panels(long length, const Multip
   for (long j = 0; j < length; j += NR) multiply(j, ceil_div(least(NR, length - j), L));
 }
 
-// Rows [i, i + rows) of an item against the keys [n, n + count) of the block.
-static void tile(const Call& c, const Scratch& s, T* dq, long item, long i, long rows, long n, long count) {
+// Where sums are added up: for dq of the chunk's rows, and for dk and dv of the block's keys.
+struct Sums { T *dq, *dk, *dv; };
+
+// Rows [i, i + rows) of the chunk against the keys [n, n + count) of the block.
+static void tile(const Call& c, const Scratch& s, const Sums& sums, long item, long i, long rows, long n, long count) {
   const long wide = whole(count), steps = ceil_div(rows, STEP);
   const Operand &q = s.queries, &g = s.grads, &k = s.keys;
   for (long j = 0; j < count; j += NR) {
@@ -197,57 +207,87 @@ static void tile(const Call& c, const Scratch& s, T* dq, long item, long i, long
   change(c, s, item, i, rows, n, count, wide);
   by_panels(c.Dv, [&](long j, long vectors) {
     along_columns::multiply((const PA*)s.scores, STEP * STRIDE, count, g.right + i / STEP * g.width + j, vectors, g.width, steps,
-                            s.dv + j, g.width, true);
+                            sums.dv + j, g.width, true);
   });
   by_panels(c.D, [&](long j, long vectors) {
     along_columns::multiply((const PA*)s.changes, STEP * STRIDE, count, q.right + i / STEP * q.width + j, vectors, q.width, steps,
-                            s.dk + j, q.width, true);
+                            sums.dk + j, q.width, true);
     along_rows::multiply(s.along_keys, STRIDE / STEP, rows, k.right + j, vectors, k.width, ceil_div(count, STEP),
-                         dq + i * q.width + j, q.width, true);
+                         sums.dq + i * q.width + j, q.width, true);
   });
 }
 
-// Keys [n, n + count) of an item, and what they add to the sums for dq.
-static void block(const Call& c, const Scratch& s, T* dq, long item, long n, long count) {
-  const long tiles = ceil_div(c.rows, ROWS), size = tiles ? ceil_div(ceil_div(c.rows, tiles), STEP) * STEP : 0;
+// The chunk's rows against the keys [n, n + count) of an item.
+static void block(const Call& c, const Scratch& s, const Sums& sums, long item, long chunk, long n, long count) {
+  const long tiles = ceil_div(chunk, ROWS), size = tiles ? ceil_div(ceil_div(chunk, tiles), STEP) * STEP : 0;
   pack_keys(c, item, n, count, s.key_panels);
   pack_panels([&](long j) { return values_at(c, item, n + j); }, c.v_stride_d, c.Dv, count, s.value_panels);
   pack([&](long j) { return keys_at(c, item, n + j); }, c.k_stride_d, c.D, count, s.keys);
-  clear(s.dk, count * s.keys.width);
-  clear(s.dv, count * s.grads.width);
-  for (long i = 0, rows; i < c.rows; i += rows) {
-    rows = least(size, c.rows - i);
-    const Span some = span(c, item, i, i + rows);
+  for (long i = 0, rows; i < chunk; i += rows) {
+    rows = least(size, chunk - i);
+    const Span some = span(c, item, s.first + i, s.first + i + rows);
     const long seen = least(count, some.high - n);
-    if (seen > 0 && some.low < n + count) tile(c, s, dq, item, i, rows, n, seen);
+    if (seen > 0 && some.low < n + count) tile(c, s, sums, item, i, rows, n, seen);
   }
-  const long b = item / c.Hkv, h = item % c.Hkv;
+}
+
+static void store_keys(const Call& c, const Sums& sums, long item, long n, long count) {
+  S* dk = c.dk + item / c.Hkv * c.dk_stride_b + item % c.Hkv * c.dk_stride_h + n * c.dk_stride_n;
+  S* dv = c.dv + item / c.Hkv * c.dv_stride_b + item % c.Hkv * c.dv_stride_h + n * c.dv_stride_n;
   for (long j = 0; j < count; ++j) {
-    store_gradient(c.dk + b * c.dk_stride_b + h * c.dk_stride_h + (n + j) * c.dk_stride_n, s.dk + j * s.keys.width, c.D, c.scale);
-    store_gradient(c.dv + b * c.dv_stride_b + h * c.dv_stride_h + (n + j) * c.dv_stride_n, s.dv + j * s.grads.width, c.Dv, 1.0f);
+    store_gradient(dk + j * c.dk_stride_n, sums.dk + j * whole(c.D), c.D, c.scale);
+    store_gradient(dv + j * c.dv_stride_n, sums.dv + j * whole(c.Dv), c.Dv, 1.0f);
   }
 }
 
-// Keys [n0, n1) of an item. Leaves the sums for dq of all rows in `dq`.
-static void unit(const Call& c, const Scratch& s, T* dq, long item, long n0, long n1) {
-  pack([&](long r) { return query_at(c, item, r); }, c.q_stride_d, c.D, c.rows, s.queries);
-  pack([&](long r) { return grad_at(c, item, r); }, 1, c.Dv, c.rows, s.grads);
-  for (long r = 0; r < c.rows; ++r) row_of(c, item, r, s.rows[r]);
-  clear(dq, c.rows * s.queries.width);
-  for (long n = n0; n < n1; n += KEYS) block(c, s, dq, item, n, least(KEYS, n1 - n));
+// Keys [n0, n1) of an item. The sums for dq of all its rows are left at `dq`, or of a chunk if it has no other unit.
+static void unit(const Call& c, const Plan& plan, Scratch& s, T* dq, long item, long n0, long n1) {
+  s.first = 0;
+  do {
+    const long rows = least(plan.chunk, c.rows - s.first), width = whole(c.D);
+    pack([&](long r) { return query_at(c, item, s.first + r); }, c.q_stride_d, c.D, rows, s.queries);
+    pack([&](long r) { return grad_at(c, item, s.first + r); }, 1, c.Dv, rows, s.grads);
+    for (long r = 0; r < rows; ++r) row_of(c, item, s.first + r, s.rows[r]);
+    Sums sums{dq + (plan.parts > 1 ? s.first * width : 0), s.dk, s.dv};
+    clear(sums.dq, rows * width);
+    for (long n = n0, count; n < n1; n += KEYS) {
+      count = least(KEYS, n1 - n);
+      if (plan.kept > KEYS) sums.dk = s.dk + (n - n0) * width, sums.dv = s.dv + (n - n0) * whole(c.Dv);
+      if (s.first == 0) clear(sums.dk, count * width), clear(sums.dv, count * whole(c.Dv));
+      block(c, s, sums, item, rows, n, count);
+      if (s.first + rows == c.rows) store_keys(c, sums, item, n, count);
+    }
+    for (long r = 0; plan.parts == 1 && r < rows; ++r) store_queries(c, item, s.first + r, sums.dq + r * width);
+    s.first += rows;
+  } while (s.first < c.rows);
 }
 
-// How many units an item has.
-static long parts_of(const Call& c) {
-  const long fits = most(1, MOST_BYTES / most(1, c.rows * whole(c.D) * sizeof(T)));
-  return most(1, least(least(ceil_div(UNITS, c.items), ceil_div(c.Mkv, KEYS)), fits));
+static Plan plan_of(const Call& c) {
+  const long blocks = ceil_div(c.Mkv, KEYS), row = (2 * whole(c.D) + whole(c.Dv)) * sizeof(T);
+  const long fits = MOST_BYTES / most(1, c.items * c.rows * whole(c.D) * sizeof(T));
+  const long parts = most(1, least(least(ceil_div(UNITS, c.items), blocks), fits));
+  const long chunk = least(c.rows, most(1, CHUNK_BYTES / most(1, row) / ROWS) * ROWS);
+  return {parts, chunk, chunk < c.rows ? ceil_div(blocks, parts) * KEYS : least(KEYS, ceil_div(c.Mkv, NR) * NR)};
+}
+
+// Adds what the units of an item have left for dq, `apart` from each other, in the order of the keys.
+static void add_units(const Call& c, const Plan& plan, T* left, long apart, long item, long r0, long r1) {
+  const long width = whole(c.D);
+  for (long r = r0; r < r1; ++r) {
+    T* sums = left + r * width;
+    for (long part = 1; part < plan.parts; ++part)
+      for (long j = 0; j < c.D; j += L) store(sums + j, load(sums + j) + load(sums + part * apart + j));
+    store_queries(c, item, r, sums);
+  }
 }
 
 static long run(const Call& c, long threads) {
-  const long parts = parts_of(c), units = c.items * parts, blocks = ceil_div(c.Mkv, KEYS), sums = c.rows * whole(c.D);
+  const Plan plan = plan_of(c);
+  const long parts = plan.parts, units = c.items * parts, blocks = ceil_div(c.Mkv, KEYS), width = whole(c.D);
   threads = least(threads, units);
   Scratch none;
-  const long bytes = lay_out(c, nullptr, none) - (char*)nullptr, kept = parts > 1 ? units : threads;
+  const long bytes = lay_out(c, plan, nullptr, none) - (char*)nullptr;
+  const long sums = (parts > 1 ? c.rows : plan.chunk) * width, kept = parts > 1 ? units : threads;
   char* memory = (char*)malloc(threads * bytes + kept * sums * sizeof(T) + 64);
   if (!memory) return NO_MEMORY;
   char* begin = (char*)(((unsigned long)memory + 63) / 64 * 64);
@@ -255,24 +295,19 @@ static long run(const Call& c, long threads) {
   long next = 0;
   pt::parallel(threads, [&](long thread, long) {
     Scratch s;
-    lay_out(c, begin + thread * bytes, s);
+    lay_out(c, plan, begin + thread * bytes, s);
     for (long u; (u = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
       const long item = u % c.items, part = u / c.items;
       const Call& own = of_sequence(c, item / c.Hkv);
       T* dq = left + (parts > 1 ? item * parts + part : thread) * sums;
-      unit(own, s, dq, item, blocks * part / parts * KEYS, least(own.Mkv, blocks * (part + 1) / parts * KEYS));
-      for (long r = 0; parts == 1 && r < own.rows; ++r) store_queries(own, item, r, dq + r * whole(c.D));
+      unit(own, plan, s, dq, item, blocks * part / parts * KEYS, least(own.Mkv, blocks * (part + 1) / parts * KEYS));
     }
   });
   if (parts > 1) pt::parallel(threads, [&](long thread, long workers) {
     for (long item = 0; item < c.items; ++item) {
       const Call& own = of_sequence(c, item / c.Hkv);
-      for (long r = own.rows * thread / workers; r < own.rows * (thread + 1) / workers; ++r) {
-        T* first = left + item * parts * sums + r * whole(c.D);
-        for (long part = 1; part < parts; ++part)
-          for (long j = 0; j < c.D; j += L) store(first + j, load(first + j) + load(first + part * sums + j));
-        store_queries(own, item, r, first);
-      }
+      add_units(own, plan, left + item * parts * sums, sums, item, own.rows * thread / workers,
+                own.rows * (thread + 1) / workers);
     }
   });
   free(memory);
