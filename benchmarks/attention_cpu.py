@@ -186,13 +186,18 @@ PASSES = {
 # measuring -------------------------------------------------------------------------------------------------------------
 
 
-def cells(part: str, dtype: torch.dtype, seconds: float) -> dict[str, dict[str, Any]]:
-    """What is found for each case of a pass, by name."""
+def named(cases: Sequence[Case], words: Sequence[str]) -> list[Case]:
+    return [case for case in cases if any(word in case.name for word in words)]
+
+
+def cells(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is found for each case of a pass that has one of these words, by name."""
     run = PASSES[part]
     made = {mask: Recorded(function, OWN, OPTIONS) for mask, function in run.functions.items()}
     return {
-        name_of(case, dtype): measured(run, replace(case, dtype=dtype), made[case.mask], seconds) for case in run.cases
-    }  # fmt: skip
+        name_of(case, dtype): measured(run, replace(case, dtype=dtype), made[case.mask], seconds)
+        for case in named(run.cases, words)
+    }
 
 
 def measured(run: Pass, case: Case, made: Recorded, seconds: float) -> dict[str, Any]:
@@ -226,12 +231,12 @@ def name_of(case: Case, dtype: torch.dtype) -> str:
     return f"{case.name}, {str(dtype).removeprefix('torch.')}"
 
 
-def training(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, Any]]:
-    """What is found for each case of training, by name. One dynamic compile for each kind of mask and dropout."""
+def training(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is found for each case of training that has one of these words, by name. One dynamic compile for each kind of mask and dropout."""
     functions = {(case.mask, case.dropout): trained(case) for case in TRAINED}
     made = {kind: torch.compile(each, backend="polytile", dynamic=True, options=OPTIONS) for kind, each in functions.items()}
     found = {}
-    for case in TRAINED:
+    for case in named(TRAINED, words):
         kind = case.mask, case.dropout
         found[name_of(case, dtype)] = steps(replace(case, dtype=dtype), functions[kind], made[kind], seconds)
     return found
@@ -302,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--parts", nargs="+", choices=list(TITLES), default=list(TITLES))
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--cases", nargs="+", default=[""], help="words, of which one is in the name of a case that is run")
     parser.add_argument("--seconds", type=float, default=0.6, help="of timing a cell")
     parser.add_argument("--json", action="store_true", help=f"add the cells to benchmarks/results/{SUITE}.json")
     parser.add_argument("--show", action="store_true", help="only print what that file has")
@@ -313,7 +319,7 @@ def main() -> None:
         found = dict(known.get(part, {}))
         for dtype in dtypes if not given.show else ():
             with torch.set_grad_enabled(part == "training"):
-                new = training(dtype, given.seconds) if part == "training" else cells(part, dtype, given.seconds)
+                new = (training if part == "training" else cells)(part, dtype, given.seconds, given.cases)
             found |= new
             if given.json:
                 record.add(SUITE, part, new)

@@ -50,7 +50,7 @@ def test_sizes_and_strides_at_the_edge(causal: Causal) -> None:
 
 def test_rows_that_no_cache_holds_are_taken_in_chunks() -> None:
     """Of an item with one unit, and of one with several."""
-    size = {"Hkv": 1, "Mq": 150, "D": 500, "Dv": 512}
+    size = {"Hkv": 1, "Mq": 200, "D": 500, "Dv": 512}
     for dtype in (F32, BF16):
         for batch in (1, 32):
             check(AttentionProblem(dtype, None, Causal.TOP_LEFT, backward=True), {**size, "B": batch, "Mkv": 80})

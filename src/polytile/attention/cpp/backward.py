@@ -7,9 +7,9 @@ each tile of rows that sees some of them,
     ds[rows, keys]  = p · (grad · vᵀ - delta) · slope,    delta = Σ_d grad · out - grad_lse
     dv[keys, :]    += pᵀ · grad,    dk[keys, :] += dsᵀ · q,    dq[rows, :] += ds · k
 
-`slope` is the derivative of a score by its product, where scores are expressions. A unit takes its rows in chunks that stay in the
-cache, and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added in the order of
-the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
+`slope` is the derivative of a score by its product, where scores are expressions. A unit takes its rows in chunks of bounded size,
+and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added
+in the order of the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
 A row without keys, whose lse is -inf, has no gradient. Costs five products of tiles where the forward kernel has two.
 """
@@ -140,7 +140,7 @@ struct Scratch {
 WORK = """\
 constexpr long UNITS = 32;                         // that there are at least, where an item has several
 constexpr long MOST_BYTES = 256 << 20;             // of the sums for dq, where items have several units
-constexpr long CHUNK_BYTES = 1 << 20;              // of a chunk's queries, gradients and sums
+constexpr long CHUNK_BYTES = 4 << 20;              // of a chunk's queries, gradients and sums
 
 // How many units an item has, how many rows a chunk has, and of how many keys dk and dv are kept: of a block, or of all keys of a
 // unit where chunks add to them one after the other.
