@@ -232,7 +232,8 @@ def name_of(case: Case, dtype: torch.dtype) -> str:
 
 
 def training(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What is found for each case of training that has one of these words, by name. One dynamic compile for each kind of mask and dropout."""
+    """What is found for each case of training that has one of these words, by name. One dynamic compile for each kind of mask and
+    dropout."""
     functions = {(case.mask, case.dropout): trained(case) for case in TRAINED}
     made = {kind: torch.compile(each, backend="polytile", dynamic=True, options=OPTIONS) for kind, each in functions.items()}
     found = {}

@@ -7,7 +7,7 @@ each tile of rows that sees some of them,
     ds[rows, keys]  = p · (grad · vᵀ - delta) · slope,    delta = Σ_d grad · out - grad_lse
     dv[keys, :]    += pᵀ · grad,    dk[keys, :] += dsᵀ · q,    dq[rows, :] += ds · k
 
-`slope` is the derivative of a score by its product, where scores are expressions. A unit takes its rows in chunks of bounded size,
+`slope` is the derivative of a score by its product, where scores are expressions. A unit takes rows in chunks of bounded size,
 and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added
 in the order of the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
