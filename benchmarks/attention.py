@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attention [--parts shapes lengths models cells] [--device cuda] [--seconds 140]`: attention, alone and in
+"""`python -m benchmarks.attention [--parts shapes lengths models] [--device cuda] [--seconds 140]`: attention, alone and in
 models.
 
 shapes   scaled_dot_product_attention at shapes of real models: PyTorch's choice ("default"), each of its backends by force, and
@@ -6,9 +6,9 @@ shapes   scaled_dot_product_attention at shapes of real models: PyTorch's choice
 lengths  calls at lengths that come once, in a fresh compile: seconds of all calls together, for the default and for polytile
 models   BERT and ViT (transformers), two layers, bfloat16 on a GPU and float32 on a CPU: eager, polytile, and how many operators
          of each kind polytile's program has
-cells    on a CPU: each of 20 shapes in float32 and bfloat16 against ATen's own kernel (`attention_cpu.py`)
 
-A backend that does not take a shape is left out of its row. When `--seconds` are over no row is begun.
+A backend that does not take a shape is left out of its row. When `--seconds` are over no row is begun. `attention_cpu.py`
+compares kernels on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import polytile
-from benchmarks import attention_cpu, record
+from benchmarks import record
 from benchmarks.timing import compare, geomean, synchronize
 
 BACKENDS = {
@@ -110,7 +110,7 @@ def main() -> None:
         for part in given.parts:
             results[part] = PARTS[part](given.device, given.cell, deadline)
     if given.json or given.out:
-        print(record.write(f"attention_{given.device}", results, Path(given.out or record.RESULTS)))
+        print(record.write(f"attention_shapes_{given.device}", results, Path(given.out or record.RESULTS)))
 
 
 # shapes ------------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def _ready(model: Any, device: str) -> Any:
 
 MODELS = {"BERT": bert, "ViT": vit}
 PARTS: dict[str, Callable[[str, float, float], Any]] = {
-    "shapes": shapes, "lengths": lengths, "models": models, "cells": attention_cpu.run,
+    "shapes": shapes, "lengths": lengths, "models": models,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,13 +1,21 @@
-"""Attention on a CPU against ATen's kernel for it: the part `cells` of `python -m benchmarks.attention --device cpu`.
+"""Attention on a CPU against ATen's kernels: `python -m benchmarks.attention_cpu [--parts forward backward training] [--json]`.
 
-One dynamic compile for each kind of mask, in turns with `aten._scaled_dot_product_flash_attention_for_cpu`, which is given masks
-in the form that it adds. Dynamo's share of a call is left out (`direct.py`). Errors are the largest differences from float64.
+forward    attention without gradients, in turns with `aten._scaled_dot_product_flash_attention_for_cpu`
+backward   its derivative, in turns with ATen's kernel for that
+training   scaled_dot_product_attention and the gradients of q, k and v through autograd, in turns with eager, with and without
+           dropout: wall time of both, Dynamo's share included
+
+Forward and backward are one dynamic compile for each kind of mask, without Dynamo's share of a call (`direct.py`). ATen's kernels
+are given masks in the form that they add. Errors are the largest differences from float64; in training, from eager, whose random
+numbers the dropout has to draw. `--json` puts the cells into benchmarks/results/attention_cpu.json, beside those of other parts;
+`--show` prints what that file has.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,26 +23,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import record
 from benchmarks.direct import Recorded
 from benchmarks.loops import chosen
-from benchmarks.timing import Comparison, compare, disturbance, geomean
-from polytile.ir.attention import EMPTY, attend
+from benchmarks.timing import compare, disturbance_of, geomean
+from polytile.ir.attention import EMPTY, attend, attend_backward
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
 from polytile.runtime import compile
 
-OWN, PEER = "polytile", "aten"
-OPTIONS = {"persist": False, "stall": "tune"}
+aten = torch.ops.aten
+
+SUITE = "attention_cpu"
+OWN = "polytile"
+OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
 LARGEST_CHECKED = 1 << 22
 """Scores up to which results are compared with float64."""
 SETTLED = 30.0
 """Seconds to wait for kernels that are still being compiled beside."""
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
     """q (batch, heads, rows, size), k and v (batch, groups, keys, size). `mask`: "", "causal", "keys" (booleans for each key of
-    each batch), "bias" (one for each head)."""
+    each batch), "bias" (one for each head). `dropout` is the probability of it, in training."""
 
     name: str
     batch: int
@@ -45,6 +58,7 @@ class Case:
     size: int
     mask: str = ""
     dtype: torch.dtype = torch.float32
+    dropout: float = 0.0
 
     def tensors(self) -> tuple[Tensor, ...]:
         """q, k, v and the mask, if there is one. Heads of a row lie side by side, as projections leave them."""
@@ -73,6 +87,30 @@ CASES = (
 )  # fmt: skip
 
 
+TRAINED = (
+    Case("BERT 4×128", 4, 12, 12, 128, 128, 64), Case("BERT 4×384, padding", 4, 12, 12, 384, 384, 64, "keys"),
+    Case("GPT-2 1×512", 1, 12, 12, 512, 512, 64, "causal"), Case("GPT-2 4×1000", 4, 12, 12, 1000, 1000, 64, "causal"),
+    Case("Llama 1×1024, groups of 4", 1, 16, 4, 1024, 1024, 128, "causal"),
+    Case("BERT 4×384, dropout", 4, 12, 12, 384, 384, 64, dropout=0.1),
+    Case("GPT-2 1×512, dropout", 1, 12, 12, 512, 512, 64, "causal", dropout=0.1),
+)  # fmt: skip
+
+
+# what is compared ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward or backward: its cases, what is compiled for each kind of mask, and functions of a case and its tensors: ATen's
+    kernel and the definition in float64. `inputs` are the tensors."""
+
+    cases: tuple[Case, ...]
+    inputs: Callable[[Case], tuple[Tensor, ...]]
+    functions: Mapping[str, Callable[..., Any]]
+    peer: Callable[..., Call]
+    exact: Callable[..., Sequence[Tensor]]
+
+
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -85,94 +123,209 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {"": plain, "causal": causal, "keys": masked, "bias": masked}
-
-
-@dataclass(frozen=True)
-class Cell:
-    case: Case
-    comparison: Comparison
-    candidate: str
-    errors: dict[str, float]
-
-    @property
-    def ratio(self) -> float:
-        return self.comparison.ratio(OWN, PEER)
-
-
-def of_aten(case: Case, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Callable[[], Tensor]:
-    """A call of ATen's kernel."""
+def added(case: Case, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask as ATen's kernels add it."""
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(mask.logical_not(), EMPTY)
-    if mask is not None:
-        mask = mask.expand(*q.shape[:3], k.shape[2])
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return lambda: operator(q, k, v, 0.0, case.mask == "causal", attn_mask=mask)[0]
+    return mask.expand(*q.shape[:3], k.shape[2]) if mask is not None else None
 
 
-def measured(case: Case, made: Recorded, seconds: float) -> Cell:
-    """One cell. Raises AssertionError where the result is more than twice as far from float64 as ATen's, and one last place."""
+def of_aten(case: Case, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Call:
+    mask, operator = added(case, q, k, mask), aten._scaled_dot_product_flash_attention_for_cpu
+    return lambda: operator(q, k, v, 0.0, case.mask == "causal", attn_mask=mask)[:1]
+
+
+def exact(case: Case, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    return attend(q, k, v, mask, scale=None, causal=_kind(case), precision=torch.float64)[:1]
+
+
+def with_results(case: Case) -> tuple[Tensor, ...]:
+    """The gradient of the result, q, k, v, the result, its log-sum-exp and the mask, as ATen's operator of the derivative has
+    them."""
+    q, k, v, *masks = case.tensors()
+    mask = added(case, q, k, masks[0] if masks else None)
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, case.mask == "causal", attn_mask=mask)
+    return torch.randn_like(out), q, k, v, out, lse, *([mask] if mask is not None else [])
+
+
+def _derivative(is_causal: bool) -> Callable[..., Any]:
+    operator = aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+    def derivative(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None = None
+    ) -> Any:  # fmt: skip
+        return operator(grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask)
+
+    return derivative
+
+
+def derivative_of_aten(case: Case, *given: Tensor) -> Call:
+    return lambda: DERIVATIVES[case.mask](*given)
+
+
+def exact_derivative(
+    case: Case, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, ...]:  # fmt: skip
+    out, lse = attend(q, k, v, mask, scale=None, causal=_kind(case), precision=torch.float64)
+    return attend_backward(q, k, v, out, lse, grad, mask, scale=None, causal=_kind(case), precision=torch.float64)
+
+
+def _kind(case: Case) -> str:
+    return "top left" if case.mask == "causal" else ""
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"": plain, "causal": causal, "keys": masked, "bias": masked}
+DERIVATIVES = {mask: _derivative(mask == "causal") for mask in FUNCTIONS}
+PASSES = {
+    "forward": Pass(CASES, Case.tensors, FUNCTIONS, of_aten, exact),
+    "backward": Pass(
+        tuple(case for case in CASES if case.rows > 1), with_results, DERIVATIVES, derivative_of_aten, exact_derivative
+    ),
+}
+
+# measuring -------------------------------------------------------------------------------------------------------------
+
+
+def named(cases: Sequence[Case], words: Sequence[str]) -> list[Case]:
+    return [case for case in cases if any(word in case.name for word in words)]
+
+
+def cells(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is found for each case of a pass that has one of these words, by name."""
+    run = PASSES[part]
+    made = {mask: Recorded(function, OWN, OPTIONS) for mask, function in run.functions.items()}
+    return {
+        name_of(case, dtype): measured(run, replace(case, dtype=dtype), made[case.mask], seconds)
+        for case in named(run.cases, words)
+    }
+
+
+def measured(run: Pass, case: Case, made: Recorded, seconds: float) -> dict[str, Any]:
+    """One cell. Raises AssertionError where a result is more than twice as far from float64 as ATen's, and one last place."""
     torch.manual_seed(0)
-    given = case.tensors()
-    peer = of_aten(case, *given)
+    given = run.inputs(case)
+    peer = run.peer(case, *given)
     made(*given)
     compile.settle(SETTLED)
-    call = made.direct(*given)
     errors: dict[str, float] = {}
     if case.batch * case.heads * case.rows * case.keys <= LARGEST_CHECKED:
-        right = exact(case, *given)
-        errors = {name: float((run().double() - right).abs().max()) for name, run in ((OWN, call), (PEER, peer))}
-        assert errors[OWN] <= 2 * errors[PEER] + torch.finfo(case.dtype).eps, f"{case}: {errors}"
-    return Cell(case, compare({OWN: call, PEER: peer}, seconds=seconds), chosen(made)[0], errors)
+        right = run.exact(case, *given)
+        results = made(*given)
+        mine = results if isinstance(results, tuple) else (results,)
+        errors = {OWN: _distance(mine, right), "aten": _distance(peer(), right)}
+        assert errors[OWN] <= 2 * errors["aten"] + torch.finfo(case.dtype).eps, f"{case}: {errors}"
+    call = made.direct(*given)
+    return _cell(compare({OWN: call, "aten": peer}, seconds=seconds), "aten", chosen(made)[0], errors)
 
 
-def exact(case: Case, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The definition in float64."""
-    kind = "top left" if case.mask == "causal" else ""
-    return attend(q, k, v, mask, scale=None, causal=kind, precision=torch.float64)[0]
+def _distance(results: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    return max(float((one.double() - other.double()).abs().max()) for one, other in zip(results, right, strict=True))
 
 
-def cells(dtypes: Sequence[torch.dtype], seconds: float, deadline: float) -> list[Cell]:
-    """A cell for each case and dtype, as long as there is time."""
-    found: list[Cell] = []
-    made = {(mask, dtype): Recorded(function, OWN, OPTIONS) for mask, function in FUNCTIONS.items() for dtype in dtypes}
-    for case in CASES:
-        for dtype in dtypes:
-            if time.monotonic() > deadline:
-                print("no time left for further cells", flush=True)
-                break
-            found.append(measured(replace(case, dtype=dtype), made[case.mask, dtype], seconds))
-    return sorted(found, key=lambda cell: dtypes.index(cell.case.dtype))
+def _cell(comparison: Any, peer: str, candidate: str, errors: Mapping[str, float]) -> dict[str, Any]:
+    ratio_of_times = round(comparison.ratio(OWN, peer), 4)
+    return {"ratio": ratio_of_times, "candidate": candidate, "errors": dict(errors), **comparison.as_json()}
 
 
-def table(found: Sequence[Cell]) -> Table:
+def name_of(case: Case, dtype: torch.dtype) -> str:
+    return f"{case.name}, {str(dtype).removeprefix('torch.')}"
+
+
+def training(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is found for each case of training that has one of these words, by name. One dynamic compile for each kind of mask and
+    dropout."""
+    functions = {(case.mask, case.dropout): trained(case) for case in TRAINED}
+    made = {kind: torch.compile(each, backend="polytile", dynamic=True, options=OPTIONS) for kind, each in functions.items()}
+    found = {}
+    for case in named(TRAINED, words):
+        kind = case.mask, case.dropout
+        found[name_of(case, dtype)] = steps(replace(case, dtype=dtype), functions[kind], made[kind], seconds)
+    return found
+
+
+def trained(case: Case) -> Callable[..., Tensor]:
+    """scaled_dot_product_attention of a case's kind."""
+    is_causal, dropout = case.mask == "causal", case.dropout
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=True)
+
+    return attention
+
+
+def steps(case: Case, eager: Callable[..., Tensor], compiled: Callable[..., Tensor], seconds: float) -> dict[str, Any]:
+    """One cell. Raises AssertionError where results or gradients are not eager's."""
+    torch.manual_seed(0)
+    q, k, v, *mask = case.tensors()
+    leaves = [each.requires_grad_() for each in (q, k, v)]
+    grad = torch.randn_like(eager(*leaves, *mask).detach())
+
+    def step(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        out = function(*leaves, *mask)
+        return out.detach(), *torch.autograd.grad(out, leaves, grad)
+
+    step(compiled)
+    compile.settle(SETTLED)
+    results = []
+    for function in (compiled, eager):
+        torch.manual_seed(1)
+        results.append(step(function))
+    error, largest = _distance(*results), max(float(each.abs().max()) for each in results[1])
+    assert error <= 16 * torch.finfo(case.dtype).eps * max(1.0, largest), f"{case}: {error}"
+    comparison = compare({OWN: lambda: step(compiled), "eager": lambda: step(eager)}, seconds=seconds)
+    return _cell(comparison, "eager", "", {OWN: error})
+
+
+# tables ----------------------------------------------------------------------------------------------------------------
+
+TITLES = {
+    "forward": ("Attention on a CPU", "aten"),
+    "backward": ("The derivative of attention on a CPU", "aten"),
+    "training": ("Attention in training on a CPU, forward and backward", "eager"),
+}
+
+
+def table(part: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
     """A row for each cell, and the geomeans of types."""
+    title, peer = TITLES[part]
     body: list[tuple[Any, ...]] = []
-    for cell in found:
-        mine, theirs = (f"{cell.comparison[name].low * 1e6:.0f}" for name in (OWN, PEER))
-        body.append((cell.case.name, str(cell.case.dtype).removeprefix("torch."), mine, theirs, cell.ratio, cell.candidate))
-    for dtype in dict.fromkeys(cell.case.dtype for cell in found):
-        of_type = [cell.ratio for cell in found if cell.case.dtype == dtype]
-        body.append(("geomean", str(dtype).removeprefix("torch."), "", "", geomean(of_type), f"least {min(of_type):.2f}"))
-    columns: list[Column | str] = ["case", "dtype", "polytile, µs", "ATen, µs", Column("ratio", ratio), "runs"]
-    notes = [
-        f"Time of ATen's kernel over polytile's call, without Dynamo's share, {torch.get_num_threads()} threads. "
-        f"All: {geomean(cell.ratio for cell in found):.3f}.",
-        disturbance(cell.comparison for cell in found),
-    ]
-    return Table.from_rows("Attention on a CPU", columns, body, notes)
+    for name, cell in found.items():
+        mine, theirs = (f"{cell['timings'][each]['seconds'] * 1e6:.0f}" for each in (OWN, peer))
+        errors = cell["errors"]
+        off = ratio(errors[OWN] / errors[peer]) if errors.get(peer) else "–"
+        body.append((name, mine, theirs, cell["ratio"], *([cell["candidate"], off] if part != "training" else [])))
+    for dtype in dict.fromkeys(name.rsplit(", ", 1)[1] for name in found):
+        of_type = [cell["ratio"] for name, cell in found.items() if name.endswith(dtype)]
+        row = (f"geomean, {dtype}", "", "", geomean(of_type), f"least {min(of_type):.2f}", "")
+        body.append(row if part != "training" else row[:4])
+    columns: list[Column | str] = ["case", "polytile, µs", f"{peer}, µs", Column("ratio", ratio)]
+    columns += ["runs", f"error / {peer}'s"] if part != "training" else []
+    notes = [disturbance_of(cell["cores_used_by_others"] for cell in found.values())]
+    return Table.from_rows(title, columns, body, notes)
 
 
-def run(device: str, seconds: float, deadline: float) -> dict[str, Any]:
-    """The part: shows the table and gives the cells by name. Nothing where the device is no CPU."""
-    if device != "cpu":
-        return {}
-    found = cells((torch.float32, torch.bfloat16), seconds, deadline)
-    if found:
-        show(table(found))
-    return {
-        f"{cell.case.name}, {str(cell.case.dtype).removeprefix('torch.')}": {
-            "ratio": round(cell.ratio, 4), "candidate": cell.candidate, "errors": cell.errors, **cell.comparison.as_json()
-        }
-        for cell in found
-    }  # fmt: skip
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--parts", nargs="+", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--cases", nargs="+", default=[""], help="words, of which one is in the name of a case that is run")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of timing a cell")
+    parser.add_argument("--json", action="store_true", help=f"add the cells to benchmarks/results/{SUITE}.json")
+    parser.add_argument("--show", action="store_true", help="only print what that file has")
+    given = parser.parse_args()
+    known = json.loads((record.RESULTS / f"{SUITE}.json").read_text())["results"] if given.show else {}
+    torch._dynamo.config.recompile_limit = 64
+    dtypes = [getattr(torch, name) for name in given.dtypes]
+    for part in given.parts:
+        found = dict(known.get(part, {}))
+        for dtype in dtypes if not given.show else ():
+            with torch.set_grad_enabled(part == "training"):
+                new = (training if part == "training" else cells)(part, dtype, given.seconds, given.cases)
+            found |= new
+            if given.json:
+                record.add(SUITE, part, new)
+        show(table(part, found))
+
+
+if __name__ == "__main__":
+    main()

@@ -81,9 +81,10 @@ def test_dropout_draws_eagers_numbers() -> None:
     assert any("dropout" in operator.operator for program in compiled_programs() for operator in program.operators)
 
 
-def test_generated_kernels_serve_the_derivative() -> None:
-    """Under Triton's interpreter, by prediction alone."""
-    call = compiled(causal, interpret=True, sources="triton", tune="off")
+@pytest.mark.parametrize("how", [{"interpret": True, "sources": "triton"}, {"sources": "cpp"}], ids=("triton", "cpp"))
+def test_generated_kernels_serve_the_derivative(how: dict[str, Any]) -> None:
+    """C++, and Triton under its interpreter, by prediction alone."""
+    call = compiled(causal, tune="off", **how)
     for batch, rows in ((1, 20), (2, 17)):
         check_gradients(causal, call, heads(batch, rows, 4), heads(batch, rows), heads(batch, rows))
     (kernel,) = [kernel for kernel in multikernels() if kernel.spec.family == "attention_backward"]

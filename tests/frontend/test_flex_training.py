@@ -6,6 +6,7 @@ flex_attention refuses gradients on a CPU, so the tests call the operator that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,10 +125,11 @@ def test_lengths_of_0_and_1(shape: tuple[int, int, int]) -> None:
     check(compiled(short, tune="off"), soft_cap, window, inputs(*shape), False, 2e-5)
 
 
+@pytest.mark.parametrize("how", [{"sources": "cpp"}, TRITON], ids=("cpp", "triton"))
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
-def test_generated_kernels_serve_both_passes(dtype: torch.dtype) -> None:
-    """Under Triton's interpreter, by prediction alone; equal calls give equal bits."""
-    call = compiled(lambda q, k, v: attend(soft_cap, window, q, k, v), tune="off", **TRITON)
+def test_generated_kernels_serve_both_passes(dtype: torch.dtype, how: dict[str, Any]) -> None:
+    """C++, and Triton under its interpreter, by prediction alone; equal calls give equal bits."""
+    call = compiled(lambda q, k, v: attend(soft_cap, window, q, k, v), tune="off", **how)
     check(call, soft_cap, window, inputs(2, 33, 17, dtype), True, 2e-5 if dtype == torch.float32 else 2e-2)
     kernels = {kernel.spec.family: kernel for kernel in multikernels() if "attention" in kernel.spec.family}
     names = {decision.candidate.split()[0] for decision in kernels["attention_backward"].decisions}

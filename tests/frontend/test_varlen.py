@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 import polytile
 from polytile.ir.attention import attend
+from tests.behaviour.helpers import multikernels
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 
@@ -66,6 +67,7 @@ def test_windows_and_their_gradients(window: tuple[int, int]) -> None:
     found = torch.autograd.grad(out, (q, k, v), grad)
     for one, other in zip(found, torch.autograd.grad(right, wide, grad.double()), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+    assert {kernel.spec.family for kernel in multikernels()} >= {"attention", "attention_backward"}
 
 
 def test_the_report_names_it_and_the_logarithm_is_as_in_eager() -> None:

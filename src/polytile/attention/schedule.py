@@ -5,7 +5,7 @@
 | program          | program          | alike       |            | flash       | cpp/flash.py   | triton/flash.py       |
 | program          | program          | specialised |            | specialised |                | triton/specialised.py |
 | grid (cluster)   | launch (cluster) | alike       |            | split       | cpp/split.py   | triton/split.py       |
-| program          | program          | alike       | yes        | backward    |                | triton/backward.py    |
+| program          | program          | alike       | yes        | backward    | cpp/backward.py | triton/backward.py    |
 
 On a CPU, the threads of a call share keys and may wait for each other. On a GPU, a second launch combines the programs' partial
 results. The name appears in candidates' names and in stored configs (`variant`).

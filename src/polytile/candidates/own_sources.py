@@ -98,9 +98,9 @@ class _Cpp(Source):
         return cpp_products.product_candidates(asked.kernel, asked.name, asked.threads) if asked.native else ()
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        if not asked.native or asked.problem.backward:
+        if not asked.native:
             return ()
-        name = f"attention_{asked.problem.digest[:8]}"
+        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
         try:
             return cpp_attentions(asked.problem, name, asked.threads)
         except CompilerMissing as error:

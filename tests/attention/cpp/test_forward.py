@@ -31,6 +31,7 @@ SMALL_BLOCKS = {
     "split": Config.of(variant="split", keys=64, mr=2, nv=2, columns=4),
 }
 """Blocks so small that loops turn more than once at the tests' sizes."""
+BACKWARD = Config.of(variant="backward", rows=12, keys=64, mr=6, nv=2)
 EDGES: tuple[dict[str, int], ...] = (
     SIZE, FEW, {"Mq": 0}, {"Mkv": 0}, {"B": 0}, {"Mq": 1, "Mkv": 1}, {"Mq": 150, "Mkv": 37}, {"D": 1, "Dv": 1},
     {"D": 65, "Dv": 33}, {"D": 0}, {"Dv": 0},
@@ -45,7 +46,7 @@ def kernel(problem: AttentionProblem, variant: str, threads: int, lanes: int = 0
     """The candidate with small blocks."""
     lanes = lanes or max(toolchain.find().lanes, FEWEST_LANES)
     pairs = {"pairs": 1} if problem.dtype == BF16 and multiplies_pairs() else {}
-    plain = SMALL_BLOCKS[variant]
+    plain = BACKWARD if problem.backward else SMALL_BLOCKS[variant]
     config = Config(tuple(sorted([*plain.values, *pairs.items(), ("threads", threads)])))
     make = functools.partial(cpp.generate, problem, config, ENTRY, lanes)
     recipe = f"{problem.text} {config} {lanes}"

@@ -1,11 +1,12 @@
-"""Attention as C++ kernels for CPUs: flash (tiles of rows against blocks of keys) and split (few rows, whose keys the threads
-share).
+"""Attention as C++ kernels for CPUs: flash (tiles of rows against blocks of keys), split (few rows, whose keys the threads
+share), and backward.
 
 Enters: an AttentionProblem, a Config, the lanes of a vector. Leaves: the text of a translation unit. Called by candidates.
 """
 
 from __future__ import annotations
 
+from polytile.attention.cpp.backward import backward
 from polytile.attention.cpp.flash import flash
 from polytile.attention.cpp.split import split
 from polytile.attention.problem import AttentionProblem
@@ -13,7 +14,7 @@ from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.unit import preamble
 from polytile.problem import Config
 
-_FORMS = {"flash": flash, "split": split}
+_FORMS = {"flash": flash, "split": split, "backward": backward}
 
 
 def generate(problem: AttentionProblem, config: Config, name: str, lanes: int) -> str:

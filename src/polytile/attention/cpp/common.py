@@ -215,7 +215,7 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
   c.group = c.Hq / most(1, c.Hkv);
 {first}  c.rows = c.group * c.Mq;
   c.items = c.B * c.Hkv;
-  if (c.items <= 0 || c.rows <= 0) return 0;
+  if ({nothing}) return 0;
   c.scale = {scale};
   c.unit = c.scale * LOG2E;
 {more}  return run(c, threads);
@@ -265,13 +265,12 @@ def call(problem: AttentionProblem) -> str:
             f"  void* const* ptrs;\n  {f'long sizes[{len(problem.size_names)}]' if own else 'const long* sizes'};\n"
         )
         derived += "  long* error;\n"
-        optional = scores.flags(problem) + scores.CALLS
+        optional = scores.flags(problem) + scores.calls(problem)
     else:
         optional = CAUSAL + (BIAS if problem.bias is not None else NO_BIAS)
-    optional += STORE_LSE if problem.lse else NO_LSE
-    optional += (
-        f"static inline long lse_at(const Call& c, long b, long h, long m) {{ return {_lse_place(problem)}; }}\n"
-    )
+    if not problem.backward:
+        optional += STORE_LSE if problem.lse else NO_LSE
+        optional += f"static inline long lse_at(const Call& c, long b, long h, long m) {{ return {_lse_place(problem)}; }}\n"
     return f"struct Call {{\n{pointers}  long {integers};\n{derived}}};\n" + CALL + _layout(problem) + optional
 
 
@@ -293,16 +292,14 @@ def _layout(problem: AttentionProblem) -> str:
         lines += [
             "const long row = c.q_starts[b * c.q_starts_stride_e];",
             "own.Mq = most(0, c.q_starts[(b + 1) * c.q_starts_stride_e] - row);",
-            "own.q += row * c.q_stride_m;",
-            "own.out += row * c.out_stride_m;",
-            *(["own.lse += row;"] if problem.lse else []),
+            *[f"own.{name} += row * c.{name}_stride_m;" for name in _with_axis(problem, "m")],
+            *(["own.lse += row;"] if problem.lse and not problem.backward else []),
         ]
     if layout.k_starts is not None:
         lines += [
             "const long key = c.k_starts[b * c.k_starts_stride_e];",
             "own.Mkv = most(0, c.k_starts[(b + 1) * c.k_starts_stride_e] - key);",
-            "own.k += key * c.k_stride_n;",
-            "own.v += key * c.v_stride_n;",
+            *[f"own.{name} += key * c.{name}_stride_n;" for name in _with_axis(problem, "n")],
         ]
     if layout.k_used is not None:
         limit = (
@@ -312,6 +309,11 @@ def _layout(problem: AttentionProblem) -> str:
     if problem.computes_scores:
         lines += [f"own.sizes[{problem.size_names.index(name)}] = own.{name};" for name in ("Mq", "Mkv")]
     return places + OWN.format(lines="".join(f"  {line}\n" for line in lines)) + LONGEST
+
+
+def _with_axis(problem: AttentionProblem, axis: str) -> list[str]:
+    """The tensors, other than a bias, that have a dimension of rows ("m") or of keys ("n")."""
+    return [t.name for t in problem.tensors if axis in problem.axes(t.name) and t.name != "bias"]
 
 
 def entry(problem: AttentionProblem, name: str) -> str:
@@ -333,16 +335,17 @@ def entry(problem: AttentionProblem, name: str) -> str:
             else f"__builtin_memcpy(c.sizes, sizes, {8 * len(problem.size_names)});"
         )
         more = f"  long error = 0;\n  c.ptrs = ptrs;\n  {given}\n  c.error = &error;\n"
-        form = ENTRY.replace("return run(c, threads);", "run(c, threads);\n  return error;")
+        form = ENTRY.replace("return run(c, threads);", "const long code = run(c, threads);\n  return code ? code : error;")
     return form.format(
-        name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, first=first, more=more
-    )
+        name=name, pointers=", ".join(pointers), integers=", ".join(integers), scale=scale, first=first, more=more,
+        nothing="c.items <= 0" if problem.backward else "c.items <= 0 || c.rows <= 0",
+    )  # fmt: skip
 
 
 def _element(tensor: TensorArg) -> str:
     if tensor.name in INDICES:
         return {torch.int32: "int", torch.int64: "long"}[tensor.dtype]
-    return {"bias": "M", "lse": "float"}.get(tensor.name, "S")
+    return {"bias": "M", **dict.fromkeys(("lse", "saved", "grad_lse"), "float")}.get(tensor.name, "S")
 
 
 def _flag(value: bool) -> str:

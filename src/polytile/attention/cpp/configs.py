@@ -1,10 +1,11 @@
 """The configs to try for an attention on a CPU, and their names.
 
-    flash   tiles of `rows` by `keys`, in register tiles of `mr` rows by `nv` vectors
-    split   blocks of `keys`, dot products of `mr` rows with `columns` keys, register tiles of `mr` rows by `nv` vectors
+    flash      tiles of `rows` by `keys`, in register tiles of `mr` rows by `nv` vectors
+    split      blocks of `keys`, dot products of `mr` rows with `columns` keys, register tiles of `mr` rows by `nv` vectors
+    backward   like flash
 
-With `pairs`, bfloat16 operands stay bfloat16, two per lane, and so do the weights of `flash`; otherwise operands are widened to
-float32.
+With `pairs`, bfloat16 operands stay bfloat16, two per lane, and so do the weights of `flash` and `backward`, and the gradients of
+the scores; otherwise operands are widened to float32.
 """
 
 from __future__ import annotations
@@ -35,9 +36,18 @@ SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
 }
 
 
+BACKWARD: dict[int, tuple[dict[str, Any], ...]] = {
+    16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
+    8: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
+    4: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
+}
+
+
 def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
     """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
     more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
+    if problem.backward:
+        return tuple(Config.of(variant="backward", **row, **more) for row in BACKWARD[lanes])
     configs = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
     if problem.dense[1:] == (True, True):
         configs += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]

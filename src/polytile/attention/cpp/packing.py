@@ -34,15 +34,21 @@ static inline V columns(const S* p, long row, long stride, long left, long n) {
   if (left < 2) return (V)low.n;
   return (V)(low | some<pt::u32>((const pt::u16*)(p + row), stride, n) << Lanes(16u)).n;
 }
-static inline void store_weights(pt::bf16* p, Floats x) {
+typedef unsigned short Half __attribute__((vector_size(2 * L)));
+static inline Half rounded(Floats x) {
+  Half half;
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
-  typedef short Half __attribute__((vector_size(2 * L)));
-  Half rounded;
-  asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x.n));
-  __builtin_memcpy(p, &rounded, sizeof(rounded));
+  asm("vcvtneps2bf16 %1, %0" : "=v"(half) : "v"(x.n));
 #else
-  pt::store(p, x);
+  pt::bf16 row[L];
+  pt::store(row, x);
+  __builtin_memcpy(&half, row, sizeof(half));
 #endif
+  return half;
+}
+static inline void store_weights(pt::bf16* p, Floats x) {
+  const Half half = rounded(x);
+  __builtin_memcpy(p, &half, sizeof(half));
 }
 typedef pt::bf16 Weight;
 """
@@ -60,20 +66,23 @@ static void pack_queries(const Call& c, long item, long r0, long r1, PA* out) {
   }
 }
 
-// Keys [n, n + count) of an item; columns past them repeat the last one.
-static void pack_keys(const Call& c, long item, long n, long count, PB* out) {
-  const long steps = ceil_div(c.D, STEP);
+// Panels [steps of d][NR rows] of `count` rows; columns past them repeat the last one.
+template <class At> static void pack_panels(const At& at, long stride, long length, long count, PB* out) {
+  const long steps = ceil_div(length, STEP);
   for (long j = 0; j < count; j += NR, out += steps * NR)
     for (long i = 0; i < least(NR, count - j); i += L) {
       const S* row[L];
-      for (long u = 0; u < L; ++u) row[u] = keys_at(c, item, n + least(j + i + u, count - 1));
+      for (long u = 0; u < L; ++u) row[u] = at(least(j + i + u, count - 1));
       for (long d = 0; d < steps; d += L) {
         V block[L];
-        for (long u = 0; u < L; ++u) block[u] = steps_of(row[u] + STEP * d * c.k_stride_d, c.k_stride_d, c.D - STEP * d);
+        for (long u = 0; u < L; ++u) block[u] = steps_of(row[u] + STEP * d * stride, stride, length - STEP * d);
         transpose(block);
         for (long u = 0; u < least(L, steps - d); ++u) store(out + (d + u) * NR + i, block[u]);
       }
     }
+}
+static void pack_keys(const Call& c, long item, long n, long count, PB* out) {
+  pack_panels([&](long j) { return keys_at(c, item, n + j); }, c.k_stride_d, c.D, count, out);
 }
 
 // Values of keys [n, n + count) of an item; columns past the last one are zeros.

@@ -1,8 +1,9 @@
 """C++ for scores that are expressions: how a vector of products becomes scores, and which keys rows attend to.
 
-changed(c, x, at, j, n)     the scores of n scaled products x, before any mask shown(c, x, at, j, n)       the same values, with
--inf where the mask hides a key span(c, item, r0, r1)       the keys to which some of the rows [r0, r1) attend and those to which
-all do, from the mask's expression
+    changed(c, x, at, j, n)     the scores of n scaled products x, before any mask
+    shown(c, x, at, j, n)       the scores x, with -inf where the mask hides a key
+    slope(c, x, at, j, n)       the derivatives of the scores by the scaled products x, in a backward pass
+    span(c, item, r0, r1)       the keys to which some of the rows [r0, r1) attend and those to which all do
 """
 
 from __future__ import annotations
@@ -36,14 +37,6 @@ CALLS = """\
 // Where row r of an item stands, and the key from which on positions count.
 struct At { long b, h, m, n; };
 static inline At at_of(const Call& c, long item, long r, long n) { return {item / c.Hkv, head_of(c, item, r), r % c.Mq, n}; }
-static inline Floats changed(const Call& c, Floats x, const At& p, long j, long n) {
-  if (n >= L) return pt::changed(pt::Full{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, L);
-  return pt::changed(pt::Part{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, n);
-}
-static inline Floats shown(const Call& c, Floats x, const At& p, long j, long n) {
-  if (n >= L) return pt::shown(pt::Full{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, L);
-  return pt::shown(pt::Part{}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, n);
-}
 // Heads of q that differ may see different keys.
 static inline Span span(const Call& c, long item, long r0, long r1) {
   const bool one = r0 / c.Mq == (r1 - 1) / c.Mq;
@@ -57,9 +50,23 @@ static inline Span span(const Call& c, long item, long r0, long r1) {
 """
 
 
+APPLIED = """\
+static inline Floats {name}(const Call& c, Floats x, const At& p, long j, long n) {{
+  if (n >= L) return pt::{name}(pt::Full{{}}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, L);
+  return pt::{name}(pt::Part{{}}, c.ptrs, c.sizes, *c.error, p.b, p.h, p.m, p.n + j, x, n);
+}}
+"""
+
+
 def functions(problem: AttentionProblem, lanes: int) -> str:
-    """Text that defines pt::changed, pt::shown and pt::bounds, to precede the kernel's namespace."""
+    """Text that defines pt::changed, pt::shown, pt::slope and pt::bounds, to precede the kernel's namespace."""
     return _Functions(problem, lanes).text()
+
+
+def calls(problem: AttentionProblem) -> str:
+    """The kernel's own functions of a Call, which call those."""
+    names = ["changed", "shown"] + (["slope"] if scores_of(problem).slope is not None else [])
+    return CALLS + "".join(APPLIED.format(name=name) for name in names)
 
 
 def flags(problem: AttentionProblem) -> str:
@@ -74,18 +81,21 @@ class _Functions:
         self.scores: Scores = scores_of(problem)
         self.lanes = lanes
         loop = self.scores.kernel.loop
-        self.changed = self.scores.score if self.scores.score is not None else SCORE
+        changed = self.scores.score if self.scores.score is not None else SCORE
         hidden = expr.const(-math.inf, torch.float32)
         mask = self.scores.mask
-        self.shown = SCORE if mask is None else expr.op("where", torch.float32, mask, SCORE, hidden)
-        self.loop = replace(loop, stores=(Store(SCORES, KEY, self.changed), Store(SCORES, KEY, self.shown)))
+        shown = SCORE if mask is None else expr.op("where", torch.float32, mask, SCORE, hidden)
+        self.values = {"changed": changed, "shown": shown}
+        if self.scores.slope is not None:
+            self.values["slope"] = self.scores.slope
+        self.loop = replace(loop, stores=tuple(Store(SCORES, KEY, value) for value in self.values.values()))
         self.kernel = LoopKernel(self.loop, problem.tensors, problem.symbols)
 
     def text(self) -> str:
         out = Writer()
         out.line("namespace pt {")
         out.line("namespace {")
-        for name, node in (("changed", self.changed), ("shown", self.shown)):
+        for name, node in self.values.items():
             self._of_vector(out, name, node)
         self._of_block(out)
         out.line("}  // namespace")

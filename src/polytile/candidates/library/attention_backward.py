@@ -114,9 +114,6 @@ class CudnnBackward(_Backward, CudnnLibrary):
 class CpuFlashBackward(_Backward, CpuFlashLibrary):
     """ATen's for CPUs, whose mask is of q's type."""
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return sizes["Hq"] == sizes["Hkv"] and super().valid(sizes)
-
     def gradients(self, given: Operands) -> Gradients:
         bias = self.added(given)
         bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None

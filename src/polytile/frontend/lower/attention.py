@@ -27,7 +27,6 @@ from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
 from polytile.ir.loop import Axis, Loop, Store
 from polytile.ir.sizes import Size
-from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -341,8 +340,6 @@ def emit_backward(
     dropout: float, causal: str, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Emit the gradients of q, k and v. `lse` is (batch, heads, m)."""
-    if Target.of(q.device).native:
-        raise LoweringError("the gradient of attention on a CPU is left to the library, whose kernel is the only one there.")
     if dropout != 0:
         raise LoweringError("the gradient of attention with dropout is left to the library, whose random numbers it draws again.")
     given = (q, k, v, out, grad)

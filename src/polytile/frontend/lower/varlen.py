@@ -18,7 +18,6 @@ from polytile.ir import expr, sizes
 from polytile.ir.attention import EMPTY, Attention, Gradients, Sequences
 from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
-from polytile.runtime.target import Target
 
 INDEX_TYPES = (torch.int32, torch.int64)
 
@@ -118,8 +117,6 @@ def varlen_backward(
     builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_starts: Tensor, k_starts: Tensor,
     max_q: Any, max_k: Any, scale: float | None, before: Any, after: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    if Target.of(q.device).native:
-        raise LoweringError("the gradient of packed sequences' attention on a CPU is computed sequence by sequence.")
     masks, views = _masks(before, after), _operands(builder, q, k, v)
     placed = _sequences(builder, q_starts, k_starts, None, None, max_q, max_k)
     saved, change = (_heads_first(builder.stored(builder.contiguous(tensor))) for tensor in (out, grad))
