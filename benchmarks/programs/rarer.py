@@ -395,7 +395,9 @@ WINDOWS = (
     ("grid sample, nearest, reflected", of(
         lambda x, g: F.grid_sample(x, g, "nearest", "reflection", False), lambda d: (d.x(2, 9, 33, 35), d.x(2, 21, 23, 2))
     )),
-    ("affine grid", on(lambda a, x: F.grid_sample(x, F.affine_grid(a, [2, 9, 21, 23], False), align_corners=False), (2, 2, 3), (2, 9, 33, 35))),
+    ("affine grid", on(
+        lambda a, x: F.grid_sample(x, F.affine_grid(a, [2, 9, 21, 23], False), align_corners=False), (2, 2, 3), (2, 9, 33, 35)
+    )),
 )  # fmt: skip
 PADS = (
     ("constant pad 1-D", _pad((9, 33, 257), 3, 4, value=0.5)),
