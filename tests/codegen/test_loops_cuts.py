@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polytile.codegen.cpp import loops
 from polytile.ir import expr
 from polytile.ir.expr import Node
+from polytile.schedule.cpu import catalogue as cpu
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import BOOL, F32, I64, P0, P1, R0, R1, S0, S1, Case, load, loop, op, random, store
 
@@ -120,3 +122,37 @@ def test_a_check_under_a_condition_is_an_error_only_there() -> None:
     case.check(given, {S0: 3, S1: 40})
     given["i"][1] = 41
     case.check_raises(given, {S0: 3, S1: 40})
+
+
+def joined(first: object, second: object) -> Case:
+    """Rows of x up to `first`, of y up to `second`, and 0 behind."""
+    below, behind = compare("lt", index(P1), index(first)), compare("ge", index(P1), index(second))
+    middle = op("logical_not", op("logical_or", below, behind))
+    value = op("where", below, load("x", POINT, mask=below), load("y", POINT, mask=middle))
+    value = op("where", behind, expr.const(0.0, F32), value)
+    return Case(loop([store("o", POINT, value)], {P0: S0, P1: S1}), dict.fromkeys("xyo", F32))
+
+
+def plain(case: Case) -> str:
+    """The C++ of the plain schedule, without what it is made from."""
+    text = loops.generate(case.kernel, cpu.PLAIN, "polytile_kernel", 64)
+    return text[text.index("using namespace pt;") :]
+
+
+@pytest.mark.parametrize("second", [S0, S0 + 5, 2 * S0 + 3], ids=str)
+def test_pieces_in_a_known_order_have_a_text_each(second: object) -> None:
+    """Also where a piece is empty, or lies behind the row's end."""
+    case = joined(S0, second)
+    text = plain(case)
+    assert "next_cut(" not in text and text.count("from < upto") == (2 if second == S0 else 3)
+    for rows, columns in SHAPES:
+        n = rows * columns
+        case.check({"x": random(n), "y": random(n), "o": random(n)}, {S0: rows, S1: columns})
+
+
+def test_pieces_in_an_unknown_order_are_found_one_by_one() -> None:
+    case = joined(S0, S1 - S0)
+    assert "next_cut(" in plain(case)
+    for rows, columns in SHAPES:
+        n = rows * columns
+        case.check({"x": random(n), "y": random(n), "o": random(n)}, {S0: rows, S1: columns})

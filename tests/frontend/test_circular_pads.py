@@ -57,3 +57,17 @@ def test_channels_last_and_more_than_once_around() -> None:
     assert got.stride() == want.stride()
     with pytest.raises(RuntimeError, match="more than once"):
         compiled(lambda x: F.pad(x, (9, 0), mode="circular"))(torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+def test_amounts_of_a_closure_are_symbols_and_the_pad_is_one_loop(mode: str) -> None:
+    torch._dynamo.reset()
+    amounts = (3, 2, 0, 4)
+    x, call = torch.randn(2, 3, 5, 6), compiled(lambda x: F.pad(x, amounts, mode=mode))
+    with torch.no_grad():
+        want = F.pad(x, amounts, mode=mode)
+        torch.testing.assert_close(call(x), want, rtol=0, atol=0)
+        assert call(x).stride() == want.stride()
+        explained = polytile.explain(call, x)
+    assert [row.how for row in explained.operators] == ["generated"]
+    assert len({decision.kernel for decision in explained.decisions}) == 1

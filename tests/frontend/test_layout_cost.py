@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Hashable
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytile.frontend.channels_last import Images
 from polytile.frontend.layout_cost import Cost, Layouts, cost_of
 
 NODES = 5
@@ -74,3 +76,11 @@ print(torch.ops.aten.add.Tensor in TABLE)
 def test_a_process_knows_what_follows_any_layout_from_its_first_graph_on() -> None:
     ran = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "True\n", ran.stderr
+
+
+def test_values_of_one_shape_and_dtype_share_an_image() -> None:
+    laid, x = Images(), torch.empty(2, 3, 4, 5)
+    image = laid.channels_last(x)
+    assert (image.shape, image.stride()) == (x.shape, x.to(memory_format=torch.channels_last).stride())
+    assert laid.channels_last(torch.zeros_like(x)) is image
+    assert laid.channels_last(x.double()) is not image and laid.channels_last(x[:1]) is not image

@@ -84,6 +84,7 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[st
         Kinds of the inputs that are weights (see weights_of).
     """
     load()
+    laid = Images()
     convolutions = [node for node in graph.nodes if _may_gain(node) and not (training and _dtype(node) not in TRAINED)]
     convolutions, makers = _cheapest(graph, convolutions, training, weights or {})
     makers |= {node for node in convolutions if not _is_backward(node)}  # also returned ones: a generated kernel converts them
@@ -91,7 +92,7 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[st
     for node in graph.nodes:
         if node in makers or (_picks(node) and node.args[0] in makers and not _returned(node)):
             traced[node] = node.meta[TRACED] = node.meta["val"]
-            node.meta["val"] = tree_map(lambda value: _channels_last(value) if _is_image(value) else value, traced[node])
+            node.meta["val"] = tree_map(lambda value: laid.channels_last(value) if _is_image(value) else value, traced[node])
     for node, value in traced.items():
         readers = [user for user in node.users if user not in makers and user not in convolutions and not _picks(user)]
         if not (_is_image(value) and _is_channels_last(value)):
@@ -102,7 +103,7 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[st
             readers_of.setdefault(argument, []).append(convolution)
     for node, readers in readers_of.items():
         if not _is_channels_last(node.meta["val"]):
-            _read_through_clone(node, readers, _channels_last(node.meta["val"]))
+            _read_through_clone(node, readers, laid.channels_last(node.meta["val"]))
 
 
 def _cheapest(
@@ -279,5 +280,17 @@ def _is_channels_last(value: torch.Tensor) -> bool:
     return all(statically_known_true(n == 1) or statically_known_true(a == b) for n, a, b in strides)
 
 
-def _channels_last(value: torch.Tensor) -> torch.Tensor:
-    return value.new_empty_strided(value.shape, make_channels_last_strides_for(value.shape))
+class Images:
+    """Fake images in channels-last layout, one for each shape, dtype and device: with symbolic sizes each takes a millisecond to
+    make, and a network has a few shapes in hundreds of values."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, torch.Tensor] = {}
+
+    def channels_last(self, value: torch.Tensor) -> torch.Tensor:
+        """An image like `value`, but stored with its channels last."""
+        shape = tuple(n.node.expr if isinstance(n, torch.SymInt) else n for n in value.shape)
+        key = (shape, value.dtype, value.device)
+        if key not in self._made:
+            self._made[key] = value.new_empty_strided(value.shape, make_channels_last_strides_for(value.shape))
+        return self._made[key]

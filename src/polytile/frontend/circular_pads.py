@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.functional import pad
 
 aten = torch.ops.aten
@@ -51,8 +52,8 @@ def _is_whole(x: Tensor, padding: Sequence[int]) -> bool:
     once, torch raises the error."""
     rank = len(padding) // 2
     plain = x.device.type in ("cpu", "cuda") and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
-    known = all(isinstance(n, int) and n >= 0 for n in padding) and len(padding) % 2 == 0 and x.ndim in (rank + 1, rank + 2)
-    return plain and known and all(max(padding[2 * k : 2 * k + 2]) <= x.shape[-1 - k] for k in range(rank))
+    known = len(padding) % 2 == 0 and x.ndim in (rank + 1, rank + 2) and not any(map(free_unbacked_symbols, [*x.shape, *padding]))
+    return plain and known and all(0 <= n <= x.shape[-1 - k // 2] for k, n in enumerate(padding))
 
 
 def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:

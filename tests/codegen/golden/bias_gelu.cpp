@@ -33,8 +33,9 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     long p0 = at / length;
     for (; at < end; first = 0) {
       const long last = smaller(first + (end - at), length);
-      each_vector<L>(first, last, lead<L>(a2 + first + p0*n1, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
-        const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + p1, n);
+      const long row = at - first;
+      each_vector<L>(first, last, lead<L>(a2 + row + first, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
+        const V<float, L> t0 = vload<float, L>(tail, a0 + row + p1, n);
         const V<float, L> t1 = vload<float, L>(tail, a1 + p1, n);
         const V<float, L> t2 = t0 + t1;
         const V<float, L> t3 = t2 * splat<float, L>(0.5f);
@@ -42,7 +43,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t5 = erf(t4);
         const V<float, L> t6 = t5 + splat<float, L>(1.0f);
         const V<float, L> t7 = t3 * t6;
-        vstore<float, L>(tail, a2 + p0*n1 + p1, t7, n);
+        vstore<float, L>(tail, a2 + row + p1, t7, n);
       });
       at += last - first;
       ++p0;

@@ -28,13 +28,14 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     long p0 = at / length;
     for (; at < end; first = 0) {
       const long last = smaller(first + (end - at), length);
+      const long row = at - first;
       const V<i64, 1> t0 = load<i64, 1>(a0 + p0);
       if (out_of_range<1>(from_end<1>(t0, splat<i64, 1>(1000L)), splat<i64, 1>(1000L), 1, 1, error)) return;
       const V<i64, 1> t1 = from_end<1>(t0, splat<i64, 1>(1000L));
-      each_vector<L>(first, last, lead<L>(a2 + first + p0*n1, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
+      each_vector<L>(first, last, lead<L>(a2 + row + first, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
         const long at0 = t1[0];
         const V<float, L> t2 = vload<float, L>(tail, a1 + at0*n1 + p1, n);
-        vstore<float, L>(tail, a2 + p0*n1 + p1, t2, n);
+        vstore<float, L>(tail, a2 + row + p1, t2, n);
       });
       at += last - first;
       ++p0;

@@ -33,13 +33,14 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
     long p0 = at / length;
     for (; at < end; first = 0) {
       const long last = smaller(first + (end - at), length);
+      const long row = at - first;
       const V<i64, 1> t2 = i64(n2);
-      each_vector<L>(first, last, lead<L>(a2 + first + p0*n1, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
-        const V<i64, L> t0 = vload<i64, L>(tail, a0 + p0*n1 + p1, n);
+      each_vector<L>(first, last, lead<L>(a2 + row + first, last - first), [&](auto tail, const long p1, const long n) PT_INLINE {
+        const V<i64, L> t0 = vload<i64, L>(tail, a0 + row + p1, n);
         if (out_of_range<L>(t0, splat<i64, L>(t2[0]), n, 1, error)) return;
         const V<i64, L> t4 = t0;
         const V<float, L> t5 = vload_gather<float, L>(tail, a1, (t4 + splat<i64, L>(p0*n2)), n);
-        vstore<float, L>(tail, a2 + p0*n1 + p1, t5, n);
+        vstore<float, L>(tail, a2 + row + p1, t5, n);
       });
       at += last - first;
       ++p0;

@@ -51,6 +51,8 @@ class Body(Emitter[Scope]):
         self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
         self.destinations: dict[int, str] = {}
         self.streamed: frozenset[int] = frozenset()
+        self.row: sympy.Expr | None = None
+        """What the C++ variable `row` holds: the index of a row's first element, where rows are stored one behind the other."""
         self._checks = checks.numbers(nest.loop)
         self._bound = 0
 
@@ -127,6 +129,13 @@ class Body(Emitter[Scope]):
         scope.lines.append(f"if ({test}, {count}, {number}, error)) {scope.leave}")
 
     # indices -----------------------------------------------------------------------------------------------------------
+
+    def element(self, index: sympy.Expr, start: sympy.Expr | None = None) -> str:
+        """C++ for `index`, at `start` of the vector axis if that is given."""
+        vec = self.nest.vec.symbol
+        if self.row is not None and sizes.equal(index, self.row + vec):
+            return f"row + {vec if start is None else start}"
+        return text.index(index if start is None else sympy.expand(index.xreplace({vec: start})))
 
     def index_vector(self, e: sympy.Expr, indirect: dict[sympy.Symbol, str]) -> str:
         return index_vector(e, self.nest.vec.symbol, self.lanes, indirect)

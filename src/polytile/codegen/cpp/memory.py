@@ -42,7 +42,7 @@ def _contiguous_or_not(body: Body, node: Load, scope: Scope) -> str:
     index, vectors = body.indirect(node.indirect, node.index, scope)
     base = pointer(body, node)
     step = None if vectors else sizes.coefficient(index, body.nest.vec.symbol)
-    at = f"{base} + {text.index(index)}" if not vectors else ""
+    at = f"{base} + {body.element(index)}" if not vectors else ""
     if not body.nest.is_vector(node):
         return f"load<{kind}, 1>({at})"
     if step == 0:
@@ -132,7 +132,7 @@ def _uniform_store(body: Body, store: Store, index: sympy.Expr, scope: Scope) ->
 
 
 def _vector_store(body: Body, store: Store, index: sympy.Expr, step: sympy.Expr, masked: bool, scope: Scope) -> str:
-    value, at = _value(body, store, body.lanes, scope), f"{store.buffer} + {text.index(index)}"
+    value, at = _value(body, store, body.lanes, scope), f"{store.buffer} + {body.element(index)}"
     form = f"{_storage(body, store)}, {body.lanes}"
     if masked:
         assert store.mask is not None

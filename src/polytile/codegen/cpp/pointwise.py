@@ -7,10 +7,13 @@ scattered  stores may collide: each thread owns a range of one axis and iterates
 
 from __future__ import annotations
 
+import sympy
+
 from polytile.codegen.cpp import domain, sweeps, text
 from polytile.codegen.cpp.body import Scope
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
+from polytile.ir import sizes
 from polytile.ir.loop import Axis
 from polytile.schedule.cpu.scheduled import Threads
 
@@ -41,10 +44,22 @@ def _plain(unit: Unit, out: Writer) -> None:
         domain.place(out, outer, "at / length")
         with out.block("for (; at < end; first = 0) {"):
             out.line("const long last = smaller(first + (end - at), length);")
+            unit.body.row = _in_sequence(unit)
+            if unit.body.row is not None:
+                out.line("const long row = at - first;")
             _sweep(unit, out)
             out.line("at += last - first;")
             domain.advance(out, outer)
         _end(unit, out)
+
+
+def _in_sequence(unit: Unit) -> sympy.Expr | None:
+    """The index of a row's first element in a result that is stored in the order of the points; None if no result is."""
+    axes = (*unit.nest.outer, unit.nest.vec)
+    strides = sizes.contiguous_strides([axis.size for axis in axes])
+    row = sizes.expand(sympy.Add(*(axis.symbol * n for axis, n in zip(axes[:-1], strides[:-1], strict=True))))
+    in_order = any(sizes.equal(store.index, row + unit.nest.vec.symbol) for store in unit.kernel.loop.stores)
+    return row if in_order else None
 
 
 def _end(unit: Unit, out: Writer) -> None:
@@ -103,4 +118,4 @@ def _sweep(unit: Unit, out: Writer) -> None:
         with out.block(f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{", "});"):
             out.extend(inside.lines)
 
-    sweeps.in_pieces(unit.body, out, state, unit.nest.needed, "first", "last", sweep)
+    sweeps.in_pieces(unit.body, out, state, unit.nest.needed, "first", "last", sweep, apart=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 
 import sympy
 
@@ -12,13 +13,20 @@ from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
 from polytile.ir.loop import Store
+from polytile.schedule.nest import Nest
 
 Sweep = Callable[[Scope, str, str], None]
 
+MOST_PIECES, SHORT = 4, 40
+"""Pieces that may have a text each, and nodes of a loop whose text is short enough for that. Comparisons are constants there: a
+row of 63 elements in three pieces takes 9 ns so, and 15 in one text that serves all pieces."""
 
-def in_pieces(body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep) -> None:
-    """Calls `sweep(scope, first, last)` for every piece of [first, last) on which the cut comparisons among `nodes` are
-    constant. The scope knows their values there."""
+
+def in_pieces(
+    body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep, apart: bool = False
+) -> None:
+    """Calls `sweep(scope, first, last)` for every piece of [first, last) on which the cut comparisons among `nodes` are constant.
+    The scope knows their values there. `apart`: pieces whose order is known have a text each, where these are few and short."""
     nest, wanted = body.nest, set(nodes)
     uniform = [n for n in nest.needed if n in wanted and nest.is_piecewise(n)]
     if not uniform:
@@ -28,18 +36,44 @@ def in_pieces(body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], firs
     places = {n: _place(body, n, inner) for n in uniform if id(n) in nest.cuts}
     out.extend(inner.lines)
     inner.lines.clear()
-    with out.block(f"for (long from = {first}, upto; from < {last}; from = upto) {{"):
-        out.line(f"upto = next_cut(from, {last}, {', '.join(dict.fromkeys(places.values()))});")
+
+    def piece(value: Callable[[Node], str]) -> None:
+        known = inner.inner(leave=inner.leave)
         for node in uniform:
             if node in places:
-                sign = "<" if nest.cuts[id(node)].below else ">="
-                inner.lines.append(f"const V<i32, 1> {body.name(node)} = -i32(from {sign} {places[node]});")
-                inner.names[id(node)] = body.name(node)
+                known.lines.append(f"const V<i32, 1> {body.name(node)} = {value(node)};")
+                known.names[id(node)] = body.name(node)
             else:
-                body.emit(node, inner)
-        out.extend(inner.lines)
-        inner.lines.clear()
-        sweep(inner, "from", "upto")
+                body.emit(node, known)
+        out.extend(known.lines)
+        known.lines.clear()
+        sweep(known, "from", "upto")
+
+    ordered = _in_order(nest, places) if apart and len(wanted) <= SHORT else None
+    if ordered is None:
+        with out.block(f"for (long from = {first}, upto; from < {last}; from = upto) {{"):
+            out.line(f"upto = next_cut(from, {last}, {', '.join(dict.fromkeys(places.values()))});")
+            piece(lambda node: f"-i32(from {'<' if nest.cuts[id(node)].below else '>='} {places[node]})")
+        return
+    with out.block("{"):
+        out.line(f"long from = {first};")
+        for k in range(len(ordered) + 1):
+            true = {n for n in places if nest.cuts[id(n)].below == (k <= ordered.index(places[n]))}
+            upto = f"smaller({ordered[k]}, {last})" if k < len(ordered) else last
+            with out.block(f"for (const long upto = {upto}; from < upto; from = upto) {{"):
+                piece({n: "i32(-1)" if n in true else "i32(0)" for n in places}.__getitem__)
+
+
+def _in_order(nest: Nest, places: Mapping[Node, str]) -> list[str] | None:
+    """The places of the cuts, if they are few and known to follow each other in this order at all sizes."""
+    cuts = {place: nest.cuts[id(node)] for node, place in places.items()}
+    if len(cuts) >= MOST_PIECES or any(cut.operand is not None for cut in cuts.values()):
+        return None
+
+    def follow(order: Iterable[str]) -> bool:
+        return all(sizes.is_nonnegative(sympy.expand(cuts[b].place() - cuts[a].place())) for a, b in itertools.pairwise(order))
+
+    return next((list(order) for order in itertools.permutations(cuts) if follow(order)), None)
 
 
 def _place(body: Body, node: Node, scope: Scope) -> str:
@@ -62,5 +96,5 @@ def lead(body: Body, stores: Iterable[Store], first: str, last: str) -> str:
         if s.indirect or s.mask is not None or sizes.coefficient(s.index, vec) != 1:
             continue
         start = sympy.Symbol(first, integer=True) if first.isidentifier() else sympy.Integer(first)
-        return f"lead<L>({s.buffer} + {text.index(sympy.expand(s.index.xreplace({vec: start})))}, {last} - {first})"
+        return f"lead<L>({s.buffer} + {body.element(s.index, start)}, {last} - {first})"
     return "0"

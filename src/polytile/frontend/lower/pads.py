@@ -29,7 +29,7 @@ from polytile.frontend.lower.views import reindexed
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.library_call import Ref
-from polytile.ir.sizes import ZERO, Size
+from polytile.ir.sizes import ZERO, Size, as_size
 
 
 def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
@@ -56,7 +56,8 @@ def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
 def _is_whole(x: Tensor, padding: list[int]) -> bool:
     """Whether `x` is padded by a loop of its own: the result is row-major, and the source has elements where they are needed."""
     plain = x.device.type == "cpu" and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
-    return plain and all(isinstance(n, int) and n >= 0 for n in padding) and not any(map(free_unbacked_symbols, x.shape))
+    known = not any(map(free_unbacked_symbols, [*x.shape, *padding]))
+    return plain and known and all(n >= 0 for n in padding)
 
 
 def _places(n: int, before: int, after: int, mirrored: bool, device: torch.device) -> Tensor:
@@ -98,7 +99,7 @@ class _Beyond:
     `first` and `last` return it for position i of the padding before and after."""
 
     place: Callable[[Size, Size], Node]
-    first: Callable[[Size, Size, int], Size]
+    first: Callable[[Size, Size, Size], Size]
     last: Callable[[Size, Size], Size]
 
 
@@ -128,34 +129,34 @@ AROUND = _Beyond(_around, lambda i, n, before: n - before + i, lambda i, n: i)
 
 
 def _lower(operator: OpOverload, beyond: _Beyond) -> Callable[..., value.Tensor]:
-    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
+    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[Size | int]) -> value.Tensor:
         """Rows looked up one by one, each of three pieces. The loop may call `operator` in its place."""
         base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
+        amounts = [as_size(n) for n in padding]
         first, n = x.rank - rank, x.sizes[-1]
 
         def row(point: Point) -> Node:
             there = Place([*point])
             for d in range(first, x.rank - 1):
-                before, after = padding[2 * (x.rank - 1 - d) :][:2]
-                if before or after:
+                before, after = amounts[2 * (x.rank - 1 - d) :][:2]
+                if before != 0 or after != 0:
                     there.put(d, beyond.place(sympy.expand(point[d] - before), x.sizes[d]))
             return there.load(base)
 
         rows = computed((*result[:-1], n), x.dtype, x.device, row)
-        before, after = padding[:2]
+        before, after = amounts[:2]
         made = joined(builder, _sides(rows, before, after, n, beyond), x.rank - 1)
         assert base.view is not None
-        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
+        return replace(made, call=Call(operator, (Ref(base.view), builder.argument(list(padding))), (), result))
 
     return lowering
 
 
-def _sides(rows: value.Tensor, before: int, after: int, n: Size, beyond: _Beyond) -> list[value.Tensor]:
+def _sides(rows: value.Tensor, before: Size, after: Size, n: Size, beyond: _Beyond) -> list[value.Tensor]:
     """The padding before the rows, the rows, and the padding after them."""
 
-    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
-        shape = (*rows.sizes[:-1], sympy.Integer(width))
-        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
+    def piece(width: Size, where: Callable[[Size], Size]) -> list[value.Tensor]:
+        return [reindexed(rows, (*rows.sizes[:-1], width), lambda p: (*p[:-1], where(p[-1])))] if width != 0 else []
 
     return [*piece(before, lambda i: beyond.first(i, n, before)), rows, *piece(after, lambda i: beyond.last(i, n))]
 
