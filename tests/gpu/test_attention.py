@@ -1,4 +1,4 @@
-"""Attention by specialised warps on a GPU that has them, beside float64: lengths, heads, masks and layouts."""
+"""Attention by specialised warps on a GPU that has them, beside float64: lengths, heads, masks and layouts, and both passes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ CASES: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_specialised_warps_agree_with_float64(name: str) -> None:
-    problem, given = CASES[name]
+
+def checked(problem: AttentionProblem, given: dict[str, int], variant: str, results: slice, tolerance: float) -> None:
+    """Every config of a schedule, called thrice, beside the definition in float64."""
     size = {**SIZE, "Dv": given.get("D", SIZE["D"]), **given}
     args = make_args(problem, size, CUDA)
     expected: list[Any] = list(widened(tuple(args)))
@@ -60,16 +60,31 @@ def test_specialised_warps_agree_with_float64(name: str) -> None:
     exact = tuple((n, size[n]) for n in ("Hq", "Hkv", "D", "Dv"))
     known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
     made = [each.specialise(known) for each in attention_candidates(problem, "attention", CUDA)]
-    made = [each for each in made if each.config["variant"] == "specialised" and each.valid(whole)]
+    made = [each for each in made if each.config["variant"] == variant and each.valid(whole)]
     assert made
     for candidate in made:
-        for tensor in args[3:5]:
+        for tensor in args[results]:
             tensor.fill_(float("nan"))
         first = None
         for _ in range(3):
             time_burst(candidate.entry(), args, 1)
             torch.cuda.synchronize()
-            assert first is None or torch.equal(args[3], first), "equal calls give bitwise equal results"
-            first = args[3].clone()
-        for mine, right in zip(args[3:5], expected[3:5], strict=True):
-            torch.testing.assert_close(mine.double(), right.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
+            again = [tensor.clone() for tensor in args[results]]
+            assert first is None or all(map(torch.equal, first, again)), "equal calls give bitwise equal results"
+            first = again
+        for mine, right in zip(args[results], expected[results], strict=True):
+            torch.testing.assert_close(mine.double(), right.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_specialised_warps_agree_with_float64(name: str) -> None:
+    problem, given = CASES[name]
+    checked(problem, given, "specialised", slice(3, 5), 1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "heads of 256"])
+def test_their_backward_pass_agrees_with_float64(name: str) -> None:
+    problem, given = CASES[name]
+    backward = replace(problem, backward=True, lse=name == "dense")
+    results = slice(len(backward.tensors) - 3, len(backward.tensors))
+    checked(backward, given, "backward specialised", results, 3e-2)
