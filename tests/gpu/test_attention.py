@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from polytile.attention.arguments import make_args, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.triton_attention import attention_candidates
+from polytile.compiler.programs import compiled_programs
 from polytile.runtime.launcher import time_burst
 from polytile.schedule.facts import Facts
-from tests.gpu.comparing import widened
+from tests.gpu.comparing import data, rejected, widened, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,3 +91,14 @@ def test_their_backward_pass_agrees_with_float64(name: str) -> None:
     backward = replace(problem, backward=True, lse=name == "dense")
     results = slice(len(backward.tensors) - 3, len(backward.tensors))
     checked(backward, given, "backward specialised", results, 3e-2)
+
+
+def test_kernels_of_both_passes_are_chosen_in_training() -> None:
+    """The forward kernel leaves its log-sum-exp to whichever backward kernel is chosen."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    with_gradients(attend, *(data(2, heads, 500, 64, dtype=torch.bfloat16) for heads in (8, 2, 2)))
+    families = [kernel.spec.family for each in compiled_programs() for kernel, _ in each.calls]
+    assert families == ["attention", "attention_backward"] and not rejected()

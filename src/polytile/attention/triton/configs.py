@@ -42,7 +42,7 @@ SPECIALISED: dict[int, tuple[Row, ...]] = {
 }  # fmt: skip
 """Tiles for specialised warps, by the padded head size."""
 SPECIALISED_BACKWARD: dict[int, tuple[Row, ...]] = {
-    64: ((128, 128, 2, 12), (64, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12), (64, 128, 3, 12)),
+    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12), (64, 128, 3, 12)),
 }  # fmt: skip
 """The same for the backward pass. Sums of larger heads would not fit in registers."""
 SPECIALISED_ON = 90
@@ -120,7 +120,7 @@ def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
     plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
     specialised = plain and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
     if problem.backward:
-        return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised)
+        return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised and problem.scale != 0)
     return _space(problem.dtype.itemsize, device.shared_per_block, specialised)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.flash import CACHED, order
-from polytile.attention.triton.unit import LOG2E, Part, row_blocks
+from polytile.attention.triton.unit import Part, row_blocks
 from polytile.attention.triton.warps import ROWS, SpecialisedUnit
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.text import value_type
@@ -70,7 +70,7 @@ LOGARITHMS, DELTAS = 0, 1
 def specialised_backward(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """Both launches, and scratch memory for two numbers per row. The config has m rows per step of launch 1, and n keys per step
     of launch 0; both have tiles of n. Raises LoweringError where the facts do not say that the copy engine accepts the tensors."""
-    square = Config.of(**{**dict(config.values), "m": config["n"], "stages": 2})
+    square = Config.of(**{**dict(config.values), "m": config["n"], "n": config["m"]})
     first = _OfQueries(problem, square, facts, chip)
     launches = first.whole(), _OfKeys(problem, config, facts, chip).whole()
     count = first.heads * first.padded_rows
@@ -83,7 +83,7 @@ class _Backward(SpecialisedUnit):
     @property
     def padded_rows(self) -> sympy.Expr:
         """The rows of a head in scratch memory."""
-        tile = int(self.config["n"])
+        tile = int(max(self.config["m"], self.config["n"]))
         return blocks(symbol("Mq"), tile) * tile
 
     def kept(self, number: int, head: str = "p1") -> str:
@@ -133,12 +133,11 @@ class _OfQueries(_Backward):
         self.hoist()
         line("mbarrier.wait(q_ready.index(MEMBER), 0)")
         line("q_tile = matrix(q_tiles.index(MEMBER))")
-        line("acc = sums()")
+        line("acc = tl.zeros([ROWS, BLOCK_D], tl.float32, layout=SUMS)")
         line("step = 0")
         for part in parts:
             with self.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
                 self._step(part.masked)
-        line("acc = warpgroup_mma_wait(0, deps=(acc,))")
         self.store("dq", f"acc * {self.scale!r}", "q", "p1")
         line("tma.store_wait(0)")
         self.out = out
@@ -152,34 +151,35 @@ class _OfQueries(_Backward):
             return f"tl.load({at}, mask=rows < {rows}, other={other})"
 
         line("log = " + of_rows("saved", 'float("-inf")'))
-        line(f'log = tl.where(log == float("-inf"), float("inf"), log * {LOG2E})')
+        nothing = "-inf" if self.scale > 0 else "inf"
+        line(f'log = tl.where(log == float("-inf"), float("{nothing}"), log * {-1 / self.scale})')
         line("own = start + ROWS * MEMBER + tl.arange(0, ROWS, layout=tl.SliceLayout(1, BY_ROWS))[:, None]")
         line("along = tl.arange(0, BLOCK_D, layout=tl.SliceLayout(0, BY_ROWS))[None, :]")
         line(f"out_at = {self.base('out', 'p1')} + own * {self.number('out_stride_m')} + along")
         line(f"out_tile = tl.load(out_at, mask=(own < {rows}) & (along < {self.number('Dv')}), other=0.0)")
         line("mbarrier.wait(grad_ready.index(MEMBER), 0)")
         line("grad_tile = matrix(grad_tiles.index(MEMBER))")
-        line("delta = tl.sum(grad_tile.load(BY_ROWS).to(tl.float32) * out_tile.to(tl.float32), 1)")
+        line("delta = -tl.sum(grad_tile.load(BY_ROWS).to(tl.float32) * out_tile.to(tl.float32), 1)")
         line("delta = tl.convert_layout(delta, SCORE_ROWS)")
         if self.problem.lse:
-            line(f"delta -= {of_rows('grad_lse', '0.0')}")
+            line(f"delta += {of_rows('grad_lse', '0.0')}")
         line(f"tl.store({self.kept(LOGARITHMS)} + rows, log)")
         line(f"tl.store({self.kept(DELTAS)} + rows, delta)")
 
     def _step(self, masked: bool) -> None:
         line = self.out.line
         line("k_tile = arrived(k_tiles, k_ready, step)")
-        line("s = products(q_tile, k_tile)")
-        line("dp = products(grad_tile, arrived(v_tiles, v_ready, step))")
-        line("acc = warpgroup_mma_wait(2, deps=(acc,))")
-        line("release_last(k_free, step)")
+        line("s = products_from(log[:, None], q_tile, k_tile)")
+        line("dp = products_from(delta[:, None], grad_tile, arrived(v_tiles, v_ready, step))")
         line("s = warpgroup_mma_wait(1, deps=(s,))")
         self.out.extend(self.score_lines(masked))
-        line(f"p = tl.exp2(s * {self.unit!r} - log[:, None])")
+        line(f"p = tl.exp2(s * {self.unit!r})")
         line("dp = warpgroup_mma_wait(0, deps=(dp,))")
         line("release(v_free, step)")
-        line(f"ds = {self.operand('p * (dp - delta[:, None])')}")
+        line(f"ds = {self.operand('p * dp')}")
         line("acc = warpgroup_mma(ds, k_tile, acc, is_async=True)")
+        line("acc = warpgroup_mma_wait(0, deps=(acc,))")
+        line("release(k_free, step)")
         line("step += 1")
 
 
@@ -237,7 +237,7 @@ class _OfKeys(_Backward):
         for name in "kv":
             line(f"mbarrier.wait({name}_ready.index(MEMBER), 0)")
             line(f"{name}_tile = matrix({name}_tiles.index(MEMBER))")
-        line("acc_k = sums()")
+        line("acc_k = tl.zeros([ROWS, BLOCK_D], tl.float32, layout=SUMS)")
         line("acc_v = tl.zeros([ROWS, BLOCK_D], tl.float32, layout=SUMS)")
         line("step = 0")
         with self.out.indented("for member in range(GROUP):"):
@@ -247,7 +247,6 @@ class _OfKeys(_Backward):
             for part in parts:
                 with self.out.indented(f"for i in range({part.first}, {part.last}, BLOCK_M):"):
                     self._step(part.masked)
-        line("acc_k = warpgroup_mma_wait(0, deps=(acc_k,))")
         self.store("dk", f"acc_k * {self.scale!r}", "k", "kv")
         self.store("dv", "acc_v", "v", "kv")
         line("tma.store_wait(0)")
@@ -255,24 +254,24 @@ class _OfKeys(_Backward):
 
     def _step(self, masked: bool) -> None:
         line = self.out.line
-        line("q_tile = arrived(q_tiles, q_ready, step)")
-        line("s = products(k_tile, q_tile)")
-        line("grad_tile = arrived(grad_tiles, grad_ready, step)")
-        line("dp = products(v_tile, grad_tile)")
         line("rows = i + tl.arange(0, BLOCK_M, layout=COLUMNS)")
         line("p2 = rows[None, :]")
-        line("log = tl.load(logs + rows)[None, :]")
-        line("acc_k = warpgroup_mma_wait(2, deps=(acc_k,))")
-        line("release_last(q_free, step)")
+        line("log = tl.load(logs + rows)")
+        line("delta = tl.load(deltas + rows)")
+        line("q_tile = arrived(q_tiles, q_ready, step)")
+        line("s = products_from(log[None, :], k_tile, q_tile)")
+        line("grad_tile = arrived(grad_tiles, grad_ready, step)")
+        line("dp = products_from(delta[None, :], v_tile, grad_tile)")
         line("s = warpgroup_mma_wait(1, deps=(s,))")
         self.out.extend(self.score_lines(masked))
-        line(f"p = tl.exp2(s * {self.unit!r} - log)")
-        line("delta = tl.load(deltas + rows)[None, :]")
+        line(f"p = tl.exp2(s * {self.unit!r})")
         line("dp = warpgroup_mma_wait(0, deps=(dp,))")
         line(f"weights = {self.operand('p')}")
         line("acc_v = warpgroup_mma(weights, grad_tile, acc_v, is_async=True)")
-        line(f"ds = {self.operand('p * (dp - delta)')}")
+        line(f"ds = {self.operand('p * dp')}")
         line("acc_k = warpgroup_mma(ds, q_tile, acc_k, is_async=True)")
         line("acc_v = warpgroup_mma_wait(1, deps=(acc_v,))")
         line("release(grad_free, step)")
+        line("acc_k = warpgroup_mma_wait(0, deps=(acc_k,))")
+        line("release(q_free, step)")
         line("step += 1")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Range
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of

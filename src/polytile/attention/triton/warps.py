@@ -95,6 +95,11 @@ def products(a, b):
 
 
 @gluon.jit
+def products_from(start, a, b):
+    return warpgroup_mma(a, b.permute((1, 0)), tl.zeros([ROWS, WIDTH], tl.float32, SCORES) + start, is_async=True)
+
+
+@gluon.jit
 def sums():
     return warpgroup_mma_init(tl.zeros([ROWS, BLOCK_D], tl.float32, SUMS))
 

@@ -3,9 +3,9 @@
     attention_trained(q, k, v, scale, causal) -> (out, lse)
         → attention_trained_backward(grad, q, k, v, out, lse, scale, causal) -> (dq, dk, dv)
 
-q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm. PyTorch's
-own operators each save what the backward pass of the same library needs. These two save what every kernel gives and takes, so
-that each pass may run whichever kernel is fastest.
+q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm.
+PyTorch's own operators each save what the backward pass of the same library needs. These two save what every kernel gives and
+takes, so that each pass may run whichever kernel is fastest.
 
 Before a program exists both run FlashAttention's kernels, so only what these accept becomes the operator: tensors of 16 bits on a
 GPU, without mask or dropout, causal only with as many rows as keys.
