@@ -4,7 +4,7 @@
     specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads
     split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
     backward   the backward pass, with m × n tiles in both of its launches
-    backward specialised   n // 64 warpgroups compute tiles of n rows, then of n keys, in steps of n keys, then of m rows
+    backward specialised   n // 64 warpgroups compute tiles of n rows in steps of n keys, then tiles of n keys in steps of m rows
 
 The lists hold configs that came within 5 % of the best in some benchmark cell on an H200, and those that small or few rows need.
 """

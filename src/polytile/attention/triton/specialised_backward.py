@@ -1,15 +1,15 @@
 """The backward pass by specialised warps: in each of two launches one warp of a program only loads, the others only compute.
 
     launch 0   program (head of q, block of rows), each computing warpgroup with 64 rows:    delta = Σ_d grad·out - grad_lse
-                   for each block of keys:   s = q·kᵀ, dp = grad·vᵀ;   p = exp(s - lse);   dq += p·(dp - delta)·k
+                   for each block of keys:   s = q·kᵀ - lse, dp = grad·vᵀ - delta;   p = exp(s);   dq += p·dp·k
     launch 1   program (head of k, block of keys), each computing warpgroup with 64 keys:
                    for each head of q that shares it, for each block of rows:
-                       sᵀ = k·qᵀ, dpᵀ = v·gradᵀ;   pᵀ = exp(sᵀ - lse);   dv += pᵀ·grad;   dk += pᵀ·(dpᵀ - delta)·q
+                       sᵀ = k·qᵀ - lse, dpᵀ = v·gradᵀ - delta;   pᵀ = exp(sᵀ);   dv += pᵀ·grad;   dk += pᵀ·dpᵀ·q
 
-No atomics: equal calls give identical bits. Launch 0 leaves lse and delta of each row in scratch memory, padded to whole blocks,
-with an lse of infinity where a row sees no key or does not exist. Rows past the end thus add nothing, and their blocks need no
-mask. The left operands of the last products stay in registers. A product into dq or dk runs on while the next block's scores are
-computed, and one into dv while the gradient of the scores is.
+No atomics: equal calls give identical bits. The products s and dp start from -lse / scale and -delta, which takes no registers
+besides theirs: with more of them, ptxas would have every product wait for the one before. Launch 0 leaves both numbers of each row
+in scratch memory, padded to whole blocks, with an infinite one where a row sees no key or does not exist. Such rows add nothing,
+and their blocks need no mask. The left operands of the last products stay in registers.
 
 Legal where `warps.py` says and the forward kernel has stored lse. Costs seven tile products, as `backward` does. Elsewhere:
 FlashAttention-3, which computes scores once and adds to dq by atomics, or in turns if it has to be deterministic.
@@ -63,14 +63,16 @@ def load(
             step += 1
 """
 """The functions of the loading warps of both launches."""
+SQUARE_STAGES = 2
+"""Tiles of keys, and of values, in flight in launch 0: all that fit beside the rows of heads of 128."""
 LOGARITHMS, DELTAS = 0, 1
 """The numbers of the scratch buffers."""
 
 
 def specialised_backward(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Both launches, and scratch memory for two numbers per row. The config has m rows per step of launch 1, and n keys per step
-    of launch 0; both have tiles of n. Raises LoweringError where the facts do not say that the copy engine accepts the tensors."""
-    square = Config.of(**{**dict(config.values), "m": config["n"], "n": config["m"]})
+    """Both launches, and scratch memory for two numbers per row. Launch 0 has tiles of n rows and steps of n keys, launch 1 tiles
+    of n keys and steps of m rows. Raises LoweringError where the facts do not say that the copy engine accepts the tensors."""
+    square = Config.of(**{**dict(config.values), "m": config["n"], "stages": SQUARE_STAGES})
     first = _OfQueries(problem, square, facts, chip)
     launches = first.whole(), _OfKeys(problem, config, facts, chip).whole()
     count = first.heads * first.padded_rows
@@ -83,7 +85,7 @@ class _Backward(SpecialisedUnit):
     @property
     def padded_rows(self) -> sympy.Expr:
         """The rows of a head in scratch memory."""
-        tile = int(max(self.config["m"], self.config["n"]))
+        tile = int(self.config["n"])
         return blocks(symbol("Mq"), tile) * tile
 
     def kept(self, number: int, head: str = "p1") -> str:

@@ -43,7 +43,7 @@ HEADER = """import triton
 from triton.experimental import gluon
 import triton.experimental.gluon.language as tl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait,
+    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
 )
 """
 
@@ -84,11 +84,6 @@ def release(free, step):
 
 
 @gluon.jit
-def release_last(free, step):
-    mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
-
-
-@gluon.jit
 def products(a, b):
     nothing = tl.zeros([ROWS, WIDTH], tl.float32, SCORES)
     return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -97,11 +92,6 @@ def products(a, b):
 @gluon.jit
 def products_from(start, a, b):
     return warpgroup_mma(a, b.permute((1, 0)), tl.zeros([ROWS, WIDTH], tl.float32, SCORES) + start, is_async=True)
-
-
-@gluon.jit
-def sums():
-    return warpgroup_mma_init(tl.zeros([ROWS, BLOCK_D], tl.float32, SUMS))
 
 
 @gluon.jit
