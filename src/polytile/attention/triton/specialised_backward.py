@@ -7,9 +7,9 @@
                        sᵀ = k·qᵀ - lse, dpᵀ = v·gradᵀ - delta;   pᵀ = exp(sᵀ);   dv += pᵀ·grad;   dk += pᵀ·dpᵀ·q
 
 No atomics: equal calls give identical bits. The products s and dp start from -lse / scale and -delta, which takes no registers
-besides theirs: with more of them, ptxas would have every product wait for the one before. Launch 0 leaves both numbers of each row
-in scratch memory, padded to whole blocks, with an infinite one where a row sees no key or does not exist. Such rows add nothing,
-and their blocks need no mask. The left operands of the last products stay in registers.
+besides theirs: with more of them, ptxas would have every product wait for the one before. Launch 0 leaves both numbers of each
+row in scratch memory, padded to whole blocks, with an infinite one where a row sees no key or does not exist. Such rows add
+nothing, and their blocks need no mask. The left operands of the last products stay in registers.
 
 Legal where `warps.py` says and the forward kernel has stored lse. Costs seven tile products, as `backward` does. Elsewhere:
 FlashAttention-3, which computes scores once and adds to dq by atomics, or in turns if it has to be deterministic.
