@@ -114,7 +114,10 @@ def test_functions_by_elements_are_known_from_others() -> None:
     def whole(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, *captured: Tensor) -> Tensor:
         return score + captured[0]
 
-    assert is_elementwise(soft_cap, True, ()) and is_elementwise(window, False, ())
+    def quotients(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return m // 50 == n // 50
+
+    assert is_elementwise(soft_cap, True, ()) and is_elementwise(window, False, ()) and is_elementwise(quotients, False, ())
     assert is_elementwise(looked_up, True, (table, number))
     assert not is_elementwise(row_summed, True, (table, number)) and not is_elementwise(whole, True, (table, number))
 

@@ -102,6 +102,7 @@ def pairs_in_memory() -> list[str]:
     ("score_mod", "mask_mod"),
     [
         (soft_cap, window),
+        (unchanged, chunks),
         pytest.param(leaky, chunks, marks=pytest.mark.slow),
         pytest.param(unchanged, everything, marks=pytest.mark.slow),
     ],

@@ -234,12 +234,14 @@ class _ByElements(TorchDispatchMode):
     """Raises LoweringError at an operator that is not elementwise."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = torch.Tag.pointwise in func.tags or func in _COPIES
+        known = torch.Tag.pointwise in func.tags or func in _UNTAGGED or func in _COPIES
         if not known and not _makes_number(func, args) and not _looks_up(func, args):
             raise LoweringError(f"{func} is no operator by elements.")
         return func(*args, **(kwargs or {}))
 
 
+_UNTAGGED = (aten.floor_divide.default, aten.floor_divide.Scalar, aten.masked_fill.Tensor)
+"""Elementwise operators that PyTorch does not mark as pointwise."""
 _COPIES = (
     aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
