@@ -90,8 +90,11 @@ def tiers_met() -> list[int]:
     return [int(bool(program.calls)) for program in programs.compiled_programs()]
 
 
-def test_programs_and_kernels_are_made_in_another_process(done_here: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_programs_and_kernels_are_made_in_another_process(
+    done_here: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "polytile")
+    monkeypatch.setattr(background, "REST", 0.0)  # calls come until all is learnt
     run = served(function, 5)
     assert tiers_met() == [1] and not done_here, caplog.text
     assert polytile.counters["compiler_runs"] > 0 and polytile.counters["weights_packed"] == 1, "before the program's first call"

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from polytile.counters import counters
-from polytile.dispatch.learning import Load, Predict
+from polytile.dispatch.learning import Load, Measure, Predict
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
+from polytile.runtime.background import Disturbance
 from tests.dispatch.helpers import Fake, arguments, double, new_process, spec
 
 PATIENCE = 60.0
@@ -168,3 +169,10 @@ def test_a_form_to_be_loaded_has_no_sizes_and_an_urgency_all_the_same() -> None:
     assert kernel.learning is not None
     job = Load(kernel.learning, weakref.ref(kernel), 0, (), (), frozenset(), kernel.candidates[0])
     assert job.urgency() >= (1.0, 0.0)
+
+
+def test_measuring_on_a_cpu_takes_what_the_thread_computes_however_long_other_programs_have_the_cores() -> None:
+    kernel = never(Fake("own"), Fake("library", origin="library"))
+    assert kernel.learning is not None
+    job = Measure(kernel.learning, weakref.ref(kernel), 0, (), (), frozenset())
+    assert job.disturbs is Disturbance.COMPUTES

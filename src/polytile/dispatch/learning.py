@@ -123,8 +123,13 @@ class _Job:
     pointers: tuple[int, ...]
     programs: frozenset[str]
 
-    disturbs = Disturbance.MEASURES
     rank = 0.0
+
+    @property
+    def disturbs(self) -> Disturbance:
+        """On a CPU, what is measured is computed by this thread; a GPU it keeps from calls while it waits."""
+        owner = self.owner()
+        return Disturbance.MEASURES if owner is not None and owner.spec.target.type == "cuda" else Disturbance.COMPUTES
 
     def urgency(self) -> tuple[float, ...]:
         """Among jobs of a kind, what calls of the regime have spent in the kernel so far, in predicted seconds."""

@@ -57,7 +57,7 @@ each of some hundred operators. With 0.2 ms, calls of a 6-layer decoder on an H2
 class Disturbance(enum.Enum):
     """What a job takes from calls: nothing to speak of, or calls wait for its result, so that it does not wait for the end of a
     rest; what this thread computes, and the core that calls leave to another process that works for the job; all of its time,
-    since it runs kernels."""
+    since it keeps a GPU busy."""
 
     NONE = enum.auto()
     COMPUTES = enum.auto()
