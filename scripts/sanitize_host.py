@@ -53,6 +53,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/triton_launch.c": ("tests/runtime/cuda/test_triton_launch.py",),
     "runtime/weights.c": (WEIGHTS,),
     "runtime/cuda/graphs.c": ("tests/runtime/cuda/test_graphs.py",),
+    "runtime/cuda/graph_steps.c": ("tests/runtime/cuda/test_graphs.py",),
     "runtime/cuda/hip.c": ("tests/runtime/cuda/test_hip.py",),
     "runtime/cuda/launch.c": (DRIVER,),
     "runtime/cuda/product.c": ("tests/runtime/cuda/test_native_products.py",),
