@@ -205,6 +205,16 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
     assert odd or recorder.library_calls == made_by_library, "no call is asked what it launches"
 
 
+def test_calls_of_a_library_that_cannot_be_updated_have_a_graph_for_each_address(recorder: Stub) -> None:
+    recorder.node_type = 2  # of memory that is set
+    recorder.odd = 1
+    run = Made(chain(kernel()))
+    for k in range(24):
+        of_library(recorder, run, 0x10000, 0x20000 + 0x1000 * (k // 6 % 2))
+        run.graphs.make()
+    assert run.numbers.refused == 1 and run.numbers.graphs == 2 and run.numbers.replayed >= 6
+
+
 @pytest.mark.parametrize("refused", [0, 801])
 def test_torch_hears_of_captures_of_its_calls(recorder: Stub, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     heard: list[Any] = []

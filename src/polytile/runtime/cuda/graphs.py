@@ -29,7 +29,9 @@ from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", "graph_steps.c", "graphs.c"))
+PARTS = ("graph_launches.c", "graph_steps.c", "graph_captures.c", "graph_calls.c", "graph_stretches.c", "graphs.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", *PARTS))
+"""The recorder is compiled as one unit."""
 
 MOST_NODES = 8192
 """Limit on the nodes of all graphs of a process; the least recently used graphs are evicted first. A kernel node takes
