@@ -282,6 +282,19 @@ def test_a_call_that_leaves_a_graphs_way_is_recorded_from_there(recorder: Stub) 
     assert [run.call(z) for z in (run.z, other, other, run.z)] == [1] * 4, "each has a graph"
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_weights_that_the_caller_keeps_end_no_stretch(recorder: Stub, kept: bool) -> None:
+    """Memory that waits for launches does: here more than may wait."""
+    given = in_place(kernel())
+    read = [lines.CallKernel("k", ("y", "w"), (N,)), lines.Free("w")]
+    run = Made((*given[:2], lines.TakeArguments(("x", "y", "z", "w")), given[3], *read, *given[4:]))
+    arguments, size = [torch.randn(24) for _ in range(3)], 9 << 20
+    weight = torch.empty(size)
+    for _ in range(3):
+        run.program([*arguments, weight if kept else torch.empty(size)])
+    assert run.numbers.to_memory == (0 if kept else 3)
+
+
 def test_what_is_decided_anew_is_not_followed(recorder: Stub) -> None:
     run = InPlace(recorder)
     run.dispatcher.insert(run.key, run.dispatcher.get(run.key))
