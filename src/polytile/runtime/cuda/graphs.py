@@ -113,8 +113,10 @@ class Numbers:
             f"({self.nodes_updated} nodes), "
         )
         served += f"{self.direct + self.busy + self.short} launched one by one"
-        ended = {"calls of Python": self.to_python, "libraries": self.to_library, "memory": self.to_memory}
-        cut = "".join(f"; {count} ended by {what}" for what, count in ended.items() if count)
+        ended = {"the program's end": self.to_end, "calls of Python": self.to_python, "libraries": self.to_library,
+                 "memory": self.to_memory}  # fmt: skip
+        reasons = ", ".join(f"{what} {count}" for what, count in ended.items() if count)
+        cut = f"; stretches ended by {reasons}" if reasons else ""
         graphs = f"{self.graphs} graph(s) of {self.nodes} nodes; {self.made} made, {self.evicted} evicted"
         rest = f"; {self.rested} of {self.calls} calls recorded nothing, as graphs did not pay" if self.rested else ""
         refused = f"; {self.refused} refused: {driver.describe(self.error)}" if self.refused else ""
