@@ -32,6 +32,7 @@ CALLS = "tests/runtime/test_fallback.py"
 TRIALS = "tests/dispatch/test_live.py"
 DOOR = "tests/behaviour/test_front_door.py"
 WEIGHTS = "tests/runtime/test_weights.py"
+GRAPHS = "tests/runtime/cuda/test_graphs.py"
 DRIVER = "tests/runtime/cuda/test_launch.py"
 THREADS = "tests/behaviour/test_concurrency.py"
 
@@ -52,7 +53,12 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/trial.c": (TRIALS,),
     "runtime/triton_launch.c": ("tests/runtime/cuda/test_triton_launch.py",),
     "runtime/weights.c": (WEIGHTS,),
-    "runtime/cuda/graphs.c": ("tests/runtime/cuda/test_graphs.py",),
+    "runtime/cuda/graph_calls.c": (GRAPHS,),
+    "runtime/cuda/graph_captures.c": (GRAPHS,),
+    "runtime/cuda/graph_launches.c": (GRAPHS,),
+    "runtime/cuda/graph_steps.c": (GRAPHS,),
+    "runtime/cuda/graph_stretches.c": (GRAPHS,),
+    "runtime/cuda/graphs.c": (GRAPHS,),
     "runtime/cuda/hip.c": ("tests/runtime/cuda/test_hip.py",),
     "runtime/cuda/launch.c": (DRIVER,),
     "runtime/cuda/product.c": ("tests/runtime/cuda/test_native_products.py",),

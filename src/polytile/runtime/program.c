@@ -84,11 +84,11 @@ static int64_t bytes_of_storage(void *handle)
     return torch_functions.get_storage_size(handle, &bytes) == 0 ? bytes : 0;
 }
 
-/* Deletes a handle once recorded launches no longer need its memory. */
-static void delete_handle(void *handle)
+/* Deletes a handle once recorded launches no longer need its memory, which others have as well if it is `shared`. */
+static void delete_handle(void *handle, int shared)
 {
     if (recorder != NULL && recorder->holds())
-        recorder->keep(handle, bytes_of_storage(handle));
+        recorder->keep(handle, shared ? 0 : bytes_of_storage(handle));
     else
         torch_functions.delete(handle);
 }
@@ -99,12 +99,13 @@ static void release(Tensor *tensor)
     void *handle = tensor->owns_handle ? tensor->handle : NULL, *memory = tensor->owns_memory ? tensor->memory : NULL;
     *tensor = (Tensor){.device = UNREAD};
     if (handle != NULL)
-        delete_handle(handle);
+        delete_handle(handle, 0);
     if (memory != NULL)
-        delete_handle(memory);
+        delete_handle(memory, 0);
+    int shared = object != NULL && Py_REFCNT(object) > 1; /* weights, say, are the caller's, who keeps them */
     if (object != NULL && is_plain(object) && recorder != NULL && recorder->holds()
         && torch_functions.new_handle((char *)object + configured.handle_offset, &handle) == 0)
-        delete_handle(handle);
+        delete_handle(handle, shared);
     Py_XDECREF(object);
 }
 

@@ -55,7 +55,7 @@ class Stub(Loaded):
                                       "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1, "delay": 0,
                                       "launching": 0, "deleted_early": 0, "graphs": 0, "launched_graphs": 0, "updates": 0,
                                       "instantiate_error": 0, "update_error": 0, "library_calls": 0, "odd": 0,
-                                      "lossy": 0})  # fmt: skip
+                                      "lossy": 0, "node_type": 0})  # fmt: skip
 
 
 @pytest.fixture

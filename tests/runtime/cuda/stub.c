@@ -118,7 +118,8 @@ int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count)
 {
     return stub_lossy ? 155 : cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
 }
-int cuGraphNodeGetType(void *node, int *type) { *type = 0; return 0; }
+int stub_node_type;
+int cuGraphNodeGetType(void *node, int *type) { *type = stub_node_type; return 0; }
 int cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) { memset(value, 0, 64); return 0; }
 int cuGraphKernelNodeGetParams_v2(void *node, NodeParameters *given)
 {

@@ -206,6 +206,16 @@ def test_of_a_librarys_calls_what_they_launch_is_learned(recorder: Stub, odd: in
     assert odd or recorder.library_calls == made_by_library, "no call is asked what it launches"
 
 
+def test_calls_of_a_library_that_cannot_be_updated_have_a_graph_for_each_address(recorder: Stub) -> None:
+    recorder.node_type = 2  # of memory that is set
+    recorder.odd = 1
+    run = Made(chain(kernel()))
+    for k in range(24):
+        of_library(recorder, run, 0x10000, 0x20000 + 0x1000 * (k // 6 % 2))
+        run.graphs.make()
+    assert run.numbers.refused == 1 and run.numbers.graphs == 2 and run.numbers.replayed >= 6
+
+
 @pytest.mark.parametrize("refused", [0, 801])
 def test_torch_hears_of_captures_of_its_calls(recorder: Stub, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     heard: list[Any] = []
@@ -271,6 +281,19 @@ def test_a_call_that_leaves_a_graphs_way_is_recorded_from_there(recorder: Stub) 
         run.call(z)
         background.wait(30)
     assert [run.call(z) for z in (run.z, other, other, run.z)] == [1] * 4, "each has a graph"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_weights_that_the_caller_keeps_end_no_stretch(recorder: Stub, kept: bool) -> None:
+    """Memory that waits for launches does: here more than may wait."""
+    given = in_place(kernel())
+    read = [lines.CallKernel("k", ("y", "w"), (N,)), lines.Free("w")]
+    run = Made((*given[:2], lines.TakeArguments(("x", "y", "z", "w")), given[3], *read, *given[4:]))
+    arguments, size = [torch.randn(24) for _ in range(3)], 9 << 20
+    weight = torch.empty(size)
+    for _ in range(4):  # of which the first one, which decides, does not record the kernel that reads it
+        run.program([*arguments, weight if kept else torch.empty(size)])
+    assert run.numbers.to_memory == (0 if kept else 3)
 
 
 def test_what_is_decided_anew_is_not_followed(recorder: Stub) -> None:

@@ -35,7 +35,7 @@ typedef struct {
                 int by_torch);
     int (*holds)(void);          /* whether there are recorded launches that have not been made */
     void (*keep)(void *tensor, int64_t bytes); /* deletes the tensor once the recorded launches are made: now, if there are none or
-                                                  if too many bytes wait */
+                                                  if too many bytes wait. `bytes` of its memory are free then */
     void (*share)(void *tensor);               /* keeps its memory alive until then, and as long as a graph writes to it */
     /* Memory that the launches of one kernel may write to, shared by all kernels of the program. Each of USERS has its own.
        Returns nonzero if there is none. */

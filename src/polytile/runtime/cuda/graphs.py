@@ -29,7 +29,9 @@ from polytile.runtime.symbols import addresses
 
 log = logging.getLogger("polytile")
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", "graph_steps.c", "graphs.c"))
+PARTS = ("graph_launches.c", "graph_steps.c", "graph_captures.c", "graph_calls.c", "graph_stretches.c", "graphs.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("graphs.h", *PARTS))
+"""The recorder is compiled as one unit."""
 
 MOST_NODES = 8192
 """Limit on the nodes of all graphs of a process; the least recently used graphs are evicted first. A kernel node takes
@@ -111,8 +113,10 @@ class Numbers:
             f"({self.nodes_updated} nodes), "
         )
         served += f"{self.direct + self.busy + self.short} launched one by one"
-        ended = {"calls of Python": self.to_python, "libraries": self.to_library, "memory": self.to_memory}
-        cut = "".join(f"; {count} ended by {what}" for what, count in ended.items() if count)
+        ended = {"the program's end": self.to_end, "calls of Python": self.to_python, "libraries": self.to_library,
+                 "memory": self.to_memory}  # fmt: skip
+        reasons = ", ".join(f"{what} {count}" for what, count in ended.items() if count)
+        cut = f"; stretches ended by {reasons}" if reasons else ""
         graphs = f"{self.graphs} graph(s) of {self.nodes} nodes; {self.made} made, {self.evicted} evicted"
         rest = f"; {self.rested} of {self.calls} calls recorded nothing, as graphs did not pay" if self.rested else ""
         refused = f"; {self.refused} refused: {driver.describe(self.error)}" if self.refused else ""
