@@ -2,7 +2,8 @@
 
 PyTorch decomposes the function while a graph is traced, by the rules of the backend that it would choose for the traced tensors.
 For the backend with scores in memory, only two products and a softmax are left. So Dynamo's graph calls `attention` instead,
-which emits the operator polytile::attention wherever that is equivalent and no gradient is wanted.
+which emits the operator polytile::attention wherever that is equivalent and no gradient is wanted. With a gradient it emits that
+of trained.py; not in graphs inside the graph, such as those of checkpointed regions, whose policies name PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from polytile.frontend.attention import varlen
 from polytile.frontend.attention.flex import write_out
 from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.trained import TRAINED, is_trained
 from polytile.ir.attention import EMPTY
 
 FUNCTIONS = (scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -29,7 +31,7 @@ def keep_whole(graph: torch.fx.GraphModule) -> None:
         if isinstance(module, torch.fx.GraphModule):
             calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]
             for node in calls:
-                node.target = attention
+                node.target = attention if module is graph else attention_inside
             changed = [bool(calls), write_out(module), varlen.replace_calls(module)]
             if any(changed):
                 module.recompile()
@@ -46,8 +48,15 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """scaled_dot_product_attention, as one operator where possible."""
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value, attn_mask = (_cast_as_autocast(tensor, query.device.type) for tensor in (query, key, value, attn_mask))
     tensors = (query, key, value)
-    if not _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    ours = _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if ours and _wants_gradient(*tensors, attn_mask):
+        if is_trained(*tensors, attn_mask, is_causal):
+            return TRAINED(*tensors, scale, is_causal)[0]
+        ours = False
+    if not ours:
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -60,12 +69,26 @@ def attention(
     return out.squeeze(1) if query.ndim == 3 else out
 
 
+def attention_inside(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The same in a graph inside Dynamo's graph: PyTorch's operator if a gradient is wanted."""
+    if _wants_gradient(query, key, value, *args[:1], kwargs.get("attn_mask")):
+        return scaled_dot_product_attention(query, key, value, *args, **kwargs)
+    return attention(query, key, value, *args, **kwargs)
+
+
+def _cast_as_autocast(tensor: Any, device: str) -> Any:
+    """A tensor in the dtype in which autocast has the function compute."""
+    cast = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype(device)) if cast else tensor
+
+
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def _is_ours(tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, causal: bool, scale: Any, grouped: bool) -> bool:
     """Whether the operator is equivalent to the function for these arguments."""
     query, key, value = tensors
-    given = (*tensors, *([mask] if mask is not None else []))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return False
     if dropout != 0 or (causal and mask is not None) or isinstance(scale, torch.SymFloat):
         return False
     alike = all(t.dtype == query.dtype and t.device == query.device and t.ndim == query.ndim for t in tensors)

@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from polytile.errors import LoweringError
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, OF_BACKWARD, PRODUCTS, WITH_LSE
 from polytile.frontend.attention.pages import PAGED
+from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
+from polytile.frontend.attention.trained import TRAINED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import named_arguments
@@ -54,7 +56,7 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
     aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
@@ -281,6 +283,22 @@ def attention_of_backward(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
         grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
     )  # fmt: skip
+
+
+@lowers(TRAINED)
+def attention_trained(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    return emit(builder, q, k, v, None, scale, "top left" if causal else "", with_lse=True, output=0)
+
+
+@lowers(TRAINED_BACKWARD)
+def attention_trained_backward(
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    mask = "top left" if causal else ""
+    return _emit_gradients(builder, operands, grad, out, builder.stored(lse), scale, causal=mask)
 
 
 # ATen's operators ------------------------------------------------------------------------------------------------------

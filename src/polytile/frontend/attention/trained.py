@@ -1,0 +1,98 @@
+"""scaled_dot_product_attention of a training graph as an operator of polytile's, with its gradient as another.
+
+    attention_trained(q, k, v, scale, causal) -> (out, lse)
+        → attention_trained_backward(grad, q, k, v, out, lse, scale, causal) -> (dq, dk, dv)
+
+q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm.
+PyTorch's own operators each save what the backward pass of the same library needs. These two save what every kernel gives and
+takes, so that each pass may run whichever kernel is fastest.
+
+Before a program exists both run FlashAttention's kernels, so only what these accept becomes the operator: tensors of 16 bits on a
+GPU, without mask or dropout, causal only with as many rows as keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from polytile.frontend.attention.operator import new_result
+from polytile.ir.attention import attend, attend_backward
+
+aten = torch.ops.aten
+
+NAME = "polytile::attention_trained"
+LONGEST, MULTIPLE = 256, 8
+"""Heads that FlashAttention has: up to so many elements, and a multiple of so many."""
+
+_library = torch.library.Library("polytile", "FRAGMENT")
+_library.define("attention_trained(Tensor q, Tensor k, Tensor v, float? scale, bool causal) -> (Tensor, Tensor)")
+_library.define(
+    "attention_trained_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float? scale, bool causal) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+def is_trained(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> bool:
+    """Whether the operator takes these arguments, which are alike in dtype, device and batch."""
+    head = q.shape[-1]
+    square = not causal or statically_known_true(q.shape[-2] == k.shape[-2])
+    able = q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None and q.ndim == 4
+    fits = able and square and head <= LONGEST and head % MULTIPLE == 0 and v.shape[-1] == head
+    return fits and all(tensor.stride(-1) == 1 for tensor in (q, k, v))
+
+
+@torch.library.register_fake(NAME, lib=_library)
+def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
+    return new_result(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAME}_backward", lib=_library)
+def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return new_result(q, q), new_result(k, k), new_result(v, v)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
+    results = _fake(q, k, v, scale, causal)
+    if q.is_cuda:
+        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    else:
+        found = attend(q, k, v, scale=scale, causal="top left" if causal else "")
+    for result, value in zip(results, found, strict=True):
+        result.copy_(value)
+    return results
+
+
+def _run_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _fake_backward(grad, q, k, v)
+    if q.is_cuda:
+        state = [torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2)]  # not read without dropout
+        rest = None, None, q.shape[2], k.shape[2], 0.0, causal, *state
+        found = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, lse, *rest, scale=scale)[:3]
+    else:
+        found = attend_backward(q, k, v, out, lse, grad, scale=scale, causal="top left" if causal else "")
+    for result, value in zip(results, found, strict=True):
+        result.copy_(value)
+    return results
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    """No call uses the log-sum-exp, so it has no gradient."""
+    return (*BACKWARD(grad, *ctx.saved_tensors, *ctx.rest), None, None)
+
+
+_library.impl("attention_trained", _run, "CompositeExplicitAutograd")
+_library.impl("attention_trained_backward", _run_backward, "CompositeExplicitAutograd")
+torch.library.register_autograd(NAME, _differentiate, setup_context=_keep, lib=_library)
+
+TRAINED, BACKWARD = torch.ops.polytile.attention_trained.default, torch.ops.polytile.attention_trained_backward.default
