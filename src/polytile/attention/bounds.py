@@ -40,6 +40,10 @@ class Interval:
     low: sympy.Expr | None = None
     high: sympy.Expr | None = None
 
+    def mapped(self, change: Callable[[sympy.Expr], sympy.Expr]) -> Interval:
+        """The interval with both ends changed."""
+        return Interval(*(None if end is None else change(end) for end in (self.low, self.high)))
+
 
 @dataclass(frozen=True)
 class Bounds:

@@ -6,6 +6,7 @@
 | program          | program          | specialised |            | specialised |                | triton/specialised.py |
 | grid (cluster)   | launch (cluster) | alike       |            | split       | cpp/split.py   | triton/split.py       |
 | program          | program          | alike       | yes        | backward    |                | triton/backward.py    |
+| program          | program          | specialised | yes        | backward specialised |       | triton/specialised_backward.py |
 
 On a CPU, the threads of a call share keys and may wait for each other. On a GPU, a second launch combines the programs' partial
 results. The name appears in candidates' names and in stored configs (`variant`).
@@ -33,6 +34,7 @@ BY_NAME: dict[str, AttentionSchedule] = {
     "specialised": AttentionSchedule(specialised=True),
     "split": AttentionSchedule(shares_keys=True),
     "backward": AttentionSchedule(derivative=True),
+    "backward specialised": AttentionSchedule(derivative=True, specialised=True),
 }
 
 

@@ -36,6 +36,13 @@ STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
     (4, 256): {(16, 32, 2, 4): (0.173, 0.2e-6), (32, 32, 2, 4): (0.121, 0.2e-6)},
 }  # fmt: skip
 """(bytes of an element, head size) → tile → share of the peak when busy, seconds of a step alone."""
+BACKWARD: dict[tuple[int, int], dict[Row, float]] = {
+    (2, 64): {(64, 64, 2, 4): 0.32, (128, 64, 2, 8): 0.25, (64, 128, 2, 8): 0.17, (128, 128, 2, 12): 0.46,
+              (64, 128, 3, 12): 0.43},
+    (2, 128): {(64, 64, 2, 8): 0.21, (64, 64, 1, 4): 0.35, (64, 128, 2, 12): 0.57},
+}  # fmt: skip
+"""The same for tiles of the backward pass on an H200: the share of the peak over both launches
+(benchmarks.gpu.attention_backward, geometric means over the cells of 1024 rows and more)."""
 UNKNOWN = 0.2, 2e-6
 """The same for head sizes without a measured tile."""
 BEGIN = 2e-6
@@ -86,13 +93,14 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
 def _backward_terms(
     problem: AttentionProblem, config: Config, size: Mapping[str, int], device: DeviceFacts
 ) -> dict[str, float]:
-    """The same for the backward pass: seven tile products instead of two, in two launches that read the same data. Its tiles have
-    not been measured; UNKNOWN's share is used for all."""
-    m, n, _, _ = row_of(config)
+    """The same for the backward pass: seven tile products instead of two, in two launches that read the same data. Tiles that
+    were not measured have UNKNOWN's share."""
+    m, n, _, _ = row = row_of(config)
     itemsize, heads = problem.dtype.itemsize, size["D"] + size["Dv"]
     seen = 0.5 if problem.causal is not Causal.NO and size["Mq"] > 1 else 1.0
     blocks = size["B"] * size["Hq"] * -(-size["Mq"] // m) * -(-size["Mkv"] // n) * seen
-    busy = 7.0 * m * n * head_block(size) * 2 / (_rate(problem, device) * UNKNOWN[0])
+    share = BACKWARD.get((itemsize, head_block(size)), {}).get(row, UNKNOWN[0])
+    busy = 7.0 * m * n * head_block(size) * 2 / (_rate(problem, device) * share)
     programs = size["B"] * size["Hkv"] * -(-size["Mkv"] // n)
     moved = size["B"] * (3 * size["Hq"] * size["Mq"] + 3 * size["Hkv"] * size["Mkv"]) * heads * itemsize
     return {

@@ -76,7 +76,7 @@ def _of_keys(unit: Unit) -> Launch:
     line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
     line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
     line("acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)")
-    seen, rows = unit.rows_that_see(), unit.number("Mq")
+    seen, rows = unit.rows_that_see().some, unit.number("Mq")
     lowest = "0" if seen.low is None else f"tl.maximum({unit.index(seen.low)}, 0) // BLOCK_M * BLOCK_M"
     highest = rows if seen.high is None else f"tl.minimum({rows}, {unit.index(seen.high)})"
     line(f"lowest = {lowest}")

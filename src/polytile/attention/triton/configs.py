@@ -4,6 +4,7 @@
     specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads
     split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
     backward   the backward pass, with m × n tiles in both of its launches
+    backward specialised   n // 64 warpgroups compute tiles of n rows in steps of m keys, then tiles of n keys in steps of m rows
 
 The lists hold configs that came within 5 % of the best in some benchmark cell on an H200, and those that small or few rows need.
 """
@@ -40,6 +41,10 @@ SPECIALISED: dict[int, tuple[Row, ...]] = {
     64: ((192, 128, 2, 16), (128, 128, 2, 12)), 128: ((128, 128, 2, 12),), 256: ((128, 64, 2, 12),),
 }  # fmt: skip
 """Tiles for specialised warps, by the padded head size."""
+SPECIALISED_BACKWARD: dict[int, tuple[Row, ...]] = {
+    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),),
+}  # fmt: skip
+"""The same for the backward pass. Sums of larger heads would not fit in registers."""
 SPECIALISED_ON = 90
 """The one capability whose matrix instructions (wgmma) they use."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
@@ -54,7 +59,7 @@ BACKWARD: dict[int, dict[int, tuple[Row, ...]]] = {
         256: ((64, 32, 1, 8), (32, 32, 1, 4), (16, 32, 1, 4))},
     4: {64: ((64, 32, 1, 8), (32, 32, 2, 4), (16, 32, 1, 4)), 128: ((32, 32, 1, 8), (16, 32, 1, 4))},
 }  # fmt: skip
-"""Tiles for the backward pass, in the same form. They fit in memory but have not been measured."""
+"""Tiles for the backward pass, in the same form. Those of 16 and 32 rows fit in memory but have not been measured."""
 WAVES = (1, 2, 4)
 FEW_ROWS = 256
 """Keys are split only if a key head has at most this many rows, over all its query heads."""
@@ -78,7 +83,7 @@ def backward_shared_bytes(row: Row, head: int, itemsize: int) -> int:
 
 def _rows(schedule: AttentionSchedule, itemsize: int) -> dict[int, tuple[Row, ...]]:
     if schedule.derivative:
-        return BACKWARD[itemsize]
+        return SPECIALISED_BACKWARD if schedule.specialised else BACKWARD[itemsize]
     if schedule.specialised:
         return SPECIALISED
     return SHARES[itemsize] if schedule.shares_keys else HALF if itemsize == 2 else SINGLE
@@ -99,19 +104,23 @@ def _space(itemsize: int, shared: int, specialised: bool) -> tuple[Config, ...]:
 
 
 @cache
-def _backward_space(itemsize: int, shared: int) -> tuple[Config, ...]:
+def _backward_space(itemsize: int, shared: int, specialised: bool) -> tuple[Config, ...]:
     listed = ((head, row) for head, rows in BACKWARD[itemsize].items() for row in rows)
     fitting = dict.fromkeys(row for head, row in listed if backward_shared_bytes(row, head, itemsize) <= shared)
-    return tuple(Config.of(variant="backward", m=m, n=n, stages=stages, warps=warps) for m, n, stages, warps in fitting)
+    further = dict.fromkeys(row for rows in SPECIALISED_BACKWARD.values() for row in rows) if specialised else {}
+    return tuple(
+        Config.of(variant=variant, m=m, n=n, stages=stages, warps=warps)
+        for variant, rows in (("backward", fitting), ("backward specialised", further)) for m, n, stages, warps in rows
+    )  # fmt: skip
 
 
 def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
     """Every config in canonical order, for all head sizes: plain tiles, packed tiles, split keys and specialised warps, or those
     of the backward pass."""
-    if problem.backward:
-        return _backward_space(problem.dtype.itemsize, device.shared_per_block)
     plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
     specialised = plain and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
+    if problem.backward:
+        return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised and problem.scale != 0)
     return _space(problem.dtype.itemsize, device.shared_per_block, specialised)
 
 
@@ -132,11 +141,11 @@ def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) ->
     row, schedule = row_of(config), schedule_of(config)
     if row not in _rows(schedule, itemsize).get(head, ()):
         return False
-    if schedule.derivative:
-        return min(queries, size["Mkv"], size["D"], size["Dv"]) > 0 and _fits(row[0], queries, itemsize)
     if schedule.specialised:
         alike = max(64, padded(size["D"])) == max(64, padded(size["Dv"]))
         return alike and min(size["Mkv"], size["D"], size["Dv"]) > 0 and queries > GROUP and _fits(row[0], queries, itemsize)
+    if schedule.derivative:
+        return min(queries, size["Mkv"], size["D"], size["Dv"]) > 0 and _fits(row[0], queries, itemsize)
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
     if schedule.shares_keys:
@@ -160,7 +169,7 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 @cache
 def label(config: Config) -> str:
     """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
-    "specialised 128x128 s2 w12", "backward 64x64 s2 w4"."""
+    "specialised 128x128 s2 w12", "backward 64x64 s2 w4", "backward specialised 64x128 s2 w12"."""
     packed = " packed" if config.get("packed") and not schedule_of(config).shares_keys else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
     return text + (f" {config['waves']} waves" if config.get("waves") else "")

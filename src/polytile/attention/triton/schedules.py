@@ -8,6 +8,7 @@ from polytile.attention.problem import AttentionProblem
 from polytile.attention.triton.backward import backward
 from polytile.attention.triton.flash import flash
 from polytile.attention.triton.specialised import specialised
+from polytile.attention.triton.specialised_backward import specialised_backward
 from polytile.attention.triton.split import split
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.matmul.triton.unit import Chip
@@ -16,6 +17,7 @@ from polytile.schedule.facts import Facts
 
 SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKernel]] = {
     "flash": flash, "specialised": specialised, "split": split, "backward": backward,
+    "backward specialised": specialised_backward,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Range
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of
@@ -257,18 +257,19 @@ class Unit:
             return self.load(f"{name}_at + j * {stride}", masks)
         return self.load(f"{name}_at + (page * {self.number(f'{name}_stride_p')} + place * {stride})[:, None]", masks)
 
-    def rows_that_see(self) -> Interval:
-        """Bounds of the queries that attend to some key of the tile that begins at j. A mask bounds them as it bounds the keys of
-        a query, with positions exchanged."""
+    def rows_that_see(self) -> Bounds:
+        """Bounds of the queries that attend to some key, and to all keys, of the tile that begins at j. A mask bounds them as it
+        bounds the keys of a query, with positions exchanged."""
         if self.scores.mask is None:
-            return WHOLE.some
+            return WHOLE
         turned = {QUERY: KEY, KEY: QUERY}
         (mask,) = expr.map_indices((self.scores.mask,), lambda e: e.xreplace(turned))
         j = sympy.Symbol("j", integer=True)
         ends = {FIRST: j, LAST: j + self.constants["BLOCK_N"] - 1}
-        some = Analysis().bounds(mask).some
-        low, high = (None if end is None else end.xreplace(ends) for end in (some.low, some.high))
-        return Interval(low, high)
+        found = Analysis().bounds(mask)
+        some, every = (None if each is None else each.mapped(lambda end: end.xreplace(ends)) for each in (found.some, found.all))
+        assert some is not None
+        return Bounds(some, every)
 
     # keys --------------------------------------------------------------------------------------------------------------
 
@@ -303,14 +304,15 @@ class Unit:
             symbols.append(sympy.Symbol(f"{name}_{end}", integer=True))
         return Range(*symbols)
 
-    def parts(self, bounds: Bounds, split: bool = False) -> list[Part]:
+    def parts(self, bounds: Bounds, split: bool = False, size: str = "Mkv", block: str = "BLOCK_N") -> list[Part]:
         """Emit the ends of up to three runs of key tiles; in the middle run, every query attends to every key.
 
-        With `split`, the program processes only share number `part` of `parts` of the keys.
+        With `split`, the program processes only share number `part` of `parts` of the keys. With another `size` and `block`, the
+        runs are tiles of queries.
         """
-        line, keys = self.out.line, self.number("Mkv")
+        line, keys = self.out.line, self.number(size)
         some, every = bounds.some, bounds.all
-        line(f"lo = {self._aligned_low(some)}")
+        line("lo = " + ("0" if some.low is None else f"tl.maximum({self.index(some.low)}, 0) // {block} * {block}"))
         line("hi = " + (keys if some.high is None else f"tl.minimum({keys}, {self.index(some.high)})"))
         if self.layout.own_rows:
             line("hi = tl.where(busy, hi, lo)")
@@ -325,13 +327,10 @@ class Unit:
             line("whole_lo = lo")
         else:
             low = f"tl.maximum({self.index(every.low)}, 0)"
-            line(f"whole_lo = tl.minimum(tl.maximum(tl.cdiv({low}, BLOCK_N) * BLOCK_N, lo), hi)")
-        line("whole_hi = tl.maximum(whole_lo, tl.maximum(whole_hi, 0) // BLOCK_N * BLOCK_N)")
+            line(f"whole_lo = tl.minimum(tl.maximum(tl.cdiv({low}, {block}) * {block}, lo), hi)")
+        line(f"whole_hi = tl.maximum(whole_lo, tl.maximum(whole_hi, 0) // {block} * {block})")
         before = [Part("lo", "whole_lo", True)] if every.low is not None else []
         return [*before, Part("whole_lo", "whole_hi", False), Part("whole_hi", "hi", True)]
-
-    def _aligned_low(self, some: Interval) -> str:
-        return "0" if some.low is None else f"tl.maximum({self.index(some.low)}, 0) // BLOCK_N * BLOCK_N"
 
     # scores ------------------------------------------------------------------------------------------------------------
 
@@ -352,7 +351,7 @@ class Unit:
         self.body.tile = self.tiles[masked]
         scope = self.scope.inner()
         lines, mask = scope.lines, self.scores.mask
-        lines.append(f"p3 = (j + {self.key_positions})[None, :]")
+        lines.append(f"p3 = {self.key_places}")
         conditions = []
         if masked:
             lines.append(f"in_p3 = p3 < {self.number('Mkv')}")
@@ -370,6 +369,11 @@ class Unit:
         if conditions:
             lines.append(f's = tl.where({seen}, s, float("-inf"))')
         return lines
+
+    @property
+    def key_places(self) -> str:
+        """The positions of a tile's keys, along the tile's axis of keys."""
+        return f"(j + {self.key_positions})[None, :]"
 
     @property
     def key_positions(self) -> str:

@@ -34,7 +34,7 @@ have an index."""
 LITERAL = 7
 """A number by value; its bits take the place of the index. Only trials in a worker support it
 (tuning/isolation/device.py), not launch.c."""
-MOST_DESCRIBED = 4
+MOST_DESCRIBED = 6
 """Maximum number of descriptors per launch."""
 MOST_AXES = 4
 """Maximum rank of a descriptor."""
