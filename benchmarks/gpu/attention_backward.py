@@ -1,9 +1,10 @@
 """The derivative of attention: generated kernels beside the library's, each called by itself: times, errors against float64.
 
-    python -m benchmarks.gpu.attention_backward --out DIR [--seconds 200] [--only backward]
+    python -m benchmarks.gpu.attention_backward --out DIR [--seconds 200] [--only specialised] [--without math efficient]
 
 Each cell runs every candidate that says it is valid there, compares the gradients with the definition in float64, and times all
-in turns by replayed graphs. What has been measured when the time is up is written to DIR/attention_backward.json.
+in turns by replayed graphs. Kernels of all cells compile ahead. What has been measured when the time is up is written to
+DIR/gpu_attention_backward.json. `--show` prints the table of a result file.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from typing import Any
 
 import torch
 
+from benchmarks import record
 from benchmarks.gpu.attention_kernels import CUDA, DTYPES, in_turns
 from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.attention import candidates
+from polytile.report import Table, show
 from polytile.runtime import launcher
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
 
 SOURCES = ("library", "triton")
-CHECKED = 1 << 27
+CHECKED = 1 << 26
 """Scores up to which a cell is compared with float64."""
 Cell = dict[str, Any]
+Names = Callable[[str], bool]
 
 
 def cells() -> Iterator[Cell]:
     """Training shapes, telling ones first."""
     for (length, batch), head, causal in itertools.product(
-        ((1024, 8), (384, 32), (4096, 2), (300, 8), (2048, 4), (128, 16), (8192, 1)), (64, 128), (True, False)
+        ((4096, 2), (8192, 1), (1024, 8), (2048, 4), (384, 32), (300, 8), (128, 16)), (128, 64), (True, False)
     ):
         yield cell("bf16", batch, 2048 // head, 2048 // head, length, head, causal)
     for length in (1024, 300):
@@ -51,21 +55,33 @@ def cell(dtype: str, batch: int, heads: int, shared: int, length: int, head: int
     return {"dtype": dtype, "causal": causal, "size": size}
 
 
-def measured(cell: Cell, names: Callable[[str], bool], seconds: float) -> dict[str, Any]:
-    """Times and errors of every candidate that is valid."""
+def problem_of(cell: Cell) -> AttentionProblem:
     causal = Causal.BOTTOM_RIGHT if cell["causal"] else Causal.NO
-    problem, size = AttentionProblem(DTYPES[cell["dtype"]], None, causal, backward=True), cell["size"]
+    return AttentionProblem(DTYPES[cell["dtype"]], None, causal, backward=True)
+
+
+def contestants(cell: Cell, names: Names) -> list[Any]:
+    """The candidates that are valid, in the form of the cell's regime; the generated ones begin to compile."""
+    problem, size = problem_of(cell), cell["size"]
+    whole, known = {**problem.dense_strides(size), **size}, facts_of(problem, size)
+    found = [each for each in candidates(problem, CUDA, SOURCES, None) if each.valid(whole) and names(each.name)]
+    made = [each.specialise(known) for each in found]
+    for each in made:
+        each.prepare()
+    return made
+
+
+def measured(cell: Cell, made: list[Any], seconds: float) -> dict[str, Any]:
+    """Times and errors of candidates."""
+    problem, size = problem_of(cell), cell["size"]
     args = make_args(problem, size, CUDA)
     right = exact(problem, args) if size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] <= CHECKED else None
-    known = facts_of(problem, size)
     runs: dict[str, Callable[[int], Any]] = {}
     row: dict[str, Any] = {"errors": {}, "failed": {}, "predicted_us": {}}
     whole = {**problem.dense_strides(size), **size}
-    for candidate in candidates(problem, CUDA, SOURCES, None):
-        if not (candidate.valid(whole) and names(candidate.name)):
-            continue
+    for candidate in made:
         try:
-            calls = repeated(candidate.specialise(known).entry(), args)
+            calls = repeated(candidate.entry(), args)
             for gradient in operands(problem, args).gradients:
                 gradient.fill_(float("nan"))
             calls(1)
@@ -102,47 +118,85 @@ def repeated(entry: Any, args: list[Any]) -> Callable[[int], float]:
     return lambda count: launcher.time_burst(entry, args, count)
 
 
+def title(cell: Cell) -> str:
+    size = cell["size"]
+    heads = f"{size['Hq']}" if size["Hq"] == size["Hkv"] else f"{size['Hq']}/{size['Hkv']}"
+    return f"{cell['dtype']} B{size['B']} H{heads} S{size['Mq']} D{size['D']}{' causal' if cell['causal'] else ''}"
+
+
+def flops(cell: Cell) -> float:
+    """Of the five products that the backward pass needs."""
+    size = cell["size"]
+    return 10.0 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * size["D"] * (0.5 if cell["causal"] else 1.0)
+
+
 def line(row: dict[str, Any]) -> str:
     """The best of ours beside the library's best, the largest error, what the prior would choose."""
-    us, size = row["us"], row["cell"]["size"]
-    ours = [name for name in us if name.startswith("backward")]
-    theirs = [name for name in us if name not in ours]
-    title = f"{row['cell']['dtype']} B{size['B']} H{size['Hq']}/{size['Hkv']} S{size['Mq']} D{size['D']}"
-    if not ours or not theirs:
-        return f"{title:34} nothing to compare: {row['failed']}"
-    best, other = min(ours, key=us.__getitem__), min(theirs, key=us.__getitem__)
+    us = row["us"]
+    if not best(row, True) or not best(row, False):
+        return f"{title(row['cell']):34} nothing to compare: {row['failed']}"
+    own, other = (min((name for name in us if is_ours(name) == ours), key=us.__getitem__) for ours in (True, False))
     wrong = {name: max(each) for name, each in row["errors"].items()}
-    chosen = min(row["predicted_us"], key=row["predicted_us"].__getitem__)
-    errors = " and ".join(f"{wrong.get(name, float('nan')):.1e}" for name in (best, other))
-    compared = f"{us[best]:9.1f} us {best}, {us[other] / us[best]:.3f} of {other}, errors {errors}"
-    return f"{title:34} {compared}, prior chooses {chosen}, failed {len(row['failed'])}"
+    chosen = min(filter(is_ours, us), key=row["predicted_us"].__getitem__)
+    errors = " and ".join(f"{wrong.get(name, float('nan')):.1e}" for name in (own, other))
+    compared = f"{us[own]:9.1f} us {own}, {us[other] / us[own]:.3f} of {other}, errors {errors}"
+    return f"{title(row['cell']):34} {compared}, prior {us[chosen] / us[own]:.2f}, failed {len(row['failed'])}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--only", default="", help="a word that names of candidates must hold")
+    parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
+    parser.add_argument("--without", nargs="+", default=[], help="words that no name may hold")
+    parser.add_argument("--cells", type=int, default=None, help="how many cells")
+    parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
     options = parser.parse_args()
-    end, facts, rows = time.monotonic() + options.seconds, device.facts(0), []
-    for each in cells():
+    if options.show is not None:
+        table(json.loads(options.show.read_text())["results"]["rows"])
+        return
+    end, facts, rows = time.monotonic() + options.seconds, device.facts(0), list[dict[str, Any]]()
+
+    def names(name: str) -> bool:
+        return (not is_ours(name) or options.only in name) and not any(word in name for word in options.without)
+
+    ahead = [(each, contestants(each, names)) for each in itertools.islice(cells(), options.cells)]
+    for each, made in ahead:
         if time.monotonic() > end:
             print("time is up", flush=True)
             break
-        rows.append(measured(each, lambda name: options.only in name, 1.0))
+        rows.append(measured(each, made, 1.0))
         print(line(rows[-1]), flush=True)
         torch.cuda.empty_cache()
-        options.out.mkdir(parents=True, exist_ok=True)
-        result = {"device": facts.name, "torch": torch.__version__, "rows": rows}
-        (options.out / "attention_backward.json").write_text(json.dumps(result, indent=1) + "\n")
-    ratios = [library / ours for row in rows if (ours := best(row, True)) and (library := best(row, False))]
-    if ratios:
+        record.write("gpu_attention_backward", {"device": facts.name, "torch": torch.__version__, "rows": rows}, options.out)
+    if ratios := [best(row, False) / best(row, True) for row in rows if best(row, True) and best(row, False)]:
         print(f"library / ours {statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f}), {len(ratios)} cells")
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    """A line for each cell: the library's fastest kernel, and the generated one that is fastest."""
+    lines, rows = [], [row for row in rows if best(row, True) and best(row, False)]
+    for row in rows:
+        us = row["us"]
+        own, other = (min((name for name in us if is_ours(name) == ours), key=us.__getitem__) for ours in (True, False))
+        names = f"{other} {us[other]:.1f}", f"{own} {us[own]:.1f}"
+        rate = flops(row["cell"]) / us[own] * 1e-6
+        lines.append((title(row["cell"]), *names, f"{us[other] / us[own]:.2f}", f"{rate:.0f}"))
+    columns = ["cell", "the library's, µs", "generated, µs", "library / generated", "TFLOP/s"]
+    show(Table.from_rows("attention's backward kernels", columns, lines))
+    for head in (64, 128):
+        ratios = [best(row, False) / best(row, True) for row in rows if row["cell"]["size"]["D"] == head]
+        mean = statistics.geometric_mean(ratios)
+        print(f"D{head}: {len(ratios)} cells, library / generated {mean:.2f}, least {min(ratios):.2f}")
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("backward")
 
 
 def best(row: dict[str, Any], generated: bool) -> float:
     """The least time of generated kernels, or of the others; 0 where there are none."""
-    return min((us for name, us in row["us"].items() if name.startswith("backward") == generated), default=0.0)
+    return min((us for name, us in row["us"].items() if is_ours(name) == generated), default=0.0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention by specialised warps on a GPU that has them, beside float64: lengths, heads, masks and layouts."""
+"""Attention by specialised warps on a GPU that has them, beside float64: lengths, heads, masks and layouts, and both passes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from polytile.attention.arguments import make_args, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.triton_attention import attention_candidates
+from polytile.compiler.programs import compiled_programs
 from polytile.runtime.launcher import time_burst
 from polytile.schedule.facts import Facts
-from tests.gpu.comparing import widened
+from tests.gpu.comparing import data, rejected, widened, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,9 +51,9 @@ CASES: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_specialised_warps_agree_with_float64(name: str) -> None:
-    problem, given = CASES[name]
+
+def checked(problem: AttentionProblem, given: dict[str, int], variant: str, results: slice, tolerance: float) -> None:
+    """Every config of a schedule, called thrice, beside the definition in float64."""
     size = {**SIZE, "Dv": given.get("D", SIZE["D"]), **given}
     args = make_args(problem, size, CUDA)
     expected: list[Any] = list(widened(tuple(args)))
@@ -60,16 +63,42 @@ def test_specialised_warps_agree_with_float64(name: str) -> None:
     exact = tuple((n, size[n]) for n in ("Hq", "Hkv", "D", "Dv"))
     known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
     made = [each.specialise(known) for each in attention_candidates(problem, "attention", CUDA)]
-    made = [each for each in made if each.config["variant"] == "specialised" and each.valid(whole)]
+    made = [each for each in made if each.config["variant"] == variant and each.valid(whole)]
     assert made
     for candidate in made:
-        for tensor in args[3:5]:
+        for tensor in args[results]:
             tensor.fill_(float("nan"))
         first = None
         for _ in range(3):
             time_burst(candidate.entry(), args, 1)
             torch.cuda.synchronize()
-            assert first is None or torch.equal(args[3], first), "equal calls give bitwise equal results"
-            first = args[3].clone()
-        for mine, right in zip(args[3:5], expected[3:5], strict=True):
-            torch.testing.assert_close(mine.double(), right.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
+            again = [tensor.clone() for tensor in args[results]]
+            assert first is None or all(map(torch.equal, first, again)), "equal calls give bitwise equal results"
+            first = again
+        for mine, right in zip(args[results], expected[results], strict=True):
+            torch.testing.assert_close(mine.double(), right.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_specialised_warps_agree_with_float64(name: str) -> None:
+    problem, given = CASES[name]
+    checked(problem, given, "specialised", slice(3, 5), 1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "heads of 256"])
+def test_their_backward_pass_agrees_with_float64(name: str) -> None:
+    problem, given = CASES[name]
+    backward = replace(problem, backward=True, lse=name == "dense")
+    results = slice(len(backward.tensors) - 3, len(backward.tensors))
+    checked(backward, given, "backward specialised", results, 3e-2)
+
+
+def test_kernels_of_both_passes_are_chosen_in_training() -> None:
+    """The forward kernel leaves its log-sum-exp to whichever backward kernel is chosen."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    with_gradients(attend, *(data(2, heads, 500, 64, dtype=torch.bfloat16) for heads in (8, 2, 2)))
+    families = [kernel.spec.family for each in compiled_programs() for kernel, _ in each.calls]
+    assert families == ["attention", "attention_backward"] and not rejected()

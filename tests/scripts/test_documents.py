@@ -177,6 +177,9 @@ TABLES = {
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
     ("docs/cuda-graphs.md", "gpu_whole_calls"): ("gpu.whole_calls", "--show", "benchmarks/results/gpu_whole_calls.json"),
     ("docs/attention.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
+    ("docs/attention.md", "gpu_attention_backward"): (
+        "gpu.attention_backward", "--show", "benchmarks/results/gpu_attention_backward.json",
+    ),
     ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
     ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),
