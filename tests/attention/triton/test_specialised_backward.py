@@ -28,8 +28,8 @@ H100 = device.named("H100")
 PLAIN = AttentionProblem(torch.bfloat16, 0.3, backward=True)
 SIZE = {"B": 2, "Hq": 8, "Hkv": 2, "Mq": 999, "Mkv": 1001, "D": 128}
 FEW, OF_MASKS = 64, 2048
-"""Bytes of a thread's numbers that may leave its registers: those that only the ends of a program need, and, in steps of 128 rows,
-positions in the few steps with a mask."""
+"""Bytes of a thread's numbers that may leave its registers: those that only the ends of a program need, and, in steps of 128
+rows, positions in the few steps with a mask."""
 
 
 @pytest.fixture(scope="module", autouse=True)
