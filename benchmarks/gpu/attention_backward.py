@@ -175,7 +175,7 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> None:
     """A line for each cell: the library's fastest kernel, and the generated one that is fastest."""
-    lines = []
+    lines, rows = [], [row for row in rows if best(row, True) and best(row, False)]
     for row in rows:
         us = row["us"]
         own, other = (min((name for name in us if is_ours(name) == ours), key=us.__getitem__) for ours in (True, False))

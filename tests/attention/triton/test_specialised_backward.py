@@ -27,8 +27,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 H100 = device.named("H100")
 PLAIN = AttentionProblem(torch.bfloat16, 0.3, backward=True)
 SIZE = {"B": 2, "Hq": 8, "Hkv": 2, "Mq": 999, "Mkv": 1001, "D": 128}
-FEW = 64
-"""Bytes of a thread's numbers that may leave its registers: those that only the ends of a program need."""
+FEW, OF_MASKS = 64, 2048
+"""Bytes of a thread's numbers that may leave its registers: those that only the ends of a program need, and, in steps of 128
+rows, positions in the few steps with a mask."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +56,7 @@ def made(problem: AttentionProblem, config: Config, unknown: str = "", **size: i
 
 
 def test_it_serves_plain_attention_of_half_precision_on_hopper() -> None:
-    assert {label(config) for config in configs()} == {f"backward specialised 64x128 s{stages} w12" for stages in (2, 3)}
+    assert [label(config) for config in configs()] == ["backward specialised 64x128 s2 w12"]
     assert configs(replace(PLAIN, dtype=torch.float16, causal=Causal.TOP_LEFT, window=(100, 0), lse=True)) and configs(D=33)
     assert not configs(D=256) and not configs(Dv=64) and not configs(Mq=64) and not configs(Mkv=0)
     assert not configs(on=device.named("A100")) and not configs(on=device.named("B200"))
@@ -89,7 +90,7 @@ def test_one_launch_has_tiles_of_rows_and_the_other_tiles_of_keys() -> None:
     assert padded == [2 * 8 * 1024] * 2
 
 
-COMPILED = {
+COMPILED: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "dense": (PLAIN, {}),
     "causal": (replace(PLAIN, causal=Causal.BOTTOM_RIGHT, lse=True), {}),
     "window of padded heads": (replace(PLAIN, window=(100, 3)), {"D": 80}),
@@ -101,10 +102,10 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_with_all_sums_in_registers(name: str, empty_cache: Path) -> None:
     problem, size = COMPILED[name]
-    kernels = [made(problem, config, **size) for config in configs(problem, **size)]
-    jobs = [job_of(launch, H100.target) for kernel in kernels for launch in kernel.launches]
+    made_of = [(config, launch) for config in configs(problem, **size) for launch in made(problem, config, **size).launches]
+    jobs = [job_of(launch, H100.target) for _, launch in made_of]
     promises = [cubins.request(cubins.Order("attention", WORKER, job, triton_version())) for job in jobs]
-    for promise in promises:
+    for (config, _), promise in zip(made_of, promises, strict=True):
         compiled = promise.result().facts
         assert compiled.num_warps == 12 and compiled.registers * compiled.num_warps * 32 <= 65536
-        assert compiled.spills <= FEW and compiled.shared <= H100.shared_per_block
+        assert compiled.spills <= (OF_MASKS if config["m"] == 128 else FEW) and compiled.shared <= H100.shared_per_block

@@ -4,7 +4,7 @@
     specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads
     split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
     backward   the backward pass, with m × n tiles in both of its launches
-    backward specialised   n // 64 warpgroups compute tiles of n rows in steps of n keys, then tiles of n keys in steps of m rows
+    backward specialised   n // 64 warpgroups compute tiles of n rows in steps of m keys, then tiles of n keys in steps of m rows
 
 The lists hold configs that came within 5 % of the best in some benchmark cell on an H200, and those that small or few rows need.
 """
@@ -42,7 +42,7 @@ SPECIALISED: dict[int, tuple[Row, ...]] = {
 }  # fmt: skip
 """Tiles for specialised warps, by the padded head size."""
 SPECIALISED_BACKWARD: dict[int, tuple[Row, ...]] = {
-    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12), (64, 128, 3, 12)),
+    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),),
 }  # fmt: skip
 """The same for the backward pass. Sums of larger heads would not fit in registers."""
 SPECIALISED_ON = 90
@@ -59,7 +59,7 @@ BACKWARD: dict[int, dict[int, tuple[Row, ...]]] = {
         256: ((64, 32, 1, 8), (32, 32, 1, 4), (16, 32, 1, 4))},
     4: {64: ((64, 32, 1, 8), (32, 32, 2, 4), (16, 32, 1, 4)), 128: ((32, 32, 1, 8), (16, 32, 1, 4))},
 }  # fmt: skip
-"""Tiles for the backward pass, in the same form. They fit in memory but have not been measured."""
+"""Tiles for the backward pass, in the same form. Those of 16 and 32 rows fit in memory but have not been measured."""
 WAVES = (1, 2, 4)
 FEW_ROWS = 256
 """Keys are split only if a key head has at most this many rows, over all its query heads."""

@@ -17,6 +17,8 @@ FlashAttention-3, which computes scores once and adds to dq by atomics, or in tu
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
@@ -63,17 +65,15 @@ def load(
             step += 1
 """
 """The functions of the loading warps of both launches."""
-SQUARE_STAGES = 2
-"""Tiles of keys, and of values, in flight in launch 0: all that fit beside the rows of heads of 128."""
 LOGARITHMS, DELTAS = 0, 1
 """The numbers of the scratch buffers."""
 
 
 def specialised_backward(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """Both launches, and scratch memory for two numbers per row. Launch 0 has tiles of n rows and steps of n keys, launch 1 tiles
+    """Both launches, and scratch memory for two numbers per row. Launch 0 has tiles of n rows and steps of m keys, launch 1 tiles
     of n keys and steps of m rows. Raises LoweringError where the facts do not say that the copy engine accepts the tensors."""
-    square = Config.of(**{**dict(config.values), "m": config["n"], "stages": SQUARE_STAGES})
-    first = _OfQueries(problem, square, facts, chip)
+    turned: dict[str, Any] = {**dict(config.values), "m": config["n"], "n": config["m"]}
+    first = _OfQueries(problem, Config.of(**turned), facts, chip)
     launches = first.whole(), _OfKeys(problem, config, facts, chip).whole()
     count = first.heads * first.padded_rows
     return TritonKernel(launches, (Scratch(torch.float32, count), Scratch(torch.float32, count)))
@@ -85,7 +85,7 @@ class _Backward(SpecialisedUnit):
     @property
     def padded_rows(self) -> sympy.Expr:
         """The rows of a head in scratch memory."""
-        tile = int(self.config["n"])
+        tile = max(self.constants["BLOCK_M"], self.constants["BLOCK_N"])
         return blocks(symbol("Mq"), tile) * tile
 
     def kept(self, number: int, head: str = "p1") -> str:

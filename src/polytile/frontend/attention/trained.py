@@ -41,8 +41,8 @@ def is_trained(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: boo
     head = q.shape[-1]
     square = not causal or statically_known_true(q.shape[-2] == k.shape[-2])
     able = q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None and q.ndim == 4
-    known = isinstance(head, int) and head <= LONGEST and head % MULTIPLE == 0 and v.shape[-1] == head
-    return able and square and known and all(tensor.stride(-1) == 1 for tensor in (q, k, v))
+    fits = able and square and head <= LONGEST and head % MULTIPLE == 0 and v.shape[-1] == head
+    return fits and all(tensor.stride(-1) == 1 for tensor in (q, k, v))
 
 
 @torch.library.register_fake(NAME, lib=_library)
