@@ -316,7 +316,7 @@ def main() -> None:
     known = json.loads((record.RESULTS / f"{SUITE}.json").read_text())["results"] if given.show else {}
     torch._dynamo.config.recompile_limit = 64
     dtypes = [getattr(torch, name) for name in given.dtypes]
-    for part in given.parts:
+    for part in [part for part in given.parts if not given.show or part in known]:
         found = dict(known.get(part, {}))
         for dtype in dtypes if not given.show else ():
             with torch.set_grad_enabled(part == "training"):
