@@ -343,18 +343,18 @@ OPTIMISERS = (
             p, g, s[0], weight_decay=0.01, momentum=0.9, lr=0.1, dampening=0.0, nesterov=True, maximize=False, foreach=True
         ), 1,
     )),
-    ("Adam with the largest square", _optimiser(lambda p, g, s, t: adam(p, g, *s, t, amsgrad=True, **_adam), 3)),
-    ("AdamW", _optimiser(lambda p, g, s, t: adamw(p, g, *s, [], t, amsgrad=False, **_adam), 2)),
+    ("Adam with the largest square", _optimiser(lambda p, g, s, t: adam(p, g, s[0], s[1], s[2], t, amsgrad=True, **_adam), 3)),
+    ("AdamW", _optimiser(lambda p, g, s, t: adamw(p, g, s[0], s[1], [], t, amsgrad=False, **_adam), 2)),
     ("RMSprop with momentum", _optimiser(
         lambda p, g, s, t: rmsprop(
             p, g, s[0], [], s[1], t, foreach=True, lr=0.01, alpha=0.9, momentum=0.9, centered=False, **_decay
         ), 2,
     )),
     ("Adagrad", _optimiser(lambda p, g, s, t: adagrad(p, g, s[0], t, foreach=True, lr=0.01, lr_decay=0.1, **_decay), 1)),
-    ("Adamax", _optimiser(lambda p, g, s, t: adamax(p, g, *s, t, **_adam), 2)),
-    ("Adadelta", _optimiser(lambda p, g, s, t: adadelta(p, g, *s, t, foreach=True, lr=0.5, rho=0.9, **_decay), 2)),
+    ("Adamax", _optimiser(lambda p, g, s, t: adamax(p, g, s[0], s[1], t, **_adam), 2)),
+    ("Adadelta", _optimiser(lambda p, g, s, t: adadelta(p, g, s[0], s[1], t, foreach=True, lr=0.5, rho=0.9, **_decay), 2)),
     ("NAdam", _optimiser(
-        lambda p, g, s, t: nadam(p, g, *s, [torch.ones(()), torch.ones(())], t, momentum_decay=0.004, **_adam), 2
+        lambda p, g, s, t: nadam(p, g, s[0], s[1], [torch.ones(()), torch.ones(())], t, momentum_decay=0.004, **_adam), 2
     ), {"gpu": False}),
     ("gradients clipped by their norm", on(_clipped, (33, 17), (65,))),
     ("an average of parameters", on(
@@ -382,7 +382,7 @@ WINDOWS = (
     ("adaptive average 3-D", on(lambda x: F.adaptive_avg_pool3d(x, (3, 4, 5)), (2, 9, 13, 17, 19))),
     ("adaptive maximum 1-D", on(lambda x: F.adaptive_max_pool1d(x, 17), (9, 33, 130))),
     ("adaptive maximum 3-D", on(lambda x: F.adaptive_max_pool3d(x, (3, 4, 5)), (2, 9, 13, 17, 19))),
-    ("max unpool", on(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (3, 17, 34, 38))),
+    ("max unpool", on(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2, 2]), (3, 17, 34, 38))),
     ("unfold alone", on(lambda x: F.unfold(x, (3, 5), padding=(1, 2), stride=2), (3, 7, 33, 41))),
     ("fold alone", on(lambda x: F.fold(x, (20, 22), 3, stride=2, padding=1), (3, 63, 110))),
     ("upsampling, linear", _resized((5, 17, 129), scale_factor=2.0, mode="linear")),

@@ -145,6 +145,7 @@ def test_pieces_in_a_known_order_have_a_text_each(second: object) -> None:
     case = joined(S0, second)
     text = plain(case)
     assert "next_cut(" not in text and text.count("from < upto") == (2 if second == S0 else 3)
+    assert ("each_vector<L, 5>" in text) == (second == S0 + 5)
     for rows, columns in SHAPES:
         n = rows * columns
         case.check({"x": random(n), "y": random(n), "o": random(n)}, {S0: rows, S1: columns})

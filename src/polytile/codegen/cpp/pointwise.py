@@ -110,12 +110,12 @@ def _sweep(unit: Unit, out: Writer) -> None:
     out.extend(state.lines)
     stores = unit.kernel.loop.stores
 
-    def sweep(scope: Scope, first: str, last: str) -> None:
+    def sweep(scope: Scope, first: str, last: str, lanes: str) -> None:
         inside = scope.inner()
         unit.body.stores(stores, inside)
         point = f"auto tail, const long {unit.nest.vec.symbol}, const long n"
         lead = sweeps.lead(unit.body, stores, first, last)
-        with out.block(f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{", "});"):
+        with out.block(f"each_vector<{lanes}>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{", "});"):
             out.extend(inside.lines)
 
     sweeps.in_pieces(unit.body, out, state, unit.nest.needed, "first", "last", sweep, apart=True)

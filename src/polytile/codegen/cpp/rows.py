@@ -135,12 +135,12 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, one: Pass) -> None:
     first, last = ("first", "last") if split and vec is one.cut else ("0", text.index(vec.size))
     point, k = f"auto tail, const long {vec.symbol}, const long n", one.number
 
-    def sweep(known: Scope, first: str, last: str) -> None:
+    def sweep(known: Scope, first: str, last: str, lanes: str) -> None:
         if one.reduces:
             head = f"sweep<L, {one.unroll}>({first}, {last}, total{k}, [&]({point}, Acc{k}& acc) PT_INLINE {{"
         else:
             lead = sweeps.lead(unit.body, one.stores, first, last)
-            head = f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{"
+            head = f"each_vector<{lanes}>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{"
         with out.block(head, "});"):
             out.extend(_pass_lines(unit, known, one))
 
@@ -191,11 +191,11 @@ def _carry_of_share(unit: Unit, out: Writer, scope: Scope) -> None:
     kind, carry = text.value_type(scan.args[0].dtype), scans.carry_name(unit.nest, scan)
     vec = unit.nest.vec.symbol
 
-    def total(known: Scope, first: str, last: str) -> None:
+    def total(known: Scope, first: str, last: str, lanes: str) -> None:
         inner = known.inner()
         value = unit.body.operand(scan.args[0], "L", inner)
         point = f"auto tail, const long {vec}, const long n"
-        with out.block(f"each_vector<L>({first}, {last}, 0, [&]({point}) PT_INLINE {{", "});"):
+        with out.block(f"each_vector<{lanes}>({first}, {last}, 0, [&]({point}) PT_INLINE {{", "});"):
             out.extend(inner.lines)
             out.line(f"scan_lanes<{kind}, L>({value}, {carry}, n, {scans.combiner(scan)});")
 

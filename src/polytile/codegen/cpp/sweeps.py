@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import sympy
 
@@ -15,29 +15,31 @@ from polytile.ir.expr import Node
 from polytile.ir.loop import Store
 from polytile.schedule.nest import Nest
 
-Sweep = Callable[[Scope, str, str], None]
+Sweep = Callable[[Scope, str, str, str], None]
+"""Emits a sweep, in a scope, from a first element up to another, with these template arguments of `each_vector`."""
 
 MOST_PIECES, SHORT = 4, 40
 """Pieces that may have a text each, and nodes of a loop whose text is short enough for that. Comparisons are constants there: a
-row of 63 elements in three pieces takes 9 ns so, and 15 in one text that serves all pieces."""
+row of 63 elements in three pieces takes 9 ns so, and 15 in one text that serves all pieces (docs/cpu-experiments.md)."""
 
 
 def in_pieces(
     body: Body, out: Writer, scope: Scope, nodes: Iterable[Node], first: str, last: str, sweep: Sweep, apart: bool = False
 ) -> None:
-    """Calls `sweep(scope, first, last)` for every piece of [first, last) on which the cut comparisons among `nodes` are constant.
-    The scope knows their values there. `apart`: pieces whose order is known have a text each, where these are few and short."""
+    """Calls `sweep(scope, first, last, lanes)` for every piece of [first, last) on which the cut comparisons among `nodes` are
+    constant. The scope knows their values there. `apart`: pieces whose order is known have a text each, where these are few and
+    short."""
     nest, wanted = body.nest, set(nodes)
     uniform = [n for n in nest.needed if n in wanted and nest.is_piecewise(n)]
     if not uniform:
-        sweep(scope, first, last)
+        sweep(scope, first, last, "L")
         return
     inner = scope.inner(leave="continue;")
     places = {n: _place(body, n, inner) for n in uniform if id(n) in nest.cuts}
     out.extend(inner.lines)
     inner.lines.clear()
 
-    def piece(value: Callable[[Node], str]) -> None:
+    def piece(value: Callable[[Node], str], lanes: str) -> None:
         known = inner.inner(leave=inner.leave)
         for node in uniform:
             if node in places:
@@ -47,21 +49,30 @@ def in_pieces(
                 body.emit(node, known)
         out.extend(known.lines)
         known.lines.clear()
-        sweep(known, "from", "upto")
+        sweep(known, "from", "upto", lanes)
 
     ordered = _in_order(nest, places) if apart and len(wanted) <= SHORT else None
     if ordered is None:
         with out.block(f"for (long from = {first}, upto; from < {last}; from = upto) {{"):
             out.line(f"upto = next_cut(from, {last}, {', '.join(dict.fromkeys(places.values()))});")
-            piece(lambda node: f"-i32(from {'<' if nest.cuts[id(node)].below else '>='} {places[node]})")
+            piece(lambda node: f"-i32(from {'<' if nest.cuts[id(node)].below else '>='} {places[node]})", "L")
         return
     with out.block("{"):
         out.line(f"long from = {first};")
         for k in range(len(ordered) + 1):
-            true = {n for n in places if nest.cuts[id(n)].below == (k <= ordered.index(places[n]))}
             upto = f"smaller({ordered[k]}, {last})" if k < len(ordered) else last
             with out.block(f"for (const long upto = {upto}; from < upto; from = upto) {{"):
-                piece({n: "i32(-1)" if n in true else "i32(0)" for n in places}.__getitem__)
+                true = {n for n in places if nest.cuts[id(n)].below == (k <= ordered.index(places[n]))}
+                values = {n: "i32(-1)" if n in true else "i32(0)" for n in places}
+                piece(values.__getitem__, _lanes(nest, places, ordered, k))
+
+
+def _lanes(nest: Nest, places: Mapping[Node, str], ordered: Sequence[str], k: int) -> str:
+    """The template arguments of `each_vector` for piece k: with the most elements that it can have, if that is a number."""
+    cuts = {place: nest.cuts[id(node)].place() for node, place in places.items()}
+    begins = [sizes.ZERO, *(cuts[place] for place in ordered), nest.vec.size]
+    most = sympy.expand(begins[k + 1] - begins[k])
+    return f"L, {most}" if most.is_Integer and most >= 0 else "L"
 
 
 def _in_order(nest: Nest, places: Mapping[Node, str]) -> list[str] | None:

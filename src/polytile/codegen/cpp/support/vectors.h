@@ -76,6 +76,10 @@ template <int L, class F> PT_FN void each_vector(long first, long last, long lea
     if (i >= last) break;
   }
 }
+// The same for at most M elements: up to L of them are one vector.
+template <int L, long M, class F> PT_FN void each_vector(long first, long last, long lead, F f) {
+  if constexpr (M > L) each_vector<L>(first, last, lead, f); else if (first < last) f(Part{}, first, last - first);
+}
 // The end of a piece that starts at `from`: the first of the positions behind it.
 template <class... P> PT_FN long next_cut(long from, long last, P... places) {
   ((last = places > from && places < last ? places : last), ...);
