@@ -55,7 +55,7 @@ BATCHES: tuple[Shape, ...] = ((1024, 1024, 64), (1024, 64, 1024), (512, 512, 512
 """Of 16 items each: heads of attention, and squares."""
 SERVED = at_weights((1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 """Tokens of a step by the weights of a language model."""
-SCALED: tuple[Shape, ...] = ((4096, 7168, 16384), (4096, 4096, 4096), (1024, 4096, 4096), *at_weights((64, 256, 4096)))
+SCALED: tuple[Shape, ...] = ((4096, 7168, 16384), (1024, 4096, 4096), *at_weights((64, 256, 4096)))
 """The first is that of DeepGEMM's published rates."""
 
 

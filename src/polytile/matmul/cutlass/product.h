@@ -248,7 +248,7 @@ template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &pa
 }
 
 /* The scales of a thread's sums in one step along k: of its rows, and of its columns, one each or one for all within a block of
-   B_SCALED. A single scale of columns is part of those of the rows. */
+   B_SCALED. Loading computes nothing, so that no step waits for the scales of the next. */
 template <int ROWS> struct Scales {
     static constexpr int COLUMNS = B_SCALED == 1 ? BN / 4 : B_SCALED == 0 || BN <= B_SCALED ? 1 : BN / B_SCALED;
     float rows[ROWS], columns[COLUMNS];
@@ -263,8 +263,16 @@ template <int ROWS> struct Scales {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < ROWS; i++) {
             int y = row + i / 2 * 64 * CONSUMERS + i % 2 * 8;
-            rows[i] = y < m ? from.a[y / A_SCALED * from.a_rows + step * from.a_k] * (COLUMNS == 1 ? columns[0] : 1.0f) : 0.0f;
+            rows[i] = y < m ? from.a[y / A_SCALED * from.a_rows + step * from.a_k] : 0.0f;
         }
+    }
+
+    /* A single scale of columns becomes part of those of the rows. */
+    CUTLASS_DEVICE void join()
+    {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < ROWS; i++)
+            rows[i] *= COLUMNS == 1 ? columns[0] : 1.0f;
     }
 
     CUTLASS_DEVICE float scaled(float sum, int row, int eighth, int right) const
@@ -297,6 +305,7 @@ struct Multiplier {
             mainloop.mma(pipeline, state, products, 1, thread, shared.tensors, parameters);
             mainloop.mma_tail(pipeline, state, 1);
             warpgroup_fence_operand(products);
+            now.join();
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < size(sums); i++) {
                 int within = i % (BN / 2), part = i / (BN / 2), below = within / 2 % 2;
