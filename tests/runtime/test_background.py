@@ -77,6 +77,15 @@ def test_the_thread_has_the_priority_of_calls_and_knows_that_it_is_there(alone: 
     assert found == [(niceness(), True)] and not alone.is_here()
 
 
+def test_a_job_that_cannot_tell_its_urgency_runs_last_and_ends_nothing(alone: Background) -> None:
+    done: list[str] = []
+    with alone.held():
+        alone.submit(Work(lambda: done.append("unknown"), rank=lambda: 1 / 0))
+        alone.submit(Work(lambda: done.append("known")))
+    until(lambda: len(done) == 2, "both jobs")
+    assert done == ["known", "unknown"]
+
+
 def test_a_call_gets_the_gil_soon_while_the_thread_works_and_as_always_while_it_sleeps(alone: Background) -> None:
     usual, found = sys.getswitchinterval(), list[float]()
 

@@ -391,9 +391,7 @@ class MultiKernel:
             return ()
         return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.tensors_of(args)]
 
-    def request(
-        self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()
-    ) -> Request:
+    def request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()) -> Request:
         """The question to the selector about these integers, in the regime `key`. With `args`, candidates may be tried on them;
         without, `pointers` say how tensors are aligned."""
         spec, sizes = self.spec, self.spec.sizes(ints)

@@ -84,6 +84,15 @@ class Source(Protocol):
         """Submits the jobs."""
 
 
+def _urgency(job: Job) -> tuple[float, ...]:
+    """What the job says. One that fails to say it runs last."""
+    try:
+        return job.urgency()
+    except Exception:
+        log.debug("A job in the background cannot tell its urgency.", exc_info=True)
+        return ()
+
+
 class Background:
     """See the module's docstring. Thread-safe."""
 
@@ -272,7 +281,7 @@ class Background:
             self.hear()
             with self._change:
                 jobs = [one for one in self._jobs if not rests or one.disturbs is Disturbance.NONE] if not self._held else ()
-            job = max(jobs, key=lambda job: job.urgency(), default=None)
+            job = max(jobs, key=_urgency, default=None)
             with self._change:
                 if job is not None and not self._held and any(job is one for one in self._jobs):
                     self._jobs = [one for one in self._jobs if one is not job]
