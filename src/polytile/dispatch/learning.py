@@ -27,6 +27,7 @@ from polytile.dispatch.leases import Lease
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
+from polytile.runtime import compile as compiling
 from polytile.runtime.background import Disturbance
 from polytile.runtime.dispatcher import deciding
 
@@ -40,17 +41,21 @@ _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Waits until every decision that calls have asked for is made, at most `timeout` seconds. Returns whether all are made.
-    Candidates on trial in the program's calls are measured apart from them instead."""
+    """Waits until every decision that calls have asked for is made, and every program in C, at most `timeout` seconds. Returns
+    whether all are made. Candidates on trial in the program's calls are measured apart from them instead."""
     end = None if timeout is None else time.monotonic() + timeout
+
+    def left() -> float | None:
+        return None if end is None else max(0.0, end - time.monotonic())
+
     with background.background.hurried():
         while True:
-            if not background.wait(None if end is None else max(0.0, end - time.monotonic())):
+            if not background.wait(left()):
                 return False
             for learning in list(_all):
                 learning.give_up_trials()
             if not background.pending():
-                return True
+                return compiling.finish_background(left())
 
 
 def is_settled() -> bool:

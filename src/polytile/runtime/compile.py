@@ -161,13 +161,15 @@ class _BackgroundTask:
     """Other work for a thread of the pool. Exceptions are logged."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
+        self.work, self.ended = work, threading.Event()
 
     def run(self) -> None:
         try:
             self.work()
         except Exception:
             log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
+        finally:
+            self.ended.set()
 
 
 class _Pool(Pool[Compilation | _BackgroundTask]):
@@ -186,6 +188,7 @@ class _State:
         self.pool = _Pool("polytile-compile", COMPILER_BYTES)
         self.asked: set[str] = set()
         self.compilations: dict[tuple[Path, str], Compilation] = {}
+        self.tasks: list[_BackgroundTask] = []
         self.records: list[CompileRecord] = []
         self.loaded: dict[Path, ctypes.CDLL] = {}
 
@@ -258,7 +261,18 @@ def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tupl
 
 def in_background(work: Callable[[], None]) -> None:
     """Runs `work`, which ends in a request for a compiler, on one of the compile threads."""
-    _state.pool.submit(_BackgroundTask(work))
+    task = _BackgroundTask(work)
+    with _state.lock:
+        _state.tasks = [*(each for each in _state.tasks if not each.ended.is_set()), task]
+    _state.pool.submit(task)
+
+
+def finish_background(timeout: float | None = None) -> bool:
+    """Waits up to `timeout` seconds until all work given to `in_background` has ended. Returns whether it has."""
+    end = None if timeout is None else time.monotonic() + timeout
+    with _state.lock:
+        tasks = list(_state.tasks)
+    return all(task.ended.wait(None if end is None else max(0.0, end - time.monotonic())) for task in tasks)
 
 
 def has_c(name: str, source: str, flags: tuple[str, ...] = ()) -> bool:
