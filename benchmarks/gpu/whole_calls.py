@@ -93,7 +93,7 @@ class Contestant:
                 for run in self.runs.values():
                     for _ in range(SETTLED_CALLS):
                         self._all(run)
-                polytile.wait(timeout=30)
+                polytile.wait(timeout=10)
         return {"first_s": took, "settled": settled}
 
     def _all(self, run: Any) -> None:
