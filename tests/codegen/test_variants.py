@@ -89,9 +89,10 @@ def test_the_prior_knows_what_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best(rows, 4096, 1024) == "persistent t4"
     assert best(rows, 1, 1_000_000).startswith("split")
     assert best(rows, 100, 5) == "short t1" and best(rows, 4096, 16) == "short t4"
-    pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
     for cache, found in ((1 << 30, "plain t4"), (1 << 24, "streamed t4")):
         monkeypatch.setattr("polytile.runtime.cpu.last_level", lambda cache=cache: cache)
+        monkeypatch.setattr("polytile.candidates.cpp_loops._made", {})
+        pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
         assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == found
 
 

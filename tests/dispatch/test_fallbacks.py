@@ -93,7 +93,7 @@ def test_of_nearly_equal_predictions_the_librarys_is_not_believed(no_call_decide
     for advantage in (1.1, 2.0):
         own, other = Fake("own", predicted=growing(1e-6, 1.0)), library(predicted=growing(1e-6 / advantage, 1.0))
         kernel = never(own, other, tune="off")
-        kernel.offer(own)
+        kernel.add_fallback(own)
         kernel.fill_open_regimes((40, 64), 1)
         kernels.append(ran((own, other), kernel, 40))
     assert kernels == ["own", "library"]
@@ -102,7 +102,7 @@ def test_of_nearly_equal_predictions_the_librarys_is_not_believed(no_call_decide
 def test_a_miss_finds_what_serves_its_cell_before_anything_is_decided(no_call_decides: None) -> None:
     own, other = Fake("own", predicted=1e-6, can=lambda sizes: sizes["M"] > 0, hard_limits=True), library(predicted=1e-5)
     kernel = never(own, other, tune="off")
-    kernel.offer(own)
+    kernel.add_fallback(own)
     with background.background.held():
         call(kernel, 3000)
         assert not own.calls

@@ -10,7 +10,7 @@ import torch
 
 from polytile.attention.arguments import Operands, make_args, operands, reference
 from polytile.attention.problem import AttentionProblem, Bias, Causal
-from polytile.runtime import time_burst
+from polytile.runtime.launcher import time_burst
 from tests.attention.cpp.test_forward import BF16, EDGES, F16, F32, SIZE, kernel, misaligned
 from tests.attention.layouts import SETTINGS, arguments
 from tests.attention.scored import SLOPES_OF, VALUES, scored
