@@ -39,7 +39,7 @@ EXIT_SECONDS = 0.15
 
 REST = 9.0
 """Work that takes time from calls is followed by a pause of this many times the time that it takes, as long as the program
-makes calls. So they keep 0.9 of their speed at least."""
+makes calls: it is to take a tenth of their time. Compilers on their cores take more (docs/costs.md)."""
 
 CALL_SECONDS = 2.0
 """Seconds that calls lose while this thread computes for one. They wait for the GIL, or for the thread of a parallel loop whose

@@ -16,8 +16,8 @@ A row without keys, whose lse is -inf, has no gradient. Costs five products of t
 
 from __future__ import annotations
 
-from polytile.attention.cpp import packing, scores, tiles
-from polytile.attention.cpp.common import TYPES, call, comment, constants, entry
+from polytile.attention.cpp import packing, tiles
+from polytile.attention.cpp.common import TYPES, call, entry, opening
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.scores import scores_of
 from polytile.matmul.cpp import common as matmul
@@ -325,11 +325,7 @@ def backward(problem: AttentionProblem, config: Config, name: str, lanes: int) -
     flags = {"CHANGED": known.score is not None, "SLOPED": known.slope is not None}
     return "".join(
         (
-            comment(problem),
-            tiles.MEMORY,
-            scores.functions(problem, lanes) if problem.computes_scores else "",
-            "namespace {\nnamespace attention {\n",
-            constants(problem, lanes),
+            opening(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, rows=config["rows"], keys=config["keys"]),
             *[f"constexpr bool {flag} = {str(value).lower()};\n" for flag, value in flags.items()],
             TYPES,

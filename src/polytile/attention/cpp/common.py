@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polytile.attention.cpp import scores
+from polytile.attention.cpp import scores, tiles
 from polytile.attention.layout import INDICES
 from polytile.attention.problem import EXTENTS, AttentionProblem, Causal
 from polytile.attention.scores import scores_of
@@ -221,6 +221,12 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
 {more}  return run(c, threads);
 }}
 """
+
+
+def opening(problem: AttentionProblem, lanes: int) -> str:
+    """What every translation unit begins with, up to its constants within the namespace `attention`."""
+    computed = scores.functions(problem, lanes) if problem.computes_scores else ""
+    return f"{comment(problem)}{tiles.MEMORY}{computed}namespace {{\nnamespace attention {{\n{constants(problem, lanes)}"
 
 
 def comment(problem: AttentionProblem) -> str:

@@ -13,8 +13,8 @@ attends. Threads take units from a shared counter, those with the most keys firs
 
 from __future__ import annotations
 
-from polytile.attention.cpp import packing, scores, tiles
-from polytile.attention.cpp.common import TYPES, WEIGHTS, call, comment, constants, entry
+from polytile.attention.cpp import packing, tiles
+from polytile.attention.cpp.common import TYPES, WEIGHTS, call, entry, opening
 from polytile.attention.problem import AttentionProblem
 from polytile.matmul.cpp import common as matmul
 from polytile.matmul.cpp import unroll
@@ -123,11 +123,7 @@ def flash(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
     mr, nv = int(config["mr"]), int(config["nv"])
     return "".join(
         (
-            comment(problem),
-            tiles.MEMORY,
-            scores.functions(problem, lanes) if problem.computes_scores else "",
-            "namespace {\nnamespace attention {\n",
-            constants(problem, lanes),
+            opening(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, rows=config["rows"], keys=config["keys"]),
             TYPES,
             matmul.PAIRS if pairs else matmul.MAC,

@@ -12,8 +12,8 @@ If there are too few items for the threads, an item has several parts, whose res
 
 from __future__ import annotations
 
-from polytile.attention.cpp import scores, tiles
-from polytile.attention.cpp.common import TYPES, WEIGHTS, call, comment, constants, entry
+from polytile.attention.cpp import tiles
+from polytile.attention.cpp.common import TYPES, WEIGHTS, call, entry, opening
 from polytile.attention.problem import AttentionProblem
 from polytile.matmul.cpp import common as matmul
 from polytile.matmul.cpp import unroll
@@ -179,11 +179,7 @@ def split(problem: AttentionProblem, config: Config, name: str, lanes: int) -> s
     mr, nv, columns = int(config["mr"]), int(config["nv"]), int(config["columns"])
     return "".join(
         (
-            comment(problem),
-            tiles.MEMORY,
-            scores.functions(problem, lanes) if problem.computes_scores else "",
-            "namespace {\nnamespace attention {\n",
-            constants(problem, lanes),
+            opening(problem, lanes),
             BLOCKS.format(mr=mr, nv=nv, keys=config["keys"], columns=columns),
             TYPES,
             "namespace keys {\n",
