@@ -3,7 +3,9 @@
 A leaf is a loaded form of a candidate: of the candidates of the latest decisions, and of the library's. The background works
 out, ahead of calls, which leaves are predicted to be fastest in the cells around recent calls. A cell is half an octave of each
 size. A candidate serves only in cells where it is known to be valid, or everywhere if its validity depends on nothing, because
-generated code may do harm at sizes it was not made for. Elsewhere the library's candidate serves; it may run at any sizes.
+generated code may do harm at sizes it was not made for. If its validity depends on integers alone that keys hold as they are,
+such as whether a weight is packed, it serves wherever these are as they were when it was decided on. Elsewhere the library's
+candidate serves; it may run at any sizes.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from polytile.schedule.facts import Facts
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
 
+EVERYWHERE = pack_words(())
+"""The key of the order for calls in cells that are not known."""
+
 LATEST = 3
 """How many recently chosen candidates may serve a new regime until it is decided, besides the library's."""
 
@@ -39,8 +44,9 @@ CELLS = 25
 """How many cells around a call are looked at, its own included: all within an octave for two sizes, or within six octaves for
 one."""
 
-MOST_CELLS = 128
-"""How many cells are remembered: those looked at last."""
+MOST_CELLS = 512
+"""How many cells are remembered: those of the latest calls, and those looked at last. A decoder's product that serves weights of
+four shapes meets some hundred in 300 requests."""
 
 MOST_DIRECTIONS = 3
 """Up to so many sizes, all combinations of a cell's corners are looked at, and its neighbours too."""
@@ -66,6 +72,8 @@ class Fallbacks:
         """Predictions; infinite where a candidate is not known to be valid."""
         self._factors = {c.name: LIBRARY for c in owner.candidates if c.origin == "library"}
         """By how much candidates are slower than predicted, in comparison with those that decisions preferred to them."""
+        self._decided_at: dict[str, Mapping[str, int]] = {}
+        """Sizes at which a candidate was decided on, by its name."""
         self._excluded: dict[KeyFields, Collection[str]] = {}
         """Candidates that must not run in a regime, though they may elsewhere in its cell."""
         self._first: tuple[int, ...] = ()
@@ -80,12 +88,12 @@ class Fallbacks:
 
     def add_fallback(self, form: Candidate, entry: Entry) -> None:
         """Takes in a loaded form: a regime has chosen it, or it is to serve where the others are not right."""
-        forms = self._loaded.get(form.name, [])
-        known = any(form is one for one, _ in forms)
-        if known and form.name == next(iter(self._loaded)):
+        forms = self._loaded.pop(form.name, [])
+        if any(form is one for one, _ in forms):
+            self._loaded = {form.name: forms, **self._loaded}
+            self._orders[EVERYWHERE] = bytes(self._order(()))
             return
-        forms = forms if known else [(form, entry), *forms][:FORMS]
-        self._loaded.pop(form.name, None)
+        forms = [(form, entry), *forms][:FORMS]
         latest = {form.name: forms, **self._loaded}
         kept = [name for name, own in latest.items() if own[0][0].origin != "library"][:LATEST]
         self._loaded = {name: own for name, own in latest.items() if name in kept or own[0][0].origin == "library"}
@@ -99,8 +107,9 @@ class Fallbacks:
         seconds = {each: self._factors.get(each, 1.0) * c.cost(sizes) for each, c in candidates.items() if c.valid(sizes)}
         own = seconds.get(name, 0.0)
         slower = {each: self._factors.get(each, 1.0) * own / seconds[each] for each in seconds if 0 < seconds[each] < own}
-        if slower:
+        if slower or name not in self._decided_at:
             self._factors |= slower
+            self._decided_at[name] = dict(sizes)
             self._publish()
 
     def withdraw(self, name: str) -> None:
@@ -128,7 +137,10 @@ class Fallbacks:
         keys, self._first = self._owner.keys, self._first or tuple(ints)
         differ = zip(keys.size_names, ints, self._first, strict=True)
         self._varying |= {*varying, *(name for name, size, first in differ if size != first)} & keys.bucketed
-        looked = regime.cell_of(keys.fields(ints), keys.size_codes), cells, len(self._varying)
+        own = regime.cell_of(keys.fields(ints), keys.size_codes)
+        if own in self._cells:
+            self._cells[own] = self._cells.pop(own)  # now one of the latest
+        looked = own, cells, len(self._varying)
         if looked in self._looked:
             return
         self._looked.add(looked)
@@ -140,7 +152,7 @@ class Fallbacks:
             self._forget_cells()
 
     def _forget_cells(self) -> None:
-        """Forgets all but the last cells."""
+        """Forgets all but the latest cells."""
         for fields in [*self._cells][:-MOST_CELLS]:
             del self._cells[fields]
             if fields not in self._excluded:  # a regime and its cell may have the same fields
@@ -158,7 +170,10 @@ class Fallbacks:
         keys = self._owner.keys
         pairs = [pair for forms in self._loaded.values() for pair in forms]
         given = [(form, entry, leaf_facts(keys, form.facts)) for form, entry in pairs]
-        self._leaves = [(form, entry, facts) for form, entry, facts in given if facts is not None]
+        plain = [(form, entry, facts) for form, entry, facts in given if facts is not None]
+        asked = [(leaf, self._asked(leaf[0])) for leaf in plain]
+        self._leaves = [*plain, *((form, entry, (*facts, *more)) for (form, entry, facts), more in asked if more)]
+        self._plain = len(plain)
         self._orders = {pack_words(fields): bytes(self._order(fields)) for fields in ((), *self._cells)}
         self._orders |= {pack_words(fields): bytes(self._left(fields)) for fields in self._excluded}
         leaves = tuple((entry, pack_words(itertools.chain(*facts))) for _, entry, facts in self._leaves)
@@ -170,11 +185,27 @@ class Fallbacks:
         return [number for number in order if self._leaves[number][0].name not in self._excluded[fields]]
 
     def _order(self, fields: KeyFields) -> list[int]:
-        """Numbers of the leaves that may serve in a cell, or everywhere, with the best predicted first."""
+        """Numbers of the leaves that may serve in a cell, or everywhere, with the best predicted first; everywhere, with the one
+        decided on last."""
         able = {name: self._factors.get(name, 1.0) * self._predicted(fields, name) for name in self._loaded}
-        ranks = {name: rank for rank, name in enumerate(sorted(able, key=lambda name: able[name]))}
-        numbered = [(ranks[form.name], n) for n, (form, _, _) in enumerate(self._leaves) if able[form.name] < math.inf]
+        ranks = {name: rank for rank, name in enumerate(sorted(able, key=lambda name: able[name]) if fields else able)}
+        numbered = [
+            (ranks[form.name], number)
+            for number, (form, _, _) in enumerate(self._leaves)
+            if (able[form.name] < math.inf if number < self._plain else not fields)
+        ]
         return [number for _, number in sorted(numbered)]
+
+    def _asked(self, candidate: Candidate) -> tuple[dispatcher.LeafFact, ...]:
+        """What the integers of a call must be for the candidate to be valid whatever its other integers are; nothing where others
+        matter, or none."""
+        keys, decided = self._owner.keys, self._decided_at.get(candidate.name)
+        if decided is None:
+            return ()
+        sizes = ReadSizes(decided)
+        exact = {n: place for place, n in enumerate(keys.size_names) if keys.size_codes[place] == regime.EXACT}
+        able = candidate.valid(sizes) and sizes.read <= exact.keys()
+        return tuple((dispatcher.SIZE_IS, exact[name], decided[name]) for name in sorted(sizes.read)) if able else ()
 
     def _predicted(self, fields: KeyFields, name: str) -> float:
         """Seconds that a candidate is predicted to take in the middle of a cell, infinite where it is not known to be valid. Of
