@@ -5,7 +5,8 @@ the peer's dynamic compile; polytile with each value of the option `stall`. Each
 result is there. With --warm a second process then serves it with the caches that the first has left. Every result is compared
 with eager's.
 
---seconds limits everything: a contestant serves as many requests as its share of the time allows. --stacks samples where the
+--seconds limits everything: a contestant serves as many requests as its share of the time allows. With --calls a stream can be
+measured in pieces: a contestant that the file has for this stream is not run again. --stacks samples where the
 caller is in calls that wait, which disturbs them a little. --show prints the tables of the committed results.
 """
 
@@ -36,6 +37,8 @@ GRACE = 20.0
 """Seconds after which a process that does not end by itself is ended."""
 FOREVER = 7 * 86400.0
 WARM = ", warm"
+REQUESTS = 300
+"""Of a stream, unless the command says otherwise; results of others are kept beside them."""
 
 
 class Streams:
@@ -60,6 +63,11 @@ class Streams:
             "synchronised": not given.unsynchronised, "stacks": given.stacks,
         }  # fmt: skip
         for name in given.contestants:
+            if known := self._known(workload, name):
+                self.left -= len(known)
+                expected = known[0][1].get("seconds", []) if name == TIER0 else expected
+                yield from known
+                continue
             with ExitStack() as open_caches:
                 caches = open_caches.enter_context(own_caches())
                 variables = {name: value for name, value in caches.items() if name not in ONCE}  # as who uses them has them
@@ -68,6 +76,20 @@ class Streams:
                     if name == TIER0:
                         expected = found.get("seconds", [])
                     yield name + kind, found
+
+    def asked(self, workload: str) -> dict[str, Any]:
+        """What tells one stream from another."""
+        given = self.given
+        return {"workload": workload, "device": given.device, "requests": given.requests, "seed": given.seed}
+
+    def _known(self, workload: str, contestant: str) -> list[tuple[str, dict[str, Any]]]:
+        """A contestant's processes and what was found for them earlier, if it was for all of them."""
+        file, names = self.given.calls, [contestant + kind for kind in self._kinds(contestant)]
+        if file is None or not file.exists():
+            return []
+        lines = map(json.loads, file.read_text().splitlines())
+        found = {line["contestant"]: line for line in lines if line["asked"] == self.asked(workload) and "error" not in line}
+        return [(name, found[name]) for name in names] if all(name in found for name in names) else []
 
     def _run(self, task: dict[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
         share = max(0.0, self.deadline - time.time()) / self.left
@@ -97,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = measured(streams, workload)
         tables(workload, result["device"], result)
         if given.json:
-            record.add(f"stream_{given.device}", "workloads", {workload: result}, given.out)
+            longer = "" if given.requests == REQUESTS else f", {given.requests}"
+            record.add(f"stream_{given.device}", "workloads", {workload + longer: result}, given.out)
 
 
 def show_all(directory: Path) -> None:
@@ -106,7 +129,7 @@ def show_all(directory: Path) -> None:
         file = directory / f"stream_{device}.json"
         if file.exists():
             for workload, result in json.loads(file.read_text())["results"]["workloads"].items():
-                tables(workload, result["device"], result)
+                tables(workload.partition(",")[0], result["device"], result)
     print("\n\n".join(NOTES))
 
 
@@ -116,9 +139,9 @@ def measured(streams: Streams, workload: str) -> dict[str, Any]:
     for name, found in streams.of(workload):
         runs[name] = found
         print(f"{workload}, {name}: {found.get('error') or round(sum(found['seconds']), 2)} s", file=sys.stderr, flush=True)
-        if given.calls:
+        if given.calls and "asked" not in found:
             with given.calls.open("a") as file:
-                file.write(json.dumps({"workload": workload, "contestant": name, **found}) + "\n")
+                file.write(json.dumps({**found, "asked": streams.asked(workload), "contestant": name}) + "\n")
     requests = WORKLOADS[workload].requests(given.device, given.requests, given.seed)
     sizes, tolerance = [(one.batch, one.length) for one in requests], WORKLOADS[workload].tolerance[given.device]
     cells = {name: judged(run, runs, sizes, tolerance) for name, run in runs.items()}
@@ -137,13 +160,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--contestants", nargs="+", choices=list(COMPILE), default=list(COMPILE))
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--seed", type=int, default=0, help="of the sizes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for everything, in shares")
     parser.add_argument("--warm", nargs="*", choices=list(COMPILE), help="also a second process, of these contestants or of all")
     parser.add_argument("--unsynchronised", action="store_true", help="on a GPU: time calls until they return")
     parser.add_argument("--stacks", action="store_true", help="sample where the caller is in calls that wait")
-    parser.add_argument("--calls", type=Path, help="append every call's times to this file, a JSON line for each contestant")
+    parser.add_argument("--calls", type=Path, help="a file of every call's times: what it lacks is run and appended")
     parser.add_argument("--json", action="store_true", help="also write stream_DEVICE.json")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="the directory of that file")
     parser.add_argument("--show", action="store_true", help="only print the tables of these files")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 
 import polytile
 from polytile.compiler import programs
-from polytile.runtime import background, builder
+from polytile.compiler.building import Turns
+from polytile.counters import counters
+from polytile.runtime import background, builder, spare_core
 from polytile.runtime import compile as compiling
 from tests.waiting import PATIENCE, until
 
@@ -232,3 +235,50 @@ def test_the_process_is_ready_soon() -> None:
     """It traces nothing; Dynamo takes a fifth of the time to import."""
     text = "import sys; from polytile.compiler import building; building._makers(); assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", text], check=True, timeout=PATIENCE)
+
+
+def test_compilers_run_in_turns_with_calls(other_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them, the process waits until this one lets it go on."""
+    other_program(
+        "connection.recv(1 << 20)\n"
+        'connection.sendall(b\'{"note": "ran", "seconds": 0.25}\\n\')\n'
+        'assert b"go" in connection.recv(1 << 20)\n'
+        'connection.sendall(b\'{"value": 7, "counts": {}}\\n\')\n'
+    )
+    rests: list[float] = []
+    monkeypatch.setattr(builder, "_rest", lambda ran, *before: rests.append(ran))
+    assert builder.ask("program", {}) == 7 and rests == [0.25]
+
+
+def test_who_compiles_asks_for_its_turn_while_it_is_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        turns = Turns(theirs)
+        turns.wait(1.0)  # nobody asks for anything: it does not wait
+        turns.begin()
+        turns.wait(0.0)  # the first compiler
+        waiting = threading.Thread(target=turns.wait, args=[1.5], daemon=True)
+        waiting.start()
+        assert ours.recv(1 << 10) == b'{"note": "ran", "seconds": 1.5}\n' and waiting.is_alive()
+        turns.go()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive()
+        turns.end({"value": 1})
+        assert ours.recv(1 << 10) == b'{"value": 1}\n'
+
+
+@pytest.mark.parametrize("at_tier0", [0, 3], ids=["programs serve calls", "calls wait for the program"])
+def test_calls_have_all_cores_between_compilers_while_programs_serve_them(at_tier0: int) -> None:
+    alive, wanted = background.background, list[bool]()
+    before = alive.calls, counters["tier0_calls"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(background, "is_here", lambda: True)
+        patched.setattr(builder, "usable_cores", lambda: 1)
+        patched.setattr(alive, "last_call", float("inf"))
+        patched.setattr(alive, "hear", lambda: wanted.append(spare_core.is_wanted()))
+        patched.setattr(alive, "calls", alive.calls + 4)
+        counters.add("tier0_calls", at_tier0)
+        with spare_core.wanted():
+            builder._rest(0.02, *before)
+            assert spare_core.is_wanted()
+    assert not wanted if at_tier0 else wanted and not any(wanted)

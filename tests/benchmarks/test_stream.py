@@ -182,6 +182,8 @@ def test_a_second_process_finds_the_caches_of_the_first(
     assert set(written["results"]["workloads"]["mlp"]["contestants"]) == {"eager", "never", "never, warm"}
     assert "revision" in written["environment"] and len(calls.read_text().splitlines()) == 3
     printed = capsys.readouterr().out
+    command.main([*arguments, "--out", str(out), "--calls", str(calls)])
+    assert len(given) == 3 and capsys.readouterr().out == printed, "what the file has is not run again"
     command.main(["--show", "--out", str(out)])
     assert capsys.readouterr().out.startswith(printed.strip()) and 'stall="never", warm' in printed
 

@@ -119,6 +119,35 @@ def test_far_from_all_that_has_come_the_last_decision_serves(no_call_decides: No
     assert ran(candidates, kernel, 5000) == "fast"
 
 
+def test_what_an_exact_integer_allows_serves_wherever_it_has_that_value(no_call_decides: None) -> None:
+    """As a kernel that reads a packed weight does wherever the weight is packed."""
+    packed = Fake("packed", predicted=1e-6, can=lambda sizes: sizes["N"] == 64, hard_limits=True)
+    candidates = (packed, library())
+    kernel = MultiKernel(
+        spec(size_codes=(regime.BUCKET, regime.EXACT)), candidates, {"stall": "never", "isolation": "never", "tune": "off"}
+    )
+    call(kernel, 40)
+    assert background.wait(PATIENCE) and kernel.decisions[0].candidate == "packed"
+    assert ran(candidates, kernel, 90000) == "packed"
+    before = len(packed.calls)
+    with background.background.held():
+        kernel(torch.randn(90000, 32), torch.zeros(90000, 32), 90000, 32)
+    assert len(packed.calls) == before
+    background.drop()
+
+
+def test_cells_that_calls_have_met_are_remembered(no_call_decides: None) -> None:
+    """Also of a kernel that serves several shapes in turns."""
+    own, other = Fake("own", predicted=1e-6, can=lambda sizes: sizes["M"] > 0, hard_limits=True), library()
+    kernel = never(own, other, tune="off")
+    kernel.add_fallback(own)
+    for length in range(4, 20):
+        for width in range(4, 20):
+            kernel.fill_open_regimes((1 << length, 1 << width), 1)
+    assert ran((own, other), kernel, 16) == "own"
+    background.drop()
+
+
 def test_cells_of_long_ago_are_forgotten() -> None:
     small, large = Fake("small", predicted=growing(1e-6, 1.0)), Fake("large", predicted=growing(3e-5, 0.0))
     candidates = (small, large, library(predicted=1.0))

@@ -5,7 +5,8 @@ Started as a script with the number of its socket. Requests and answers are JSON
     {"do": "program", ...}    a lowered graph becomes a program on disk, its first kernels compiled (handed.py)
     {"do": "kernels", ...}    candidates of one kernel are compiled (dispatch/ahead.py)
 
-The answer is {"value": ..., "counts": {counter: number}}, or {"error": text, "counts"}. It runs no kernel and measures nothing.
+The answer is {"value": ..., "counts": {counter: number}}, or {"error": text, "counts"}. Before each compiler but the first it
+sends {"note": "ran", "seconds": of the one before}, and goes on at {"do": "go"}. It runs no kernel and measures nothing.
 It ends when the socket closes, with the compilers that it runs, and when nothing was asked for IDLE_SECONDS.
 """
 
@@ -32,26 +33,66 @@ COUNTED = ("compiler_runs",)
 Makers = dict[str, Callable[[dict[str, Any]], Any]]
 
 
+class Turns:
+    """Compilers run in turns with calls of the process that asks, while it waits for an answer: that process says when the next
+    one may run."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+        self._go = threading.Event()
+        self._asked = False
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the next compiler may run; the one before it ran so many seconds."""
+        with self._lock:
+            if not self._asked or not seconds:
+                return
+            self._go.clear()
+            self._send({"note": "ran", "seconds": seconds})
+            self._go.wait(IDLE_SECONDS)
+
+    def go(self) -> None:
+        self._go.set()
+
+    def begin(self) -> None:
+        """From now on, the other process waits for an answer."""
+        self._asked = True
+
+    def end(self, answer: dict[str, Any]) -> None:
+        with self._lock:
+            self._asked = False
+            self._send(answer)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
 def serve(connection: socket.socket) -> None:
     """Answers requests until there are none any more."""
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
-    makers = _makers()
+    turns = Turns(connection)
+    threading.Thread(target=_listen, args=(connection, requests, turns), daemon=True).start()
+    makers = _makers(turns)
     with contextlib.suppress(queue.Empty, ConnectionError):
         while True:
             request = requests.get(timeout=IDLE_SECONDS)
-            connection.sendall(json.dumps(_answer(makers, request)).encode() + b"\n")
+            turns.begin()
+            turns.end(_answer(makers, request))
 
 
-def _listen(connection: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _listen(connection: socket.socket, requests: queue.SimpleQueue[dict[str, Any]], turns: Turns) -> None:
     """Hands on what is asked. Where nobody is left to ask, ends the process, whatever it is doing."""
     with contextlib.suppress(ConnectionError), connection.makefile(encoding="utf-8", newline="\n") as lines:
         for line in lines:
-            requests.put(json.loads(line))
+            request = json.loads(line)
+            if request["do"] == "go":
+                turns.go()
+            else:
+                requests.put(request)
     os.killpg(0, signal.SIGTERM)
 
 
-def _makers() -> Makers:
+def _makers(turns: Turns | None = None) -> Makers:
     """What answers each kind of request. What is compiled here is not measured here. The collector never searches what is
     imported: that took 0.3 of 1.4 s."""
     gc.disable()
@@ -62,6 +103,9 @@ def _makers() -> Makers:
     gc.enable()
     background.background.close()
     compiler_process.share_group()
+    if turns is not None:
+        compiler_process.take_turns(turns.wait)
+        handed.compile_ahead()
     return {"program": handed.make_program, "kernels": handed.make_kernels}
 
 

@@ -35,6 +35,7 @@ from polytile.problem import digest
 from polytile.runtime import builder, collector, compile
 from polytile.runtime.cache import current
 from polytile.runtime.convolution import PackedConvolution
+from polytile.runtime.cuda import products
 from polytile.runtime.lease import alone
 from polytile.runtime.neutral import neutral
 from polytile.tuning import budget
@@ -102,6 +103,12 @@ def _request(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Sl
 
 
 # in the process that makes them ---------------------------------------------------------------------------------------
+
+
+def compile_ahead() -> None:
+    """Starts compiling the C code that no program has of its own, while the first graph is traced."""
+    with options.override(compile_workers=1):
+        products.prepare()
 
 
 def make_program(request: Mapping[str, Any]) -> None:

@@ -64,6 +64,7 @@ def reported(call: Call) -> Call:
 
     def reported_call(args: list[Any]) -> list[Any]:
         alive.last_call, alive.threads = math.inf, threads()
+        alive.calls += 1
         try:
             if spare_core.is_wanted():
                 with spare_core.leave_one_free():

@@ -160,6 +160,13 @@ class Fallbacks:
         self._seconds = {at: seconds for at, seconds in self._seconds.items() if at[0] in self._cells or not at[0]}
         self._looked.clear()
 
+    def seconds(self, ints: Sequence[int]) -> float:
+        """Predicted seconds of a call with these integers whose regime is not decided: of the best leaf, in the middle of the
+        cell. 0 where the cell is not known, or nothing can serve there."""
+        cell = regime.cell_of(self._owner.keys.fields(ints), self._owner.keys.size_codes)
+        known = [self._predicted(cell, name) for name in self._loaded] if cell in self._cells else []
+        return min((seconds for seconds in known if seconds < math.inf), default=0.0)
+
     def exclude(self, fields: KeyFields, names: Collection[str]) -> None:
         """Stops these candidates from serving in the regime `fields` while it is undecided."""
         self._excluded[fields] = names
@@ -272,7 +279,7 @@ def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collectio
     codes = [(name, code) for name, code in zip(keys.size_names, keys.size_codes, strict=True) if code != regime.IGNORE]
     places = {place: name for place, (name, code) in enumerate(codes) if code == regime.BUCKET}
     directions = sum(name in varying for name in places.values())
-    reach = (0, CELLS // 2, 2, 1)[directions] if directions <= MOST_DIRECTIONS else 0
+    reach = (0, CELLS // 2, 2, 1)[directions] if directions <= MOST_DIRECTIONS and cells > 1 else 0
     steps = [_steps(own[place], reach if name in varying else 0) for place, name in places.items()]
     moves = sorted(itertools.product(*steps), key=lambda move: sum(distance for distance, _ in move))
     call = dict(zip(keys.size_names, ints, strict=True))

@@ -200,9 +200,7 @@ class MultiKernel:
 
     def seconds_undecided(self, ints: Sequence[int]) -> float:
         """Predicted seconds of a call with these integers, where nothing is decided; 0 if nothing that is loaded can run."""
-        sizes = self.spec.sizes(ints)
-        loaded = [self.named(name) for name in self.fallbacks.loaded] if self.fallbacks is not None else []
-        return min((candidate.cost(sizes) for candidate in loaded if candidate.valid(sizes)), default=0.0)
+        return 0.0 if self.fallbacks is None else self.fallbacks.seconds(ints)
 
     def add_fallback(self, form: Candidate) -> None:
         """Loads a form of a candidate to serve undecided regimes. A form that cannot be loaded is skipped here; a decision for it

@@ -37,9 +37,9 @@ log = logging.getLogger("polytile")
 EXIT_SECONDS = 0.15
 """How long process exit waits for the running job to stop."""
 
-REST = 9.0
+REST = 24.0
 """Work that takes time from calls is followed by a pause of this many times the time that it takes, as long as the program
-makes calls: it is to take a tenth of their time. Compilers on their cores take more (docs/costs.md)."""
+makes calls: it is to take a twenty-fifth of their time. Compilers on their cores take more (docs/costs.md)."""
 
 CALL_SECONDS = 2.0
 """Seconds that calls lose while this thread computes for one. They wait for the GIL, or for the thread of a parallel loop whose
@@ -116,6 +116,8 @@ class Background:
         """Seconds that calls have lost by leaving a core to another process that works for this thread (spare_core.py)."""
         self.last_call = 0.0
         """End of the last call of a compiled program, on time.monotonic's clock; infinity while one runs. Set by programs."""
+        self.calls = 0
+        """Calls of compiled graphs so far, about. Set by programs."""
         self.threads = 0
         """torch.get_num_threads() in that call; 0 before the first. Set by programs. Jobs run with the same number."""
 

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.counters import counters
 from polytile.errors import PolytileError
-from polytile.runtime import background, child_process, pytorch
+from polytile.runtime import background, child_process, pytorch, spare_core
 from polytile.runtime.cache import current
 from polytile.runtime.child_process import ChildProcess, import_path
 from polytile.runtime.cpu import usable_cores
@@ -42,6 +43,13 @@ NICENESS = 5
 """How much lower than this process's the priority of the builder is. Calls leave it a core; where the system puts a thread of
 theirs on that core, the thread goes first. Beside other programs that keep all cores busy, the builder gets a third of a fair
 share of a core, and a program is there within a minute. At 10 it would get a ninth."""
+
+TAKEN = 0.1
+"""What part of calls' speed the process takes at most where programs serve most calls: between compilers it rests. A call on two
+cores that leaves one free takes twice as long."""
+
+TIER0 = 0.5
+"""It does not rest while more than this part of the calls is served without a program."""
 
 MOST_DEATHS = 3
 """Number of processes that may die without an answer. After that, the work is done in this process."""
@@ -131,14 +139,35 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
 
 def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
     process = _builder.running()
+    begun = background.background.calls, counters["tier0_calls"]
+
+    def heard(message: dict[str, Any]) -> None:
+        _rest(message["seconds"], *begun)
+        child_process.send(process.connection, {"do": "go"})
+
     try:
-        return child_process.ask(process.connection, request, seconds)
+        return child_process.ask(process.connection, request, seconds, heard)
     except (OSError, ValueError) as error:
         status, words = process.last_words(EXIT_SECONDS if isinstance(error, ConnectionError) else END_SECONDS)
         _builder.deaths += 1
         _builder.stop()
         ending = "" if status is None else f" with status {status}" + (f", saying: {words}" if words else "")
         raise BuilderFailed(f"there was no answer: {error}{ending}") from error
+
+
+def _rest(ran: float, calls_before: int, tier0_before: int) -> None:
+    """Lets calls have all cores for a while after a compiler has run for so many seconds, as long as programs serve them. The
+    two numbers are those of the calls when the process was asked. The background hears of new regimes meanwhile."""
+    alive, cores = background.background, usable_cores()
+    end = time.monotonic() + ran * max(0.0, 1 / (TAKEN * cores) - 1)
+    if not background.is_here() or pytorch.torch_threads() < cores:
+        return
+    with spare_core.given_back():
+        while time.monotonic() < end and not (alive.is_quiet() or _builder.closed):
+            if counters["tier0_calls"] - tier0_before > TIER0 * (alive.calls - calls_before):
+                break
+            time.sleep(background.QUIET_SECONDS)
+            alive.hear()
 
 
 def here() -> dict[str, Any]:

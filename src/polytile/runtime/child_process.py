@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,29 @@ def _set_niceness(process: int, niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, process, niceness)
 
 
-def ask(connection: socket.socket, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Sends a request and waits up to `seconds` for the answer. Raises OSError without an answer, and ValueError if the
-    answer is no JSON."""
+Heard = Callable[[dict[str, Any]], None]
+
+
+def ask(connection: socket.socket, request: Mapping[str, Any], seconds: float, heard: Heard | None = None) -> dict[str, Any]:
+    """Sends a request and waits up to `seconds` for the answer. `heard` gets the messages before it, which have the key
+    "note". Raises OSError without an answer, and ValueError if the answer is no JSON."""
     end, received = time.monotonic() + seconds, bytearray()
     connection.settimeout(seconds)
-    connection.sendall(json.dumps(request).encode() + b"\n")
-    while not received.endswith(b"\n"):
-        connection.settimeout(max(1e-3, end - time.monotonic()))
-        part = connection.recv(1 << 20)
-        if not part:
-            raise ConnectionResetError("it ended without an answer")
-        received += part
-    return dict(json.loads(received))
+    send(connection, request)
+    while True:
+        while b"\n" not in received:
+            connection.settimeout(max(1e-3, end - time.monotonic()))
+            part = connection.recv(1 << 20)
+            if not part:
+                raise ConnectionResetError("it ended without an answer")
+            received += part
+        line, _, received = received.partition(b"\n")
+        message = dict(json.loads(line))
+        if heard is None or "note" not in message:
+            return message
+        heard(message)
+
+
+def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Sends one message."""
+    connection.sendall(json.dumps(message).encode() + b"\n")

@@ -8,6 +8,8 @@ import os
 import shlex
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from polytile.counters import counters
@@ -69,6 +71,16 @@ def share_group() -> None:
     _groups["own"] = False
 
 
+_turns: list[Callable[[float], None]] = []
+_last = {"seconds": 0.0}
+"""How long the last compiler ran."""
+
+
+def take_turns(wait: Callable[[float], None]) -> None:
+    """Calls `wait` before each compiler, with the seconds that the one before it ran."""
+    _turns[:] = [wait]
+
+
 def _stop(process: subprocess.Popen[str]) -> None:
     """Stops a compiler driver and its subprocesses. The driver removes its own temporary files."""
     with contextlib.suppress(OSError):
@@ -89,6 +101,9 @@ def run(name: str, command: tuple[str, ...], source: Path) -> None:
 
 def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]:
     """Runs the compiler and returns its exit status and its output."""
+    for wait in _turns:
+        wait(_last["seconds"])
+    begun = time.monotonic()
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
@@ -113,4 +128,5 @@ def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]
         raise
     finally:
         state.processes.discard(process)
+        _last["seconds"] = time.monotonic() - begun
     return process.returncode, messages

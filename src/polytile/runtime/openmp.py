@@ -4,6 +4,7 @@
     set_threads(n)      from now on, loops use n threads
     end_team()          ends the threads that this thread's loops have left waiting
     asleep()            within the block, threads sleep between loops instead of spinning
+    awake()             within a block within that one, they spin
 
 Except by `asleep`, other threads are unaffected, as is the `torch.set_num_threads` value for threads that have not used
 torch yet. Without such a runtime nothing changes.
@@ -118,3 +119,15 @@ def asleep() -> Iterator[None]:
         yield
     finally:
         end_team()
+
+
+@contextlib.contextmanager
+def awake() -> Iterator[None]:
+    """Suspends the enclosing `asleep` of this thread within the block."""
+    functions = runtime()
+    end_team()
+    try:
+        yield
+    finally:
+        if functions is not None and functions.run_empty is not None:
+            functions.run_empty(2)

@@ -1,6 +1,7 @@
 """A core that calls leave free for a process that makes the program or kernels they wait for.
 
     wanted()            within the block, such a process is at work
+    given_back()        within a block within that one, it rests
     is_wanted()         whether one is
     leave_one_free()    within the block, ATen's operators leave a core free; generated kernels do so by themselves
                         (launcher.c)
@@ -18,6 +19,8 @@ of an EPYC, a decoder of 3 layers:
 Half of the cores for two seconds cost less than a fraction of them for many. A program is made once, and calls leave a
 core free until it is ready. Kernels are made again and again; the share of the time for which calls leave a core free for
 them is bounded (background.REST).
+
+Where other programs serve most calls, as while a second graph's is made, the process works in turns with calls (builder.py).
 
 A program also has loops outside of its calls, such as those of an optimiser. They keep their threads, but a thread that
 waits for the next loop must not spin on the free core: it spins for some milliseconds, longer than a call of a small model.
@@ -51,6 +54,19 @@ def wanted() -> Iterator[None]:
     finally:
         _want(-1)
         background.background.helped += (time.monotonic() - begun) / usable_cores()
+
+
+@contextlib.contextmanager
+def given_back() -> Iterator[None]:
+    """Marks the block in which the process that this thread waits for rests."""
+    begun = time.monotonic()
+    _want(-1)
+    try:
+        with openmp.awake():
+            yield
+    finally:
+        _want(1)
+        background.background.helped -= (time.monotonic() - begun) / usable_cores()
 
 
 def _after_fork() -> None:
