@@ -18,6 +18,8 @@ import torch.nn.functional as F
 
 import polytile
 from polytile.compiler import backend, programs
+from polytile.compiler.tiers import TieredGraph, Tiers
+from polytile.dispatch.recorded import Resume
 from polytile.errors import CompilerMissing
 from polytile.runtime import background, builder, collector
 
@@ -147,6 +149,22 @@ def test_kernels_inside_the_library_s_candidates_are_there_when_a_program_takes_
             assert kernel.spec.make_args is not None
             kernel(*kernel.spec.make_args(sizes))
     assert not chosen
+
+
+def test_a_program_takes_over_once_what_its_kernels_run_by_is_loaded() -> None:
+    due: list[bool] = []
+    group = Tiers()
+
+    class Late(Resume):
+        def run(self) -> None:
+            due.append(group.due)
+
+    def build() -> Callable[[list[Any]], list[Any]]:
+        background.submit(Late(lambda: None, {}, (), frozenset()))
+        return lambda args: args
+
+    TieredGraph(group, "late", lambda args: args, build, repeatable=False).begin()
+    assert background.wait(PATIENCE) and due == [False] and group.due
 
 
 def test_forward_and_backward_take_over_together() -> None:

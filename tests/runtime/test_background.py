@@ -116,6 +116,24 @@ def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Ba
     assert done == ["first", "free", "second"]
 
 
+def test_a_job_may_need_what_queued_ones_of_some_kind_do(alone: Background) -> None:
+    """As a program that is to take over needs its kernels loaded. One of them fails, which is reported and no more."""
+    order: list[str] = []
+
+    class Loads(Work):
+        pass
+
+    def builds() -> None:
+        alone.submit(Loads(lambda: order.append("loaded")))
+        alone.submit(Loads(lambda: 1 // 0))
+        alone.submit(Work(lambda: order.append("other")))
+        alone.run_now(Loads)
+        order.append("built")
+
+    alone.submit(Work(builds))
+    assert alone.wait(PATIENCE) and order == ["loaded", "built", "other"]
+
+
 def test_looking_for_work_counts_as_work(beside_calls: Background) -> None:
     done: list[str] = []
 

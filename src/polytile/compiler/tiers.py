@@ -23,6 +23,8 @@ import torch
 from polytile import locks
 from polytile import options as settings
 from polytile.counters import counters
+from polytile.dispatch.learning import Load
+from polytile.dispatch.recorded import Resume
 from polytile.frontend.eager import with_own_code
 from polytile.frontend.failures import CALLERS
 from polytile.runtime import background, spare_core
@@ -121,10 +123,12 @@ class TieredGraph:
         background.submit(_Build(self))
 
     def build(self) -> None:
-        """Builds the program. The next call that may switch tiers switches to it."""
+        """Builds the program, and loads what its kernels run by: else its first calls would run them by the library, slower than
+        without the program. The next call that may switch tiers switches to it."""
         build, self._build = self._build, _built
         try:
             self._next = build()
+            background.background.run_now(Resume, Load)
         finally:
             with self.tiers.lock:
                 self.settled = True

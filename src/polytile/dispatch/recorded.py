@@ -203,11 +203,11 @@ def restore(multikernel: MultiKernel, ints: Collection[tuple[int, ...]] | None =
     _resume_all(multikernel, now)
     if rows and not waits:
         later = {fields: row for fields, row in rows.items() if fields not in now}
-        background.submit(_Resume(weakref.ref(multikernel), later, tuple(rows), programs.running()))
+        background.submit(Resume(weakref.ref(multikernel), later, tuple(rows), programs.running()))
 
 
 @dataclass(frozen=True)
-class _Resume:
+class Resume:
     """Files the decisions from disk that are left, and looks whether all of them hold by what is on record now."""
 
     owner: weakref.ref[MultiKernel]

@@ -93,6 +93,13 @@ def _urgency(job: Job) -> tuple[float, ...]:
         return ()
 
 
+def _run(job: Job) -> None:
+    try:
+        job.run()
+    except Exception:
+        log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
+
+
 class Background:
     """See the module's docstring. Thread-safe."""
 
@@ -202,6 +209,16 @@ class Background:
         """Whether measuring disturbs nobody now: somebody waits for it, or no call has come for a while."""
         return self.is_waited_for() or time.monotonic() - self.last_call > QUIET_SECONDS
 
+    def run_now(self, *kinds: type) -> None:
+        """Runs the queued jobs of these kinds, for a job that needs what they do."""
+        while True:
+            with self._change:
+                job = next((one for one in self._jobs if isinstance(one, kinds)), None)
+                self._jobs = [one for one in self._jobs if one is not job]
+            if job is None:
+                return
+            _run(job)
+
     def pending(self) -> list[Job]:
         """Jobs that are queued or running."""
         self.hear()
@@ -241,9 +258,7 @@ class Background:
             if self.threads:
                 openmp.set_threads(self.threads)
             try:
-                job.run()
-            except Exception:
-                log.warning("Background work failed; calls continue with their current kernels.", exc_info=True)
+                _run(job)
             finally:
                 openmp.end_team()
                 before, computed = computed, time.thread_time()
