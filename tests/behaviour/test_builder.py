@@ -109,9 +109,18 @@ def test_programs_and_kernels_are_made_in_another_process(
     assert "failed" not in caplog.text
 
 
+class Attends(torch.nn.Module):
+    """Three heads of 64 over the rows of a matrix."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(1, -1, 3, 64).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(-1, 192)
+
+
 @pytest.mark.slow
 def test_a_training_step_is_made_in_another_process(done_here: list[str]) -> None:
-    layer = torch.nn.Sequential(torch.nn.Linear(192, 48), torch.nn.LayerNorm(48), torch.nn.Dropout(0.0))
+    parts = torch.nn.Linear(192, 192), Attends(), torch.nn.Linear(192, 48), torch.nn.LayerNorm(48), torch.nn.Dropout(0.0)
+    layer = torch.nn.Sequential(*parts)
 
     def step(run: Callable[..., Any], x: torch.Tensor) -> list[torch.Tensor]:
         layer.zero_grad()

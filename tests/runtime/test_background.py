@@ -131,7 +131,7 @@ def test_a_job_may_need_what_queued_ones_of_some_kind_do(alone: Background) -> N
         order.append("built")
 
     alone.submit(Work(builds))
-    assert alone.wait(PATIENCE) and order == ["loaded", "built", "other"]
+    assert alone.wait(60) and order == ["loaded", "built", "other"]
 
 
 def test_looking_for_work_counts_as_work(beside_calls: Background) -> None:

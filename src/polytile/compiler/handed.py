@@ -27,10 +27,10 @@ from polytile.dispatch.define import WORKS
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CompileFailed, LoweringError, PolytileError
 from polytile.frontend.graph import Lowered, OperatorReport
-from polytile.ir.attention import Attention
+from polytile.ir.attention import Attention, Gradients, Sequences
 from polytile.ir.program import Assert, Extern, Input, Operator, Program, Trace
 from polytile.ir.serialise import Reader, Unstorable, Writer
-from polytile.ir.template import Template
+from polytile.ir.template import Grouping, Scales, Template
 from polytile.problem import digest
 from polytile.runtime import builder, collector, compile
 from polytile.runtime.cache import current
@@ -43,7 +43,8 @@ from polytile.tuning import budget
 log = logging.getLogger("polytile")
 
 CLASSES = (
-    Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Attention, Extern, Assert, Operator, Trace,
+    Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Scales, Grouping, Attention, Gradients, Sequences, Extern,
+    Assert, Operator, Trace,
 )  # fmt: skip
 
 CPU = (torch.device("cpu"),)
