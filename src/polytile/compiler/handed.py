@@ -43,8 +43,8 @@ from polytile.tuning import budget
 log = logging.getLogger("polytile")
 
 CLASSES = (
-    Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Scales, Grouping, Attention, Gradients, Sequences, Extern,
-    Assert, Operator, Trace,
+    Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Scales, Grouping, Attention, Gradients, Sequences,
+    Extern, Assert, Operator, Trace,
 )  # fmt: skip
 
 CPU = (torch.device("cpu"),)
