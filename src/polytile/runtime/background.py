@@ -6,9 +6,9 @@ ready.
     wait()          blocks until no job is left
     is_here()       whether the caller is the background thread
 
-While nobody waits, the thread works for a bounded share of the time (REST), as do the processes that work for it. It has the
-priority of calls: on busy cores, a call would wait for the GIL as long as a thread of lower priority that holds it waits for
-a core.
+While nobody waits, the thread works for a bounded share of the time (REST), as do the processes that work for it (builder.py).
+It has the priority of calls: on busy cores, a call would wait for the GIL as long as a thread of lower priority that holds it
+waits for a core.
 
 The first job starts the thread. A forked child inherits the parent's jobs but not the thread, and starts its own with
 its first job. When the process ends, queued jobs are dropped and the running one is interrupted.

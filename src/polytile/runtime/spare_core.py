@@ -16,11 +16,9 @@ of an EPYC, a decoder of 3 layers:
     2                   5                              0.55    11
     1                   19                             0.56    2
 
-Half of the cores for two seconds cost less than a fraction of them for many. A program is made once, and calls leave a
-core free until it is ready. Kernels are made again and again; the share of the time for which calls leave a core free for
-them is bounded (background.REST).
-
-Where other programs serve most calls, as while a second graph's is made, the process works in turns with calls (builder.py).
+Half of the cores for two seconds cost less than a fraction of them for many. So calls that have no program yet leave a core
+free until it is ready. Where programs serve most calls, as while a second graph's is made, or kernels are made again and
+again, the share of the time for which calls leave a core free is bounded (TAKEN in builder.py, background.REST).
 
 A program also has loops outside of its calls, such as those of an optimiser. They keep their threads, but a thread that
 waits for the next loop must not spin on the free core: it spins for some milliseconds, longer than a call of a small model.
