@@ -15,9 +15,9 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polytile.counters import counters
 from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
@@ -76,6 +76,12 @@ class Numbers:
                                       and one whose launches are known, in any program
         learned, proved, hopeless    library calls whose launches are known; also at other addresses; cannot be known
     """
+
+    COUNTED: ClassVar = (
+        "replayed", "followed", "updated", "direct", "made", "evicted", "refused", "nodes_updated", "busy", "short", "calls",
+        "rested", "to_end", "to_python", "to_library", "to_memory",
+    )  # fmt: skip
+    """Those that only grow, in C's order; the others are a state."""
 
     replayed: int
     followed: int
@@ -138,7 +144,7 @@ class ProgramGraphs:
         program = self._program()
         if program is None:
             return None
-        found = (ctypes.c_int64 * len(Numbers.__dataclass_fields__))()
+        found = (ctypes.c_int64 * len(fields(Numbers)))()
         _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, found)
         return Numbers(*found)
 
