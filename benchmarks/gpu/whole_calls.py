@@ -1,13 +1,12 @@
 """`python -m benchmarks.gpu.whole_calls [--models llama decode ...] [--contestants polytile ...] [--seconds 240]`: single calls.
 
 Wall time of Transformers of four and six layers in bfloat16 under `torch.inference_mode()`, at several shapes. Contestants:
-eager; polytile, one dynamic compile by `polytile.compile`, without and with CUDA graphs; the peer's dynamic compile; the peer's
-compile for each shape with CUDA graphs.
-Each has a process and caches of its own, but for polytile's two, which run the same kernels. All processes are made at once;
+eager; polytile, one dynamic compile by `polytile.compile`, without CUDA graphs, with them, and with them and `guards="tensors"`;
+the peer's dynamic compile; the peer's compile for each shape with CUDA graphs.
+Each has a process and caches of its own, but for polytile's three, which run the same kernels. All processes are made at once;
 polytile's measure their candidates one at a time. Then calls are timed, model after model and shape after shape, the contestants
 in turns. A call begins when the device is idle, and ends when it is idle again. Results are compared with eager's of the same
-weights and inputs. Of polytile's calls there are also the time until they return, that of the program in C alone, and what their
-graphs did.
+weights and inputs. Of polytile's calls there are also the time until they return, that of their parts, and what their graphs did.
 Device time is told in two ways: the sum over all kernels, copies and fills of a call, by torch's profiler; and a call's share
 of a graph of ten calls, captured by `torch.cuda.graph`, which includes what the device waits between kernels.
 
@@ -42,6 +41,7 @@ from benchmarks.contestants import Entrant, Values, tune_in_turn
 from benchmarks.gpu import host_time, models
 from benchmarks.gpu.replay import kernel_times
 from benchmarks.timing import geomean
+from polytile.compiler import front_door
 from polytile.compiler.programs import compiled_programs
 from polytile.report import Table, show
 from polytile.runtime.cuda.graphs import Numbers, ProgramGraphs
@@ -49,12 +49,14 @@ from polytile.runtime.cuda.graphs import Numbers, ProgramGraphs
 Run = Callable[..., Tensor]
 Cell = dict[str, Any]
 
-EAGER, OWN, GRAPHS, PEER, STATIC = "eager", "polytile", "polytile, graphs", "peer, dynamic", "peer, each shape, graphs"
-PROCESSES = {EAGER: (EAGER,), OWN: (OWN, GRAPHS), PEER: (PEER,), STATIC: (STATIC,)}
+EAGER, OWN, GRAPHS, FEWER = "eager", "polytile", "polytile, graphs", "polytile, graphs, fewer guards"
+PEER, STATIC = "peer, dynamic", "peer, each shape, graphs"
+PROCESSES = {EAGER: (EAGER,), OWN: (OWN, GRAPHS, FEWER), PEER: (PEER,), STATIC: (STATIC,)}
 """The contestants of each process."""
 COMPILED: dict[str, Callable[[Run], Run]] = {
     OWN: functools.partial(polytile.compile, options={"stall": "never"}),
     GRAPHS: functools.partial(polytile.compile, options={"stall": "never", "cuda_graphs": "auto"}),
+    FEWER: functools.partial(polytile.compile, options={"stall": "never", "cuda_graphs": "auto"}, guards="tensors"),
     PEER: functools.partial(torch.compile, dynamic=True),
     STATIC: functools.partial(torch.compile, dynamic=False, mode="reduce-overhead"),
 }
@@ -125,20 +127,40 @@ class Contestant:
         with torch.inference_mode():
             return timed(functools.partial(self.runs[who], *self.arguments[place]))
 
-    def program(self, who: str, place: int) -> list[list[float]]:
-        """The same of the program in C alone, without guards and what Python does around it. Raises RuntimeError if there is
-        none."""
-        seen: list[tuple[Any, list[Any]]] = []
+    def parts(self, who: str, place: int) -> dict[str, list[float]]:
+        """Microseconds of parts of a call, each called alone, until the device has ended and until they return: Dynamo's guards,
+        which ask for nothing of the device; the code that Dynamo made, which the guards choose; the program in C, which that code
+        calls. Raises RuntimeError if a call does not consist of these."""
+        arguments, door = self.arguments[place], front_door.door_of(self.runs[who])
+        if door is None or door.entry is None or door.refusals:
+            raise RuntimeError(f"calls have no front door: {door}")
         with torch.inference_mode():
-            for compiled in compiled_programs():
-                program: Any = getattr(compiled.call, "__globals__", {}).get("serve")
-                if hasattr(program, "look_at"):
-                    program.look_at(functools.partial(_seen, seen, program), 1)
-            self.runs[who](*self.arguments[place])
-            if len(seen) != 1:
-                raise RuntimeError(f"a call is made by {len(seen)} programs in C")
-            program, arguments = seen[0]
-            return timed(lambda: program(list(arguments)))
+            self.runs[who](*arguments)
+            chosen = door.entry.managers[0]()
+            cached = next(each for each in door.entries() if each.guard_manager is chosen)
+            code: Any = front_door.as_function(cached.code, door.called_function())
+            program, given = self._program(functools.partial(code, *arguments))
+            calls = {
+                "guards": functools.partial(door.entry.find, *arguments),
+                "code": functools.partial(code, *arguments),
+                "program": lambda: program(list(given)),
+            }
+            turns = [{name: timed(call) for name, call in calls.items()} for _ in range(ROUNDS)]
+        return {
+            name: [round(statistics.median(us for turn in turns for us in turn[name][k]), 1) for k in (0, 1)] for name in calls
+        }
+
+    def _program(self, call: Callable[[], Any]) -> tuple[Any, list[Any]]:
+        """The program in C that a call runs, and its arguments."""
+        seen: list[tuple[Any, list[Any]]] = []
+        for compiled in compiled_programs():
+            program: Any = getattr(compiled.call, "__globals__", {}).get("serve")
+            if hasattr(program, "look_at"):
+                program.look_at(functools.partial(_seen, seen, program), 1)
+        call()
+        if len(seen) != 1:
+            raise RuntimeError(f"a call is made by {len(seen)} programs in C")
+        return seen[0]
 
     def kernels(self, who: str, place: int) -> list[float]:
         """Microseconds of a call's kernels, and how many there are."""
@@ -260,7 +282,7 @@ def at_shape(processes: Mapping[str, Entrant], place: int) -> Cell:
             for kept, new in zip(samples[who], entrants[who].ask("single", who, place), strict=True):
                 kept.extend(new)
     after = processes[OWN].ask("graphs") if OWN in processes else {}
-    device = {who: entrant.ask("kernels", who, place) for who, entrant in entrants.items()}
+    device = {who: entrants[who].ask("kernels", who, place) for who in order if who != FEWER}
     cell = {
         "wall_us": {who: round(statistics.median(whole), 1) for who, (whole, _) in samples.items()},
         "host_us": {who: round(statistics.median(host), 1) for who, (_, host) in samples.items()},
@@ -273,12 +295,11 @@ def at_shape(processes: Mapping[str, Entrant], place: int) -> Cell:
 
 
 def inside(entrant: Entrant, place: int) -> Cell:
-    """What calls of polytile consist of: the program in C alone, and the device's time as a captured graph."""
-    found: Cell = {"program_us": {}, "captured_us": None}
+    """What calls of polytile consist of, and the device's time as a captured graph."""
+    found: Cell = {"parts_us": {}, "captured_us": None}
     try:
         for who in PROCESSES[OWN]:
-            whole, host = entrant.ask("program", who, place)
-            found["program_us"][who] = [round(statistics.median(times), 1) for times in (whole, host)]
+            found["parts_us"][who] = entrant.ask("parts", who, place)
         found["captured_us"] = entrant.ask("captured", OWN, place)
     except RuntimeError as error:
         found["error"] = str(error)[:500]
@@ -303,12 +324,12 @@ def line(cell: Cell) -> str:
     times = [f"{who} {wall:.0f} (returns after {cell['host_us'][who]:.0f})" for who, wall in cell["wall_us"].items()]
     device = [f"{who} {us:.0f}" for who, us in cell["gpu_us"].items()]
     captured = [f"captured {cell['captured_us']:.0f}"] if cell.get("captured_us") else []
-    program = [f"{who} {whole:.0f} ({host:.0f})" for who, (whole, host) in cell.get("program_us", {}).items()]
-    parts = [
-        f"wall {', '.join(times)}", f"kernels {', '.join(device + captured)}", f"program {', '.join(program)}",
-        f"graphs: {graphs_of(cell)}", cell.get("error", ""),
-    ]  # fmt: skip
-    return f"{name_of(cell)}: " + "; ".join(filter(None, parts))
+    inner = [
+        f"{who} {', '.join(f'{part} {whole:.0f} ({host:.0f})' for part, (whole, host) in parts.items())}"
+        for who, parts in cell.get("parts_us", {}).items()
+    ]
+    told = [f"wall {', '.join(times)}", f"kernels {', '.join(device + captured)}", *inner, f"graphs: {graphs_of(cell)}"]
+    return f"{name_of(cell)}: " + "; ".join([*told, cell["error"]] if "error" in cell else told)
 
 
 def graphs_of(cell: Cell) -> str:
@@ -346,18 +367,20 @@ def report(cells: Sequence[Cell]) -> None:
     compared = [cell["wall_us"] for cell in cells if {OWN, GRAPHS, PEER} <= cell["wall_us"].keys()]
     if over_peer := [wall[PEER] / min(wall[OWN], wall[GRAPHS]) for wall in compared]:
         print(f"the peer's dynamic compile / polytile: geomean {geomean(over_peer):.2f}, least {min(over_peer):.2f}")
-    consists_of([cell for cell in cells if GRAPHS in cell.get("program_us", {})])
+    consists_of([cell for cell in cells if FEWER in cell.get("parts_us", {})])
 
 
 def consists_of(cells: Sequence[Cell]) -> None:
     """What polytile's calls with graphs consist of."""
     rows = []
     for cell in cells:
-        times = [cell["wall_us"][GRAPHS], cell["host_us"][GRAPHS], *cell["program_us"][GRAPHS]]
-        times += [cell["gpu_us"][OWN], cell["captured_us"] or float("nan")]
+        parts, fewer = cell["parts_us"][GRAPHS], cell["parts_us"][FEWER]
+        times = [cell["wall_us"][GRAPHS], *(parts[name][1] for name in parts), cell["wall_us"][FEWER], fewer["guards"][1]]
+        times += [parts["program"][0], cell["gpu_us"][OWN], cell["captured_us"] or float("nan")]
         rows.append((name_of(cell), *(f"{us:.0f}" for us in times), graphs_of(cell)))
-    host = ["a call", "returns after", "the program alone", "returns after"]
-    columns = ["model, shape", *host, "its kernels", "as one graph", "graphs"]
+    host = ["a call", "guards", "code, until it returns", "program, until it returns"]
+    device = ["program, until the device ends", "its kernels", "as one graph"]
+    columns = ["model, shape", *host, "a call, fewer guards", "fewer guards", *device, "graphs"]
     if rows:
         show(Table.from_rows("calls with graphs, µs", columns, rows))
 

@@ -241,6 +241,12 @@ static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
     return keep_entry(frame, slot->entry);
 }
 
+/* Makes the recorded launches if the device should not wait for the rest of them. -1 and an exception if one fails. */
+static int begin_on_device(Frame *frame)
+{
+    return recorder->is_due() ? make_launches(frame, FOR_DEVICE) : 0;
+}
+
 /* What tells a call of a kernel apart. */
 static size_t words_of(Dispatcher *self, void *const *pointers, const long *integers, uint64_t *words)
 {
@@ -272,7 +278,7 @@ static int pass_call(Frame *frame, const uint64_t *words, size_t word_count)
     if (keep_entry(frame, ((const Slot *)slots[0])->entry) < 0)
         return -1;
     recorder->pass();
-    return 1;
+    return begin_on_device(frame) < 0 ? -1 : 1;
 }
 
 /* Reads a tensor's address for kernels. */
@@ -567,6 +573,8 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */
     Py_DECREF(slot.entry);
+    if (code == 0 && records && begin_on_device(frame) < 0)
+        return -1;
     if (code == 0 || declined)
         return code == 0;
     report(self, code);

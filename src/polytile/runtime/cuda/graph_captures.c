@@ -80,6 +80,7 @@ struct Record {
     size_t shared_count;
     Graph *followed;    /* whose first `passed` calls are those of the stretch; NULL: none */
     size_t passed;
+    size_t part;        /* launches after which the stretch is made though nothing ends it */
     int64_t kept_bytes;
     Workspace workspaces[USERS];
     void *stream, *context, *origin, *failed;

@@ -402,6 +402,8 @@ static void make_pending(Record *record, int why)
             make_stretch(record);
         record->launches.count = record->launches.used = 0;
     }
+    if (why == FOR_DEVICE)
+        record->part += record->part / 2;
     release_kept(record);
     clear_steps(&record->steps);
     record->whole = !record->in_call;
@@ -450,6 +452,18 @@ static void end_call(int successful)
     Step *step = &record->steps.steps[count - 1];
     step->launches = record->launches.count;
     record->whole &= successful && step->launches > (count > 1 ? step[-1].launches : 0);
+}
+
+/* A device that waits for a long stretch to be complete is idle meanwhile. So the first part of a call is short; each further one
+   is longer by half, which takes the host about as long as the device is busy with the part before. */
+static int is_due(void)
+{
+    Record *record = current;
+    if (record == NULL)
+        return 0;
+    const Graph *graph = record->followed;
+    size_t launches = graph == NULL ? record->launches.count : record->passed == 0 ? 0 : graph->steps.steps[record->passed - 1].launches;
+    return launches >= record->part;
 }
 
 static Step *step_of_call(void)

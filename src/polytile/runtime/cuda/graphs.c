@@ -2,8 +2,8 @@
 
    A program runs as usual: it computes sizes, allocates and selects kernels. Its launches go into a record: a kernel
    with its grid and parameter bytes, or a library call with everything it depends on. Anything else that touches the
-   stream flushes the record first, so a call of a program consists of one or more stretches of launches. The point of
-   the program where a stretch starts is its place.
+   stream flushes the record first, and a long record is flushed early for the device to begin. So a call of a program
+   consists of one or more stretches of launches. The point of the program where a stretch starts is its place.
 
    A stretch is served in one of these ways:
      replay    by a graph whose launches are byte-identical
@@ -214,6 +214,7 @@ static void *begin(void *given, int32_t device)
     record->device = device;
     record->place = record->code = record->in_call = 0;
     record->whole = 1;
+    record->part = FIRST_PART;
     record->failed = record->origin = NULL;
     current = record;
     take_workspaces(record);
@@ -262,7 +263,7 @@ static int wants_graph(void *graphs)
 }
 
 static const Recorder recorder = {
-    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch,
+    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch, is_due,
      new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
 };
 
