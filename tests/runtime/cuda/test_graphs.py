@@ -283,6 +283,30 @@ def test_a_call_that_leaves_a_graphs_way_is_recorded_from_there(recorder: Stub) 
     assert [run.call(z) for z in (run.z, other, other, run.z)] == [1] * 4, "each has a graph"
 
 
+def test_a_graph_whose_launch_fails_after_an_update_is_not_followed(recorder: Stub) -> None:
+    run, other = InPlace(recorder), torch.randn(24)
+    updated = run.numbers.updated
+    recorder.launch_error = 701
+    with pytest.raises(LaunchFailed):
+        run.program([run.x, run.y, other])
+    recorder.launch_error = 0
+    assert run.numbers.nodes_updated >= 1 and run.numbers.updated == updated
+    run.call(run.z)
+
+
+def test_a_graph_that_the_background_has_dropped_is_asked_for_again(recorder: Stub) -> None:
+    run, arguments = Made(in_place(kernel())), [torch.randn(24) for _ in range(3)]
+    with background.background.held():
+        for _ in range(6):
+            run.program(list(arguments))
+        background.drop()
+    for _ in range(64):
+        recorder.count = 0
+        run.program(list(arguments))
+        background.wait(30)
+    assert run.numbers.graphs == 1
+
+
 def test_the_device_begins_before_a_long_stretch_is_complete(recorder: Stub) -> None:
     """Parts of 6, 9 and 13 launches, and the rest."""
     run, arguments = Made(in_place(kernel(), 32)), [torch.randn(24) for _ in range(3)]

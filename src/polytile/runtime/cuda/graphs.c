@@ -119,14 +119,16 @@ static int workspace(int user, int64_t bytes, void **pointer)
         atomic_store_explicit(&current->graphs->workspace_bytes[user], bytes, memory_order_relaxed);
     if (bytes > own->bytes) {
         int64_t stride = 1;
-        void *tensor = NULL;
-        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &tensor) != 0)
+        Workspace larger = {.bytes = bytes};
+        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &larger.tensor) != 0)
             return OUT_OF_MEMORY;
+        if (api.data_pointer(larger.tensor, &larger.memory) != 0) {
+            api.delete_tensor(larger.tensor);
+            return OUT_OF_MEMORY;
+        }
         if (own->tensor != NULL)
             keep_until_made(current, own->tensor);
-        *own = (Workspace){.tensor = tensor, .bytes = bytes};
-        if (api.data_pointer(tensor, &own->memory) != 0)
-            return OUT_OF_MEMORY;
+        *own = larger;
     }
     *pointer = own->memory;
     return 0;
