@@ -138,9 +138,11 @@ class Contestant:
             self.runs[who](*arguments)
             chosen = door.entry.managers[0]()
             cached = next(each for each in door.entries() if each.guard_manager is chosen)
-            code: Any = front_door.as_function(cached.code, door.called_function())
+            function = door.called_function()
+            assert function is not None
+            code: Any = front_door.as_function(cached.code, function)
             program, given = self._program(functools.partial(code, *arguments))
-            calls = {
+            calls: dict[str, Callable[[], Any]] = {
                 "guards": functools.partial(door.entry.find, *arguments),
                 "code": functools.partial(code, *arguments),
                 "program": lambda: program(list(given)),
