@@ -154,6 +154,12 @@ def test_what_comes_again_is_launched_as_a_graph_at_any_size(recorder: Stub) -> 
     assert 1 <= after.graphs <= 6 and after.nodes == LAUNCHES * after.graphs
 
 
+def test_memories_of_a_recorded_call_share_an_arena(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    wrote = [call.values[0] for call in called(recorder, run, x)]
+    assert len(set(wrote)) == 3 and wrote[:2] == wrote[2:4], "two in turns, and the result"
+
+
 class Calls(ctypes.Structure):
     """graphs.h's Recorder, as far as these tests use it."""
 
