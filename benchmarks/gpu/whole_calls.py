@@ -11,8 +11,9 @@ Device time is told in two ways: the sum over all kernels, copies and fills of a
 of a graph of ten calls, captured by `torch.cuda.graph`, which includes what the device waits between kernels.
 
 polytile tunes in the background until nothing is left, or until `--seconds` are nearly over; the table says which. Results go to
-OUT/gpu_whole_calls.json after each shape. `--beside` keeps what an earlier file has and this run lacks. `--show` prints a file's
-tables.
+OUT/gpu_whole_calls.json after each shape. `--beside` keeps those cells of an earlier file that have a shape or a contestant more;
+a cell's times, and so its ratios, are of one run. `--made` takes the cells of a file in place of making calls. `--show` prints a
+file's tables.
 """
 
 from __future__ import annotations
@@ -213,14 +214,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--beside", type=Path, help="a file whose cells are kept where this run has none")
+    parser.add_argument("--made", type=Path, help="a file of a run that was made elsewhere; needs no GPU")
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
     if given.show is not None:
         report(json.loads(given.show.read_text())["results"]["cells"])
         return
+    before = dated(given.beside) if given.beside else []
+    if given.made is not None:
+        made = json.loads(given.made.read_text())
+        made["results"]["cells"] = beside(before, dated(given.made))
+        (given.out / "gpu_whole_calls.json").write_text(json.dumps(made, indent=1) + "\n")
+        return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.whole_calls needs an NVIDIA GPU; this process sees none.")
-    before = json.loads(given.beside.read_text())["results"]["cells"] if given.beside else []
     cells: list[Cell] = []
     for cell in measure(given.models, given.contestants, given.seconds):
         cells.append(cell)
@@ -229,6 +236,14 @@ def main() -> None:
         print(line(cell), flush=True)
     report(cells)
     print(path)
+
+
+def dated(file: Path) -> list[Cell]:
+    """The cells of a file, with the date and revision of their run."""
+    found = json.loads(file.read_text())
+    environment = found["environment"]
+    run = {"date": environment["date"][:16].replace("T", " "), "revision": environment["revision"]}
+    return [run | cell for cell in found["results"]["cells"]]
 
 
 def beside(before: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
@@ -357,15 +372,16 @@ def report(cells: Sequence[Cell]) -> None:
     for cell in cells:
         wall = cell["wall_us"]
         best = min((wall[who] for who in (OWN, GRAPHS) if who in wall), default=0.0)
-        times = [f"{wall[who]:.0f}" if who in wall else "" for who in (EAGER, PEER, STATIC, OWN, GRAPHS)]
+        times = [f"{wall[who]:.0f}" if who in wall else "" for who in (EAGER, PEER, STATIC, OWN, GRAPHS, FEWER)]
         ratios = [f"{wall[who] / best:.2f}" if best and who in wall else "" for who in (EAGER, PEER, STATIC)]
         kernels = cell["gpu_us"].get(OWN)
-        over = f"{best / kernels:.2f}" if kernels else ""
-        rows.append((name_of(cell), *times, f"{kernels:.0f}" if kernels else "", *ratios, over, _furthest(cell["off"])))
-    own = [OWN, "with graphs", "its kernels"]
-    ratios = ["× eager", "× peer", "× peer's graphs", "wall / kernels", "off"]
-    columns = ["model, shape", EAGER, PEER, STATIC, *own, *ratios]
-    show(Table.from_rows("wall time of one call, µs; ratios of polytile's better way", columns, rows))
+        over = [f"{us / kernels:.2f}" if kernels and us else "" for us in (best, wall.get(FEWER))]
+        name = [name_of(cell), cell.get("date", "")]
+        rows.append((*name, *times, f"{kernels:.0f}" if kernels else "", *ratios, *over, _furthest(cell["off"])))
+    own = [OWN, "with graphs", "and fewer guards", "its kernels"]
+    ratios = ["× eager", "× peer", "× peer's graphs", "wall / kernels", "fewer guards / kernels", "off"]
+    columns = ["model, shape", "run", EAGER, PEER, STATIC, *own, *ratios]
+    show(Table.from_rows("wall time of one call, µs; ratios of polytile's better way with all guards", columns, rows))
     compared = [cell["wall_us"] for cell in cells if {OWN, GRAPHS, PEER} <= cell["wall_us"].keys()]
     if over_peer := [wall[PEER] / min(wall[OWN], wall[GRAPHS]) for wall in compared]:
         print(f"the peer's dynamic compile / polytile: geomean {geomean(over_peer):.2f}, least {min(over_peer):.2f}")
@@ -377,14 +393,13 @@ def consists_of(cells: Sequence[Cell]) -> None:
     rows = []
     for cell in cells:
         parts, fewer = cell["parts_us"][GRAPHS], cell["parts_us"][FEWER]
-        times = [cell["wall_us"][GRAPHS], *(parts[name][1] for name in parts), cell["wall_us"][FEWER], fewer["guards"][1]]
-        times += [parts["program"][0], cell["gpu_us"][OWN], cell["captured_us"] or float("nan")]
+        times = [parts["guards"][1], fewer["guards"][1], parts["code"][1], parts["program"][1], parts["program"][0]]
+        times += [cell["gpu_us"][OWN], cell["captured_us"] or float("nan")]
         rows.append((name_of(cell), *(f"{us:.0f}" for us in times), graphs_of(cell)))
-    host = ["a call", "guards", "code, until it returns", "program, until it returns"]
+    host = ["guards", "fewer guards", "code, until it returns", "program, until it returns"]
     device = ["program, until the device ends", "its kernels", "as one graph"]
-    columns = ["model, shape", *host, "a call, fewer guards", "fewer guards", *device, "graphs"]
     if rows:
-        show(Table.from_rows("calls with graphs, µs", columns, rows))
+        show(Table.from_rows("parts of calls with graphs, µs", ["model, shape", *host, *device, "graphs"], rows))
 
 
 def _furthest(errors: Mapping[str, float]) -> str:

@@ -55,7 +55,7 @@ def settle_ahead() -> None:
     call, which takes tens of microseconds for a Transformer of four layers. Calling it again has no effect.
     """
     if not hasattr(VariableBuilder.wrap_symfloat, "settles"):
-        VariableBuilder.wrap_symfloat = _settling(VariableBuilder.wrap_symfloat)  # type: ignore[method-assign]
+        VariableBuilder.wrap_symfloat = _settling(VariableBuilder.wrap_symfloat)  # type: ignore[method-assign, assignment]
 
 
 def _settling(wrap: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
