@@ -59,11 +59,17 @@ def images(batch: int) -> Arguments:
     return (torch.randn(batch, 3, 224, 224, device="cuda", dtype=models.DTYPE),)
 
 
+def one_token(batch: int) -> Arguments:
+    """A token of each sequence, and where it stands in the cache."""
+    return torch.randint(30000, (batch, 1), device="cuda"), torch.full((), 100, device="cuda")
+
+
 CASES = {
     "bert": Case(lambda: models.bert(6), tokens, ((8, 200), (1, 128))),
     "vit": Case(lambda: models.vit(6), images, ((16,),)),
     "llama": Case(lambda: models.llama(4), tokens, ((1, 16), (1, 128))),
     "gpt2": Case(lambda: models.gpt2(6), tokens, ((1, 16), (1, 128))),
+    "decode": Case(lambda: models.Decoder(4), one_token, ((1,),)),
 }
 
 

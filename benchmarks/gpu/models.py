@@ -50,6 +50,27 @@ def llama(layers: int = 4) -> nn.Module:
     )  # fmt: skip
 
 
+class Decoder(nn.Module):
+    """A Llama on a GPU with a static cache of `positions` for each of `batch` sequences: from a token of each and its position,
+    one element, the logits of the next."""
+
+    def __init__(self, layers: int = 4, batch: int = 1, positions: int = 512) -> None:
+        from transformers import StaticCache
+
+        super().__init__()
+        self.model = llama(layers).to("cuda", DTYPE)
+        config: Any = self.model.config
+        width = config.hidden_size // config.num_attention_heads
+        self.cache = StaticCache(config=config, max_cache_len=positions)
+        self.cache.early_initialization(batch, config.num_key_value_heads, width, DTYPE, torch.device("cuda"))
+
+    def forward(self, words: Tensor, position: Tensor) -> tuple[Tensor]:
+        for layer in self.cache.layers:
+            layer.cumulative_length.copy_(position)
+        results = self.model(words, past_key_values=self.cache, use_cache=True)
+        return (results.logits,)
+
+
 def bert(layers: int = 4) -> nn.Module:
     from transformers import BertConfig, BertModel
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from polytile.compiler import backend
+import polytile
+from polytile.compiler import backend, front_door
 from tests.behaviour.helpers import compiled
 
 
@@ -42,6 +43,18 @@ def test_what_modules_keep_is_fixed_at_once_and_what_the_caller_gives_is_not(mon
         network.layers[2].negative_slope = 0.4
         torch.testing.assert_close(function(x, 0.5), network(x, 0.5))
     assert len(traced) == 2
+
+
+def test_guards_on_arguments_do_not_ask_what_modules_keep() -> None:
+    network = Scaled().eval()
+    function = polytile.compile(network, guards="tensors")
+    with torch.no_grad():
+        function(torch.randn(6, 3), 0.25)
+    door = front_door.door_of(function)
+    assert door is not None
+    (entry,) = door.entries()
+    asked = str(entry.guard_manager)
+    assert "factor" in asked and "alpha" not in asked
 
 
 class Decayed(nn.Module):

@@ -11,9 +11,9 @@ visible in the graph's shape environment before AOTAutograd's pass; reporting th
 
 from __future__ import annotations
 
+import functools
 import math
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -21,8 +21,11 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, ChainedSource, UnspecializedNNModuleSource
-from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.variables import ConstantVariable
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._guards import TracingContext
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -38,7 +41,7 @@ def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
     if shape_env is None:
         return
     fixed = {s.name for s, v in shape_env.replacements.items() if symbol_is_type(s, SymT.FLOAT) and v.is_number}
-    names = {name for name in fixed.union(_settled(graph.graph)) if not TensorifyState.should_specialize(name)}
+    names = {name for name in fixed if not TensorifyState.should_specialize(name)}
     if names:
         for name in names.union(_attributes(graph.graph)):
             TensorifyState.specialize(name)
@@ -48,57 +51,42 @@ def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
 def settle_ahead() -> None:
     """Make Dynamo give polytile's graphs numbers for the floats that modules keep.
 
-    Dynamo does so when it retraces a graph; asked for a name, this set knows those of the graph that is about to be compiled.
-    Calling it again has no effect.
+    Dynamo's guards on numbers are comparisons in C. What was symbolic before it became a number is compared in Python, by each
+    call, which takes tens of microseconds for a Transformer of four layers. Calling it again has no effect.
     """
-    known = TensorifyState.force_specializations
-    if not isinstance(known, _Settled):
-        TensorifyState.force_specializations = _Settled(known)
+    if not hasattr(VariableBuilder.wrap_symfloat, "settles"):
+        VariableBuilder.wrap_symfloat = _settling(VariableBuilder.wrap_symfloat)  # type: ignore[method-assign, assignment]
 
 
-class _Settled(set[str]):
-    """The names of floats that Dynamo is to fix, including those of the graph being compiled for polytile's backend. Names are
-    few and recur in other graphs: each graph has its own."""
+def _settling(wrap: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
+    """Dynamo's function that makes a float symbolic, for all but those that are settled."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(names)
-        self.of: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+    @functools.wraps(wrap)
+    def wrap_symfloat(builder: Any, value: float) -> Any:
+        source, output = builder.source, builder.tx.output
+        is_kept = isinstance(source, AttrSource) and _of_module(source)
+        if not is_kept or not _is_polytiles(output) or _changed(output, source, value):
+            return wrap(builder, value)
+        builder.install_guards(GuardBuilder.CONSTANT_MATCH)
+        return ConstantVariable.create(value=value, source=source)
 
-    def __contains__(self, name: object) -> bool:
-        output = None if super().__contains__(name) else _being_compiled()
-        if output is None:
-            return super().__contains__(name)
-        found = self.of.setdefault(output.shape_env, set())
-        found.update(_settled(output.graph))  # after one query, Dynamo removes them from the graph
-        return name in found
+    wrap_symfloat.settles = True  # type: ignore[attr-defined]
+    return wrap_symfloat
 
 
-def _being_compiled() -> Any:
-    """The graph that this thread is tracing, if polytile will compile it; else None."""
-    try:
-        output = InstructionTranslator.current_tx().output
-    except AttributeError:  # nothing is being traced
-        return None
+def _is_polytiles(output: Any) -> bool:
+    """Whether polytile will compile a graph that is being traced."""
     compiler: Any = output.compiler_fn
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     compiler = getattr(compiler, "compiler_fn", compiler)  # unwrap torch.compile's wrapper
-    return output if str(getattr(compiler, "__module__", "")).startswith("polytile.") else None
+    return str(getattr(compiler, "__module__", "")).startswith("polytile.")
 
 
 def _attributes(graph: torch.fx.Graph) -> Iterator[str]:
     """The symbols of floats that only functions in ATTRIBUTES_ONLY take."""
     for node, symbol in _floats(graph):
         if all(user.target in ATTRIBUTES_ONLY for user in node.users):
-            yield symbol
-
-
-def _settled(graph: torch.fx.Graph) -> Iterator[str]:
-    """The symbols of floats that are attributes of modules, and have not been seen to change."""
-    for node, symbol in _floats(graph):
-        given = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        source = getattr(given, "source", None)
-        if isinstance(source, AttrSource) and _of_module(source) and not _changed(source, node.meta["example_value"].node.hint):
             yield symbol
 
 
@@ -115,9 +103,9 @@ _first_values: dict[tuple[Any, Any], float] = {}
 """By traced function and source, the value that the first graph was made with; NaN once another one was found."""
 
 
-def _changed(source: AttrSource, value: float) -> bool:
+def _changed(output: Any, source: AttrSource, value: float) -> bool:
     """Whether graphs of the function being traced have been made with different values of a float."""
-    key = (InstructionTranslator.current_tx().f_code, source)
+    key = (output.root_tx.f_code, source)
     if _first_values.setdefault(key, value) != value:
         _first_values[key] = math.nan
         return True

@@ -2,7 +2,8 @@
 
    One memory after another is placed at the lowest offset that no concurrently live memory occupies, in several orders,
    of which the one with the smallest arena counts: the largest first takes up to half more than needed. An arena is live
-   for the whole call. If it would raise peak memory above that of separate allocations, there is none. */
+   for the whole call. If it would raise peak memory above that of separate allocations that are given back as soon as they
+   can be, there is none, except where nothing is given back before the call ends. */
 
 enum { PLANS = 8 };
 enum { LARGEST, EARLIEST, LONGEST, LARGEST_FOR_LONGEST, ORDERS };
@@ -11,6 +12,7 @@ typedef struct {
     int64_t *bytes;   /* of each memory; NULL: there is no plan */
     int64_t *offsets; /* of each memory; -1: outside */
     int64_t total;    /* 0: there is no arena at these sizes */
+    int64_t placed;   /* bytes of the arena, though it may raise the peak */
 } ArenaPlan;
 
 typedef struct {
@@ -108,6 +110,7 @@ static void place_all(ArenaPlan *plan, const Life *lives, int count)
     }
     if (total > plan->total)
         place_in(plan, lives, count, best);
+    plan->placed = plan->total;
     if (plan->total + peak_of(lives, plan->bytes, count, 0) > peak_of(lives, plan->bytes, count, -1))
         plan->total = 0;
 }

@@ -9,6 +9,7 @@
 
 enum { DTYPE_UINT8 = 0, DTYPE_FLOAT32 = 6 };
 enum { UNREAD = -1, NOT_PLAIN = -2, NOTHING_THERE = -3 }; /* in place of a device type */
+enum { MOST_RECORDED = 32 << 20 }; /* bytes of an arena that is there only because launches are recorded */
 
 typedef struct Tensor {
     PyObject *object;   /* owned; NULL: not created yet */
@@ -241,6 +242,12 @@ static int before_kernel(Frame *frame, Dispatcher *dispatcher, const Slot *slot)
     return keep_entry(frame, slot->entry);
 }
 
+/* Makes the recorded launches if the device should not wait for the rest of them. -1 and an exception if one fails. */
+static int begin_on_device(Frame *frame)
+{
+    return recorder->is_due() ? make_launches(frame, FOR_DEVICE) : 0;
+}
+
 /* What tells a call of a kernel apart. */
 static size_t words_of(Dispatcher *self, void *const *pointers, const long *integers, uint64_t *words)
 {
@@ -272,7 +279,7 @@ static int pass_call(Frame *frame, const uint64_t *words, size_t word_count)
     if (keep_entry(frame, ((const Slot *)slots[0])->entry) < 0)
         return -1;
     recorder->pass();
-    return 1;
+    return begin_on_device(frame) < 0 ? -1 : 1;
 }
 
 /* Reads a tensor's address for kernels. */
@@ -407,7 +414,8 @@ static int64_t bytes_of_argument(const Tensor *tensor)
     return tensor->handle != NULL ? bytes_of_storage(tensor->handle) : 0;
 }
 
-/* Allocates the arena for the memories of these layouts, if there is one at these sizes. */
+/* Allocates the arena for the memories of these layouts, if there is one at these sizes. Where launches are recorded, memory is
+   given back only when they are made: memories that share an arena then take less, and one allocation takes less time. */
 static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, int count, int device_type, int device)
 {
     Program *self = frame->program;
@@ -417,10 +425,10 @@ static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, 
         bytes[i] = lives[i].argument < 0 ? bytes_of(layouts[i], lives[i].bytes_of_element, alignment)
                                          : bytes_of_argument(&frame->tensors[lives[i].argument]);
     const ArenaPlan *plan = plan_for(&self->plans, lives, bytes, count);
-    if (plan == NULL || plan->total == 0)
+    int64_t total = plan == NULL ? 0 : frame->record != NULL && plan->placed <= MOST_RECORDED ? plan->placed : plan->total;
+    if (total == 0)
         return 0;
     memcpy(frame->offsets, plan->offsets, (size_t)count * sizeof(int64_t)); /* another thread may change the plan */
-    int64_t total = plan->total;
     int number = (int)self->tensors;
     if (allocate_tensor(frame, number, &(Layout){1, &total, &step, DTYPE_UINT8}, device_type, device) < 0)
         return RAISED;
@@ -567,6 +575,8 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     end_record(record);
     int declined = code == DECLINED && slot.call != NULL; /* the callable takes the call, and counts it */
     Py_DECREF(slot.entry);
+    if (code == 0 && records && begin_on_device(frame) < 0)
+        return -1;
     if (code == 0 || declined)
         return code == 0;
     report(self, code);

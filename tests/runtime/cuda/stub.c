@@ -181,6 +181,8 @@ int cuGraphUpload(void *executable, void *stream) { return 0; }
 int cuGraphLaunch(void *executable, void *stream)
 {
     Executable *of = executable;
+    if (stub_launch_error != 0)
+        return stub_launch_error;
     stub_launched_graphs++;
     for (size_t i = 0; i < of->count; i++) {
         Call *call = &stub_calls[stub_count++ % MOST];

@@ -154,12 +154,18 @@ def test_what_comes_again_is_launched_as_a_graph_at_any_size(recorder: Stub) -> 
     assert 1 <= after.graphs <= 6 and after.nodes == LAUNCHES * after.graphs
 
 
+def test_memories_of_a_recorded_call_share_an_arena(recorder: Stub) -> None:
+    run, x = Made(chain(kernel())), torch.randn(24)
+    wrote = [call.values[0] for call in called(recorder, run, x)]
+    assert len(set(wrote)) == 3 and wrote[:2] == wrote[2:4], "two in turns, and the result"
+
+
 class Calls(ctypes.Structure):
     """graphs.h's Recorder, as far as these tests use it."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in (
         "records", "records_here", "kernel", "call", "holds", "keep", "share", "workspace", "make", "next", "pass",
-        "begin_call", "end_call", "counts", "watch", "new_graphs", "delete_graphs", "begin", "end",
+        "begin_call", "end_call", "counts", "watch", "is_due", "new_graphs", "delete_graphs", "begin", "end",
         "set", "tell", "finish", "wants_graph")]  # fmt: skip
 
     def do(self, name: str, result: Any, *arguments: Any) -> Any:
@@ -234,13 +240,13 @@ def test_torch_hears_of_captures_of_its_calls(recorder: Stub, monkeypatch: pytes
     assert (numbers.graphs, numbers.refused, numbers.error) == ((0, 3, refused) if refused else (1, 0, 0))
 
 
-def in_place(run: Dispatcher) -> tuple[lines.Line, ...]:
+def in_place(run: Dispatcher, launches: int = LAUNCHES) -> tuple[lines.Line, ...]:
     """Kernels in memory that is given: x → y, y → x, and so on; the last one → z."""
     made: list[lines.Line] = [
         lines.OnDevice(torch.device("cuda", 0)), lines.DefineKernel("k", run), lines.TakeArguments(("x", "y", "z")),
         lines.ReadSize(N, "x", 0),
     ]  # fmt: skip
-    names = [*("yx" * LAUNCHES)[: LAUNCHES - 1], "z"]
+    names = [*("yx" * launches)[: launches - 1], "z"]
     made += [lines.CallKernel("k", (name, before), (N,)) for name, before in zip(names, ["x", *names], strict=False)]
     return (*made, lines.Return(()))
 
@@ -281,6 +287,44 @@ def test_a_call_that_leaves_a_graphs_way_is_recorded_from_there(recorder: Stub) 
         run.call(z)
         background.wait(30)
     assert [run.call(z) for z in (run.z, other, other, run.z)] == [1] * 4, "each has a graph"
+
+
+def test_a_graph_whose_launch_fails_after_an_update_is_not_followed(recorder: Stub) -> None:
+    run, other = InPlace(recorder), torch.randn(24)
+    updated = run.numbers.updated
+    recorder.launch_error = 701
+    with pytest.raises(LaunchFailed):
+        run.program([run.x, run.y, other])
+    recorder.launch_error = 0
+    assert run.numbers.nodes_updated >= 1 and run.numbers.updated == updated
+    run.call(run.z)
+
+
+def test_a_graph_that_the_background_has_dropped_is_asked_for_again(recorder: Stub) -> None:
+    run, arguments = Made(in_place(kernel())), [torch.randn(24) for _ in range(3)]
+    with background.background.held():
+        for _ in range(6):
+            run.program(list(arguments))
+        background.drop()
+    for _ in range(64):
+        recorder.count = 0
+        run.program(list(arguments))
+        background.wait(30)
+    assert run.numbers.graphs == 1
+
+
+def test_the_device_begins_before_a_long_stretch_is_complete(recorder: Stub) -> None:
+    """Parts of 6, 9 and 13 launches, and the rest."""
+    run, arguments = Made(in_place(kernel(), 32)), [torch.randn(24) for _ in range(3)]
+    for _ in range(30):
+        recorder.count = 0
+        run.program(list(arguments))
+        background.wait(30)
+    before = run.numbers
+    run.program(list(arguments))
+    after = run.numbers
+    assert (after.followed - before.followed, after.to_device - before.to_device, after.to_end - before.to_end) == (4, 3, 1)
+    assert after.nodes == 32
 
 
 @pytest.mark.parametrize("kept", [True, False])

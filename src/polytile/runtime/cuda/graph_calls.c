@@ -337,6 +337,7 @@ static int update(Graphs *graphs, Graph *graph, const Launches *launches, uint64
     }
     count(graphs, NODES_UPDATED, updated);
     forget(&graph->launches);
+    clear_steps(&graph->steps); /* which record other launches */
     graph->launches = own;
     graph->hash = hash;
     return 0;

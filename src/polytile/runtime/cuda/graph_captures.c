@@ -37,7 +37,7 @@ struct Place {
     double direct; /* host time of a stretch's launches one by one; 0: not known */
     uint64_t direct_shape;
     int made;
-    int asked;     /* whether `captured` is to become a graph, or is becoming one */
+    int asked;     /* stretches since `captured` was asked to become a graph; 0: it was not, or is one */
     Graph *captured;
 };
 
@@ -49,8 +49,8 @@ typedef struct {
     atomic_long numbers[NUMBERS];
     atomic_int error; /* the driver's last failure to make or update a graph */
     atomic_int wants;
-    int fruitless, rest; /* calls since a graph ran; calls for which nothing is recorded any more */
-    int ran, wanted;     /* in this call */
+    atomic_int fruitless, rest; /* calls since a graph ran; calls for which nothing is recorded any more */
+    atomic_int ran, wanted;     /* in this call */
     atomic_llong workspace_bytes[USERS]; /* the most that calls have used; each takes it at once, so that addresses come again */
 } Graphs;
 
@@ -80,6 +80,7 @@ struct Record {
     size_t shared_count;
     Graph *followed;    /* whose first `passed` calls are those of the stretch; NULL: none */
     size_t passed;
+    size_t part;        /* launches after which the stretch is made though nothing ends it */
     int64_t kept_bytes;
     Workspace workspaces[USERS];
     void *stream, *context, *origin, *failed;
@@ -310,6 +311,8 @@ static int make_executable(Graph *graph, void *stream)
     int code = api.instantiate(&graph->executable, graph->graph, 0);
     if (code == 0)
         api.upload(graph->executable, stream);
+    else
+        graph->executable = NULL;
     return code;
 }
 

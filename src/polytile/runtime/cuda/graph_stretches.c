@@ -35,15 +35,25 @@ static int is_known(const Launches *launches)
     return 1;
 }
 
+/* The background may have dropped what it was asked. */
+static void ask_again(Graphs *graphs, Place *place)
+{
+    place->asked++;
+    if (place->captured != NULL && place->asked >= ASKED_AGAIN && (place->asked & (place->asked - 1)) == 0)
+        atomic_store(&graphs->wants, 1);
+}
+
 /* What to do about launches that no graph has and that have occurred several times: a graph, if they are the same or of a
    shape without one; or learning the library calls, so that another graph can be updated. */
-static int wants(Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
+static int wants(Graphs *graphs, Place *place, const Launches *launches, uint64_t hash, uint64_t shape)
 {
     int again = times_seen(place, hash), alike = times_seen(place, ~shape), known = 0;
     for (int i = 0; i < MOST_GRAPHS; i++)
         known += place->graphs[i] != NULL && place->graphs[i]->shape == shape;
-    if (place->asked)
+    if (place->asked) {
+        ask_again(graphs, place);
         return 0;
+    }
     if ((again >= COMES_BACK || (known == 0 && alike >= COMES_BACK))
         && (uint64_t)place->made < FIRST_GRAPHS + place->stretches / CALLS_A_GRAPH)
         return GRAPH;
@@ -224,7 +234,7 @@ static void make_stretch(Record *record)
         place->stretches++;
         graph_serves = run_graph(record, place, hash, shape);
         const Spare *spare = spare_of(record);
-        int what = graph_serves == REPLAYS || spare == NULL ? 0 : wants(place, &record->launches, hash, shape);
+        int what = graph_serves == REPLAYS || spare == NULL ? 0 : wants(graphs, place, &record->launches, hash, shape);
         what = graph_serves && what == LEARN ? 0 : what;
         if (what == GRAPH)
             ask_for_graph(graphs, place, &record->launches, spare);
@@ -299,7 +309,6 @@ static Item *add(size_t bytes)
         current->origins[launches->count - 1] = current->origin;
     return item;
 }
-
 
 /* Whether the next call of a record that has come the way of `count` of its calls may be step number `count` of the
    graph. */
@@ -402,6 +411,8 @@ static void make_pending(Record *record, int why)
             make_stretch(record);
         record->launches.count = record->launches.used = 0;
     }
+    if (why == FOR_DEVICE)
+        record->part += record->part / 2;
     release_kept(record);
     clear_steps(&record->steps);
     record->whole = !record->in_call;
@@ -450,6 +461,18 @@ static void end_call(int successful)
     Step *step = &record->steps.steps[count - 1];
     step->launches = record->launches.count;
     record->whole &= successful && step->launches > (count > 1 ? step[-1].launches : 0);
+}
+
+/* A device that waits for a long stretch to be complete is idle meanwhile. So the first part of a call is short; each further one
+   is longer by half, which takes the host about as long as the device is busy with the part before. */
+static int is_due(void)
+{
+    Record *record = current;
+    if (record == NULL)
+        return 0;
+    const Graph *graph = record->followed;
+    size_t launches = graph == NULL ? record->launches.count : record->passed == 0 ? 0 : graph->steps.steps[record->passed - 1].launches;
+    return launches >= record->part;
 }
 
 static Step *step_of_call(void)

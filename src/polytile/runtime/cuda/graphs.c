@@ -2,8 +2,8 @@
 
    A program runs as usual: it computes sizes, allocates and selects kernels. Its launches go into a record: a kernel
    with its grid and parameter bytes, or a library call with everything it depends on. Anything else that touches the
-   stream flushes the record first, so a call of a program consists of one or more stretches of launches. The point of
-   the program where a stretch starts is its place.
+   stream flushes the record first, and a long record is flushed early for the device to begin. So a call of a program
+   consists of one or more stretches of launches. The point of the program where a stretch starts is its place.
 
    A stretch is served in one of these ways:
      replay    by a graph whose launches are byte-identical
@@ -119,14 +119,16 @@ static int workspace(int user, int64_t bytes, void **pointer)
         atomic_store_explicit(&current->graphs->workspace_bytes[user], bytes, memory_order_relaxed);
     if (bytes > own->bytes) {
         int64_t stride = 1;
-        void *tensor = NULL;
-        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &tensor) != 0)
+        Workspace larger = {.bytes = bytes};
+        if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, current->device, &larger.tensor) != 0)
             return OUT_OF_MEMORY;
+        if (api.data_pointer(larger.tensor, &larger.memory) != 0) {
+            api.delete_tensor(larger.tensor);
+            return OUT_OF_MEMORY;
+        }
         if (own->tensor != NULL)
             keep_until_made(current, own->tensor);
-        *own = (Workspace){.tensor = tensor, .bytes = bytes};
-        if (api.data_pointer(tensor, &own->memory) != 0)
-            return OUT_OF_MEMORY;
+        *own = larger;
     }
     *pointer = own->memory;
     return 0;
@@ -214,6 +216,7 @@ static void *begin(void *given, int32_t device)
     record->device = device;
     record->place = record->code = record->in_call = 0;
     record->whole = 1;
+    record->part = FIRST_PART;
     record->failed = record->origin = NULL;
     current = record;
     take_workspaces(record);
@@ -262,7 +265,7 @@ static int wants_graph(void *graphs)
 }
 
 static const Recorder recorder = {
-    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch,
+    records, records_here, add_kernel, add_call, holds, keep, share, workspace, make, next, pass, begin_call, end_call, counts, watch, is_due,
      new_graphs, delete_graphs, begin, end, set, tell, finish, wants_graph,
 };
 

@@ -19,7 +19,7 @@ typedef struct { /* CUlaunchConfig */
 } How;
 
 enum { OF_LAUNCHES, OF_LIBRARY, OF_PAIR, USERS }; /* users of workspaces; one kernel may be several of them */
-enum { FOR_END, FOR_PYTHON, FOR_LIBRARY, FOR_MEMORY, REASONS }; /* why launches are made before the program has ended */
+enum { FOR_END, FOR_PYTHON, FOR_LIBRARY, FOR_MEMORY, FOR_DEVICE, REASONS }; /* why launches are made before the program has ended */
 
 typedef struct {
     /* Whether launches of this thread on this device, context and stream are recorded. If others are recorded, they are
@@ -52,6 +52,7 @@ typedef struct {
     void (*end_call)(int successful);
     void (*counts)(void *slot);
     void (*watch)(volatile int32_t *error);
+    int (*is_due)(void); /* whether the device should begin with what is recorded (FOR_DEVICE), rather than wait for the rest */
 
     /* for the launcher */
     void *(*new_graphs)(void); /* of one program */

@@ -15,9 +15,9 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polytile.counters import counters
 from polytile.errors import CacheError, CompileFailed, CompilerMissing, DeviceError
@@ -66,9 +66,10 @@ class Numbers:
         made, evicted                graphs
         refused                      graphs that the driver failed to make or update; `error` is its last result
         calls, rested                calls; those that recorded nothing because graphs had not served many calls before
-        to_end, to_python, to_library, to_memory
+        to_end, to_python, to_library, to_memory, to_device
                                      stretches by what ended them: the program; something that Python calls; a library's or
-                                     kernel's launches that cannot be recorded; memory that waited for launches
+                                     kernel's launches that cannot be recorded; memory that waited for launches; that the
+                                     device was to begin
         graphs, nodes                current, of this program
         all_graphs, all_nodes        current, of all programs
         direct_ns, launch_ns         host time of a call's stretches one by one, and as the graphs that ran last
@@ -76,6 +77,12 @@ class Numbers:
                                       and one whose launches are known, in any program
         learned, proved, hopeless    library calls whose launches are known; also at other addresses; cannot be known
     """
+
+    COUNTED: ClassVar = (
+        "replayed", "followed", "updated", "direct", "made", "evicted", "refused", "nodes_updated", "busy", "short", "calls",
+        "rested", "to_end", "to_python", "to_library", "to_memory", "to_device",
+    )  # fmt: skip
+    """Those that only grow, in C's order; the others are a state."""
 
     replayed: int
     followed: int
@@ -93,6 +100,7 @@ class Numbers:
     to_python: int
     to_library: int
     to_memory: int
+    to_device: int
     error: int
     graphs: int
     nodes: int
@@ -114,7 +122,7 @@ class Numbers:
         )
         served += f"{self.direct + self.busy + self.short} launched one by one"
         ended = {"the program's end": self.to_end, "calls of Python": self.to_python, "libraries": self.to_library,
-                 "memory": self.to_memory}  # fmt: skip
+                 "memory": self.to_memory, "an early beginning": self.to_device}  # fmt: skip
         reasons = ", ".join(f"{what} {count}" for what, count in ended.items() if count)
         cut = f"; stretches ended by {reasons}" if reasons else ""
         graphs = f"{self.graphs} graph(s) of {self.nodes} nodes; {self.made} made, {self.evicted} evicted"
@@ -138,7 +146,7 @@ class ProgramGraphs:
         program = self._program()
         if program is None:
             return None
-        found = (ctypes.c_int64 * len(Numbers.__dataclass_fields__))()
+        found = (ctypes.c_int64 * len(fields(Numbers)))()
         _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, found)
         return Numbers(*found)
 
