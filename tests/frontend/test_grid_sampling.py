@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 
 import pytest
@@ -56,6 +57,26 @@ def test_positions_that_are_no_numbers(mode: str, padding: str) -> None:
     torch.testing.assert_close(call(x, grid), function(x, grid), equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize(
+    ("rank", "mode", "padding", "corners"),
+    [
+        (2, "bilinear", "zeros", False),
+        (2, "nearest", "reflection", True),
+        (2, "bicubic", "border", False),
+        (3, "bilinear", "zeros", True),
+    ],
+)
+def test_kernels_of_a_gpu(rank: int, mode: str, padding: str, corners: bool) -> None:
+    def function(x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, mode, padding, corners)
+
+    call = compiled(function, interpret=True, persist=False, tune="off")
+    for extents, result in (((5, 7, 4), (6, 3, 5)), ((2, 3, 2), (4, 2, 2))):
+        x, grid = torch.randn(2, 3, *extents[:rank]), positions(2, *result[:rank])
+        torch.testing.assert_close(call(x, grid), function(x, grid), rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_and_other_layouts() -> None:
     def function(x: Tensor, grid: Tensor) -> Tensor:
         return F.grid_sample(x, grid.tanh(), align_corners=False).relu()
@@ -68,7 +89,9 @@ def test_gradients_and_other_layouts() -> None:
         torch.testing.assert_close(got, want)
         assert got.stride() == want.stride()
         grad = torch.randn_like(want)
-        torch.testing.assert_close(torch.autograd.grad(got, (x, grid), grad), torch.autograd.grad(want, (x, grid), grad))
+        torch.testing.assert_close(
+            torch.autograd.grad(got, (x, grid), grad), torch.autograd.grad(want, (x, grid), grad)
+        )
 
 
 def test_one_operator_is_one_kernel_with_what_follows() -> None:
@@ -76,6 +99,8 @@ def test_one_operator_is_one_kernel_with_what_follows() -> None:
     polytile.reset()
     with torch.no_grad():
         call(torch.randn(2, 3, 6, 7), positions(2, 4, 5))
-    operators = {row.operator: row.how for program in polytile.compiler.programs.compiled_programs() for row in program.operators}
+    operators = {
+        row.operator: row.how for program in polytile.compiler.programs.compiled_programs() for row in program.operators
+    }
     assert operators["aten.grid_sampler_2d.default"] == "generated"
     assert not polytile.counters["library_calls"]
