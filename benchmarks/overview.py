@@ -168,7 +168,7 @@ ON_CPU = (
     Line("fused loops, float32", UNGUARDED, "loops", _loops(UNGUARDED), "benchmarks.loops"),
     Line("products by constant weights, float32", UNGUARDED, "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
     Line("other products, float32", UNGUARDED, "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
-    *_suite_lines("programs_cpu", {"called": WHOLE, "direct": UNGUARDED}),
+    *_suite_lines("programs_cpu", {"called": WHOLE, "door": BEHIND_DOOR, "direct": UNGUARDED}),
     *_stream_lines("cpu"),
 )
 LAYERS = {"llama": "Llama", "gpt2": "GPT-2", "bert": "BERT"}
@@ -187,7 +187,10 @@ ON_GPU = (
     Line("products of 1 to 16 rows", KERNELS, "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
     Line("products with epilogues", KERNELS, "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
 )
-PROGRAMS_ON_GPU = (*_suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS}), *_stream_lines("cuda"))
+PROGRAMS_ON_GPU = (
+    *_suite_lines("programs_cuda", {"called": WHOLE, "door": BEHIND_DOOR, "kernels": KERNELS}),
+    *_stream_lines("cuda"),
+)
 """The suite of programs and the streams run on another GPU than the suites before them."""
 
 

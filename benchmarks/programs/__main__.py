@@ -38,7 +38,7 @@ EVERY = 15.0
 """Seconds between two writings of the file of results."""
 STEP = 29
 """The order of a run: every so many places of the tables, which it has no factor in common with."""
-TIMES = ("first_call_s", "second_call_s", "stages", "kernels", "direct", "called", "beside")
+TIMES = ("first_call_s", "second_call_s", "stages", "kernels", "direct", "called", "door", "beside")
 """What a row says of time."""
 
 
@@ -123,7 +123,7 @@ def line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return begin + row["error"].splitlines()[0][:200]
     parts = [f"WRONG: {row['wrong']}" if row["wrong"] else "right", f"first call {row['first_call_s']:.1f} s"]
-    for kind in ("kernels", "direct", "called"):
+    for kind in ("kernels", "direct", "called", "door"):
         if kind in row:
             parts.append(f"{kind} " + " / ".join(f"{seconds * 1e6:.0f}" for seconds in row[kind].values()) + " µs")
     return begin + ", ".join(parts)

@@ -8,6 +8,7 @@
 The pass applies to pointwise CPU loops only, and to values that vary along the contiguous axis of the results, such as
 per-channel values in channels-last layout. Generated code already hoists values that are constant along that axis. A GPU kernel
 can afford the computation, and another launch costs more. The new loop is usually fused with the one that computes its operands.
+A loop that is one operator of ATen's stays whole, as ATen's call is a candidate of it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def store_broadcasts(program: Program) -> Program:
 
 def _pointwise(loop: Loop, buffers: dict[str, Buffer]) -> bool:
     on_cpu = all(buffers[name].device.type == "cpu" for name in loop.writes()) and not options.get("interpret")
-    return on_cpu and not loop.reduced and not loop.reads() & loop.writes()
+    return on_cpu and not loop.reduced and not loop.library and not loop.reads() & loop.writes()
 
 
 def _shared(loop: Loop, buffers: dict[str, Buffer]) -> Iterator[tuple[Loop, Load]]:
