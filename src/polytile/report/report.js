@@ -269,7 +269,7 @@
 
   /* Sorted curves: what each candidate costs over the fastest, or what changed. */
 
-  const curvesPlot = (label, lines) => {
+  const curvesPlot = (label, lines, subject = "sizes") => {
     const width = 640, height = 220, left = 46, bottom = 30, top = 10;
     const all = lines.flatMap((line) => line.points), most = Math.max(1.1, ...all), high = Math.min(most, CUT), low = Math.max(Math.min(1, ...all), 1 / CUT);
     const at = (value) => top + (height - top - bottom) * (1 - Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low));
@@ -280,7 +280,7 @@
       ticks.map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 40, y1: at(tick), y2: at(tick), "stroke-opacity": 0.5 }),
         svg("text", { x: left - 6, y: at(tick) + 4, "text-anchor": "end" }, `${tick} ×`)]),
       svg("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - 40}` }),
-      svg("text", { x: left, y: height - 8 }, `sizes, each curve sorted by itself, least first${most > CUT ? `; cut at ${CUT} ×` : ""}`),
+      svg("text", { x: left, y: height - 8 }, `${subject}, each curve sorted by itself, least first${most > CUT ? `; cut at ${CUT} ×` : ""}`),
       lines.map((line, i) => {
         const points = line.points.length > 1 ? line.points : [line.points[0], line.points[0]];
         const d = points.map((value, j) => `${j ? "L" : "M"}${across(j, points.length).toFixed(1)} ${at(value).toFixed(1)}`);
@@ -324,7 +324,7 @@
       return { name: origin || "not recorded", points: sorted.map(([value]) => value), ends: [sorted[0], sorted[sorted.length - 1]] };
     });
     host.append(el("h3", {}, "Predicted over measured time"),
-      el("div", { class: "scroll" }, curvesPlot("Predicted over measured time of all candidates, by source", rows)),
+      el("div", { class: "scroll" }, curvesPlot("Predicted over measured time of all candidates, by source", rows, "candidates at all sizes")),
       el("ul", { class: "legend", "aria-label": "Sources" }, rows.map((row, i) => el("li", {}, lineSample(i), ` ${row.name}`))));
     listing(host, "Predictions by source", [
       { head: "source", key: (r) => r.name, cell: (r) => r.name },
@@ -349,7 +349,8 @@
     return { place, intensity, x: intensity || bytes, y: rate, operations: operations && operations / seconds,
       bytes: bytes / seconds, share: rate / roof };
   };
-  const LOG_TICKS = (low, high) => [...Array(40).keys()].map((i) => 10 ** (i - 12)).filter((tick) => tick >= low && tick <= high);
+  const logTicks = (low, high) => [...Array(30).keys()].flatMap((i) => (high / low > 300 ? [1] : [1, 2, 5]).map((head) => Number(`${head}e${i - 6}`)))
+    .filter((tick) => tick >= low && tick <= high);
   const roofPlot = (panel, points) => {
     const width = 640, height = 240, left = 64, bottom = 36, top = 10, counted = points[0].intensity !== null;
     const [most, bandwidth] = panel.roof, roofAt = (x) => (counted ? Math.min(most, x * bandwidth) : bandwidth);
@@ -360,8 +361,8 @@
     const knee = counted ? Math.min(Math.max(most / bandwidth, x0), x1) : x0;
     return svg("svg", { width, height, role: "img", "aria-label": "Rates at all sizes under the highest on record; the list below has the numbers" },
       svg("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - 20}` }),
-      LOG_TICKS(x0, x1).map((tick) => svg("text", { x: across(tick), y: height - 20, "text-anchor": "middle" }, String(+tick.toPrecision(3)))),
-      LOG_TICKS(y0, y1).map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 20, y1: down(tick), y2: down(tick), "stroke-opacity": 0.5 }),
+      logTicks(x0, x1).map((tick) => svg("text", { x: across(tick), y: height - 20, "text-anchor": "middle" }, tick < 1 ? tick : grouped(tick))),
+      logTicks(y0, y1).map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 20, y1: down(tick), y2: down(tick), "stroke-opacity": 0.5 }),
         svg("text", { x: left - 6, y: down(tick) + 4, "text-anchor": "end" }, String(tick / 1e9))]),
       svg("text", { x: left, y: height - 4 }, counted ? "operations per byte; upwards: Gop/s" : "bytes of a call; upwards: GB/s"),
       svg("path", { class: "curve s0", d: [x0, knee, x1].map((x, i) => `${i ? "L" : "M"}${across(x).toFixed(1)} ${down(roofAt(x)).toFixed(1)}`).join("") }),
