@@ -79,11 +79,12 @@ def roofs(panels: Sequence[Panel]) -> list[Roof]:
         for rate in (_rate(cell, cell.best) for cell in panel.cells if cell.best is not None):
             if rate is not None:
                 most_bytes[panel.device] = max(most_bytes.get(panel.device, 0.0), rate.bytes)
-                kind = panel.device, panel.dtypes
-                most_operations[kind] = max(most_operations.get(kind, 0.0), rate.operations or 0.0)
-    return [
-        Roof(most_operations.get((panel.device, panel.dtypes)) or None, most_bytes.get(panel.device)) for panel in panels
-    ]
+                most_operations[_kind(panel)] = max(most_operations.get(_kind(panel), 0.0), rate.operations or 0.0)
+    return [Roof(most_operations.get(_kind(panel)) or None, most_bytes.get(panel.device)) for panel in panels]
+
+
+def _kind(panel: Panel) -> object:
+    return panel.device, frozenset(panel.dtypes)
 
 
 def _rate(cell: Cell, seconds: float) -> Rate | None:
