@@ -112,9 +112,9 @@ def test_the_winner_grounds_and_source_of_any_size_are_three_clicks_away(opened:
         if listed.input_value() != f"K={k}":
             listed.select_option(f"K={k}")  # two
         page.get_by_role("button", name=f"M={m} N={n} K={k}: tile {winner}").click()  # three
+        sync_api.expect(page.locator("#cell")).to_contain_text(f"polytile why 228d962c0c6a657c M={m} N={n} K={k}")
         told = page.locator("#cell").inner_text()
         assert f"tile {winner} runs" in told and "source cpp" in told
-        assert f"polytile why 228d962c0c6a657c M={m} N={n} K={k}" in told
 
 
 def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
@@ -145,11 +145,11 @@ def test_predictions_and_rates_lead_to_their_sizes(opened: Page) -> None:
     foreseen = page.get_by_role("region", name="Predictions by source")
     assert foreseen.locator("tbody tr").count() == 2 and "library" in foreseen.inner_text()
     foreseen.locator("tbody button").first.click()
-    assert "runs" in page.locator("#grounds").inner_text()
+    sync_api.expect(page.locator("#grounds")).to_contain_text("runs")
     rates = page.get_by_role("region", name="Rates", exact=True)
     assert rates.locator("tbody tr").count() == 12 and "100 %" in rates.inner_text()
     rates.get_by_role("button", name="M=300 N=512 K=64").click()
-    assert "M=300 N=512 K=64" in page.locator("#cell h3").inner_text()
+    sync_api.expect(page.locator("#cell h3")).to_contain_text("M=300 N=512 K=64")
     assert page.locator("circle.dot title").count() == 12  # the picture's
     assert "NaN" not in page.locator("#kernel-view").inner_html()
 
