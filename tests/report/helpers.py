@@ -11,8 +11,7 @@ from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.report.cells import Panel, panels
 from polytile.report.contents import Held, Report, Source, report
 from polytile.store.reading import Record
-from polytile.store.records import DISTURBED
-from polytile.tuning.run_conditions import TERM
+from polytile.store.records import DISTURBED, TERM
 
 DIGEST = "228d962c0c6a657c"
 _count = itertools.count()

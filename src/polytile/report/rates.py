@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytile.problem import Measurement
-from polytile.tuning.run_conditions import TERM
+from polytile.store.records import TERM
 
 if TYPE_CHECKING:
     from polytile.report.cells import Cell, Panel
