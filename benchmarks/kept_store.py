@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks import record
 
 ON_GPU = torch.cuda.is_available()
-WIDTH, LENGTHS = (1024, range(64, 4096, 190)) if ON_GPU else (128, (9, 48, 200, 777))
+WIDTH, LENGTHS = (1024, range(64, 4096, 96)) if ON_GPU else (128, (9, 48, 200, 777))
 END_SECONDS = 20.0
 
 
@@ -48,7 +48,7 @@ def measured(folder: Path, seconds: float) -> Path:
     """The store of a campaign that had so many seconds."""
     device = "cuda" if ON_GPU else "cpu"
     target, spec = f"{Path(__file__).resolve()}:block", folder / "kept.toml"
-    sizes = f"sizes = {{s0 = {list(LENGTHS)}}}"
+    sizes = f"sizes = {{s0 = {list(LENGTHS)}}}\nmost = {len(LENGTHS)}"
     spec.write_text(f'[campaign]\ndevice = "{device}"\n[[model]]\ntarget = "{target}"\n{sizes}\n')
     process = subprocess.Popen([sys.executable, "-m", "polytile", "campaign", "run", str(spec)])
     try:

@@ -31,7 +31,7 @@ from polytile.matmul.triton.configs import Kind, space
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.runtime.cuda.device import DeviceFacts, named
 from polytile.store.reading import Record
-from polytile.tuning.run_conditions import TERM
+from polytile.store.records import TERM
 
 MEMORY_CLOCK, BUS_BITS = {"H100": 2619e6, "H200": 3201e6}, {"H100": 5120, "H200": 6144}
 """As their drivers tell (HBM3, HBM3e)."""

@@ -1,4 +1,4 @@
-"""`python -m scripts.report_example [store] [changes] [package]`: makes the pictures of docs/report.md, all or some.
+"""`python -m scripts.report_example [store] [kept] [changes] [package]`: makes the pictures of docs/report.md, all or some.
 
 Two functions are measured on this processor, for the changes twice, and a model is packaged. Stores are temporary. Pictures need
 Playwright (`pip install polytile[browser]`) and the system's `chromium`.
@@ -70,6 +70,12 @@ def package_report(folder: Path) -> Path:
     return folder / "package.html"
 
 
+def kept_report(folder: Path) -> Path:
+    """A report on the kept store of a GPU."""
+    polytile(folder, "report", ROOT / "benchmarks" / "results" / "reports" / "kept_cuda.sqlite3", "-o", "kept.html")
+    return folder / "kept.html"
+
+
 def photograph_store(page: Any) -> None:
     """The summary, a kernel's map with a size opened, and its curves."""
     page.screenshot(path=IMAGES / "report-summary.png")
@@ -91,6 +97,15 @@ def photograph_section(page: Any, name: str, file: str) -> None:
     page.screenshot(path=IMAGES / file)
 
 
+def photograph_kept(page: Any) -> None:
+    """How near predictions of a product came, and its roofline."""
+    page.set_viewport_size({"width": 1100, "height": 900})
+    page.locator("#kernels-view").get_by_role("button", name="sizes", exact=True).click()  # the most sizes first
+    page.locator("#kernels-view tbody button").first.click()
+    page.get_by_role("heading", name="Predicted over measured time").evaluate("node => node.scrollIntoView()")
+    page.screenshot(path=IMAGES / "report-rates.png")
+
+
 def photograph_changes(page: Any) -> None:
     photograph_section(page, "changes", "report-changes.png")
 
@@ -101,6 +116,7 @@ def photograph_package(page: Any) -> None:
 
 VIEWS = {
     "store": (store_report, photograph_store),
+    "kept": (kept_report, photograph_kept),
     "changes": (changes_report, photograph_changes),
     "package": (package_report, photograph_package),
 }

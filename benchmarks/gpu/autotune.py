@@ -1,14 +1,15 @@
 """`polytile.autotune` beside `triton.autotune`: seconds that calls at random sizes wait, the kernels' times, a call's host time.
 
     python -m benchmarks.gpu.autotune [--sizes 30]      measures, writes OUT/gpu_autotune.json
+    python -m benchmarks.gpu.autotune --calls           only calls' host times; the other results of the committed file stay
     python -m benchmarks.gpu.autotune --show            only prints the table of the committed file
 
 Two kernels, a product and a softmax, with the same configs. Each tuner has a process and empty caches of its own; polytile's runs
 once more in a second process, which finds what the first has measured.
 
-The host time of a call includes what the caller's own function does, alike for all: it makes the arguments, and the grid. The
-product asks six tensors for their strides, the softmax calls `triton.next_power_of_2`. The table has the whole call, and what is
-left of it without that.
+Host times are taken in one process, where groups of calls of each kind take turns. A call's time includes what the caller's own
+function does, alike for all: it makes the arguments, and the grid. The product asks six tensors for their strides, the softmax
+calls `triton.next_power_of_2`. The table has the whole call, and what is left of it without that.
 """
 
 from __future__ import annotations
@@ -110,21 +111,43 @@ CASES = {
 }
 
 
+TUNERS: dict[str, Callable[..., Any]] = {"triton": triton.autotune, "polytile": polytile.autotune}
+
+
 def median_us(launch: Launch) -> float:
     """The kernel's own time, by a graph of launches."""
     return 1e3 * float(triton.testing.do_bench_cudagraph(launch, rep=20, return_mode="median"))
 
 
-def host_us(launch: Launch, calls: int = 200) -> float:
-    best = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            launch()
-        best.append((time.perf_counter() - begin) / calls)
-        torch.cuda.synchronize()
-    return 1e6 * min(best)
+def host_us(launches: dict[str, Launch], groups: int = 60, calls: int = 200) -> dict[str, float]:
+    """Host time of a call by name: the least of groups that take turns, as what else the machine does adds up to half for tens of
+    milliseconds."""
+    best = dict.fromkeys(launches, float("inf"))
+    for _ in range(groups):
+        for name, launch in launches.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                launch()
+            best[name] = min(best[name], 1e6 * (time.perf_counter() - begin) / calls)
+    torch.cuda.synchronize()
+    return best
+
+
+def calls() -> dict[str, dict[str, float]]:
+    """Host times of calls on a hit, by kernel: of both tuners, of the bare kernel, and of the caller's own."""
+    found = {}
+    for name, (function, configs, key, case) in CASES.items():
+        tuners = {tuner: decorate(configs=configs, key=key)(function) for tuner, decorate in TUNERS.items()}
+        launches = {tuner: case(kernel, 64, 64, 64)[0] for tuner, kernel in tuners.items()}
+        for _ in range(3):
+            for launch in launches.values():
+                launch()
+        chosen = tuners["triton"].best_config
+        launches["bare"] = case(Bare(function, chosen.all_kwargs()), 64, 64, 64)[0]
+        launches["own"] = case(Nothing(chosen.kwargs), 64, 64, 64)[0]
+        found[name] = host_us(launches)
+    return found
 
 
 def measured(name: str, kernel: Any, sizes: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
@@ -147,22 +170,14 @@ def tuned(tuner: str, count: int) -> dict[str, Any]:
     draw = random.Random(0)
     m, n, k = ([round(2 ** draw.uniform(4, 12)) for _ in range(count)] for _ in range(3))
     drawn = list(zip(m, n, k, strict=True))
-    decorate = triton.autotune if tuner == "triton" else polytile.autotune
     report: dict[str, Any] = {}
-    for name, (function, configs, key, case) in CASES.items():
-        kernel, before = decorate(configs=configs, key=key)(function), polytile.counters["candidates_benchmarked"]
+    for name, (function, configs, key, _) in CASES.items():
+        kernel, before = TUNERS[tuner](configs=configs, key=key)(function), polytile.counters["candidates_benchmarked"]
         cells = measured(name, kernel, drawn)
-        launch, _, _ = case(kernel, 64, 64, 64)
-        launch()
-        bare = case(Bare(function, kernel.best_config.all_kwargs()), 64, 64, 64)[0]
-        bare()
         report[name] = {
             "cells": cells,
             "waited_s": sum(cell["waited_s"] for cell in cells),
             "timed": polytile.counters["candidates_benchmarked"] - before,
-            "host_us": host_us(launch),
-            "bare_host_us": host_us(bare),
-            "own_host_us": host_us(case(Nothing(kernel.best_config.kwargs), 64, 64, 64)[0]),
             "worst_error": max(cell["error"] for cell in cells),
             "decisions": [str(decision) for decision in getattr(kernel, "decisions", ())],
         }
@@ -201,7 +216,8 @@ def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, default=30)
-    parser.add_argument("--tuner", choices=("triton", "polytile"), help="One tuner, in this process.")
+    parser.add_argument("--tuner", choices=list(TUNERS), help="One tuner, in this process.")
+    parser.add_argument("--calls", action="store_true", help="only the host times of calls")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--show", action="store_true", help="only print the table of the file there")
     given = parser.parse_args()
@@ -211,7 +227,13 @@ def main() -> None:
     if given.tuner:
         print(json.dumps(tuned(given.tuner, given.sizes)))
         return
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    if given.calls:
+        report = json.loads((record.RESULTS / "gpu_autotune.json").read_text())["results"]
+        report["calls"] = {"device": torch.cuda.get_device_name(), **calls()}
+        record.write("gpu_autotune", report, given.out)
+        show_table(report)
+        return
+    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     with tempfile.TemporaryDirectory() as folder:
         for run, tuner in (("triton", "triton"), ("polytile", "polytile"), ("polytile again", "polytile")):
             own = {"TRITON_CACHE_DIR": f"{folder}/{tuner}-triton", "POLYTILE_CACHE_DIR": f"{folder}/{tuner}"}
@@ -224,6 +246,7 @@ def main() -> None:
     for name in CASES:
         report[f"{name}: polytile over triton"] = beside(report["triton"][name], report["polytile"][name])
         report[f"{name}: again over triton"] = beside(report["triton"][name], report["polytile again"][name])
+    report["calls"] = {"device": report["device"], **calls()}
     record.write("gpu_autotune", report, given.out)
     show_table(report)
 
@@ -232,18 +255,15 @@ def show_table(report: dict[str, Any]) -> None:
     """Prints what a call takes on the host; and what kernels and waiting take, relative to triton.autotune's."""
     rows, host = [], []
     for name in CASES:
-        theirs, ours, beside_it = report["triton"][name], report["polytile"][name], report[f"{name}: polytile over triton"]
+        beside_it, us = report[f"{name}: polytile over triton"], report["calls"][name]
         rows.append((name, *(f"{beside_it[key]:.2f}" for key in ("geomean", "worst", "waited"))))
-        times = [theirs["bare_host_us"], theirs["host_us"], ours["host_us"]]
-        own = ours.get("own_host_us")  # records before 2026-11-28 lack it
-        above = "–" if own is None else f"{(times[2] - own) / (times[1] - own):.2f}"
-        whole = f"{times[2] / times[1]:.2f}"
-        host.append((name, "–" if own is None else f"{own:.1f}", *(f"{us:.1f}" for us in times), whole, above))
+        ratios = us["polytile"] / us["triton"], (us["polytile"] - us["own"]) / (us["triton"] - us["own"])
+        host.append((name, *(f"{us[key]:.1f}" for key in ("own", "bare", "triton", "polytile")), *(f"{r:.2f}" for r in ratios)))
     columns = (
         "kernel", "the caller's own", "bare launch", "triton.autotune", "polytile.autotune", "× triton's",
         "above the caller's own",
     )  # fmt: skip
-    show(Table.from_rows(f"Host µs of a call, {report['device']}", columns, host))
+    show(Table.from_rows(f"Host µs of a call, {report['calls']['device']}", columns, host))
     times_of = ("kernel", "kernel time over triton.autotune's", "worst", "waited")
     show(Table.from_rows(f"polytile.autotune beside triton.autotune, {report['device']}", times_of, rows))
 

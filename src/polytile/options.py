@@ -428,6 +428,10 @@ def overridden() -> dict[str, Any]:
     return dict(_overrides.get() or {})
 
 
+overriding = _overrides.get
+"""What `overridden` copies; None where nothing is set. A C function, for launches of autotuned kernels."""
+
+
 def of_kernels() -> dict[str, Any]:
     """The values in force of all options whose `keys` is KERNELS."""
     return {name: get(name) for name, option in tuple(BY_NAME.items()) if option.keys == KERNELS}

@@ -6,6 +6,7 @@ For the host's side of launches: which kernel is launched with which arguments, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ Effect = Callable[..., Any]
 
 
 class FakeKernel:
-    """As triton.compiler.CompiledKernel. Launches call `effect` with the grid, the options, and the arguments."""
+    """As triton.compiler.CompiledKernel. Launches call `effect` with the grid, the options, and the arguments. With a stub of the
+    driver there is polytile's own launcher, whose launches go to the stub."""
 
-    def __init__(self, effect: Effect, options: dict[str, Any]) -> None:
-        self.effect, self.options = effect, options
-        self.function, self.packed_metadata, self._run = object(), (), self.run
+    def __init__(self, source: Any, effect: Effect, options: dict[str, Any]) -> None:
+        self.src, self.effect, self.options = source, effect, options
+        self.function, self.packed_metadata, self._run = 0x3000, (), self.run
+        self.metadata = SimpleNamespace(name="fake", num_warps=options["num_warps"], shared=0)
 
     def launch_metadata(self, grid: Any, stream: int, *args: Any) -> Any:
         return None if triton.knobs.runtime.launch_enter_hook is None else {"grid": grid}
@@ -42,7 +45,7 @@ class FakeDriver:
 
     def compile(self, source: Any, target: GPUTarget, options: dict[str, Any], _env_vars: Any = None) -> FakeKernel:
         self.compiling()
-        return FakeKernel(lambda *args: self.effects[source.fn.__name__](*args), options)
+        return FakeKernel(source, lambda *args: self.effects[source.fn.__name__](*args), options)
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)

@@ -3,19 +3,24 @@ where Triton does not interpret; with the argument "time" it says how long the h
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
 import polytile
+from polytile.runtime.cuda import driver, launch
 from tests.autotuner import fake_driver
+from tests.runtime.cuda.conftest import Stub, install
 from tests.waiting import PATIENCE
 
 fake = fake_driver.install()
@@ -139,6 +144,74 @@ def configs_are_compiled_side_by_side() -> None:
     assert all(one.seconds for one in kernel.decisions[0].standings)
 
 
+@contextlib.contextmanager
+def stubbed() -> Iterator[Stub]:
+    """Within the block polytile's own launcher has a stub of the driver."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield install(patch)
+    driver.reset()
+    launch.reset()
+
+
+def known_launches_run_no_code_in_python() -> None:
+    kernel, src, dst = tuned(), torch.randn(500), torch.empty(500)
+    seen: list[dict[str, Any]] = []
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        seen.append(meta)
+        return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+    with stubbed() as stub:
+        for _ in range(2):
+            known = kernel[grid](src, dst, 500, 2.0)
+        assert stub.count == 0
+        named = {"".join(("fac", "tor")): 3.0, "N": 484}  # a name that is another object than the parameter's
+        launched.clear()
+        kernel.best_config = None
+        assert kernel[grid](src, dst, **named) is known and kernel.best_config is CONFIGS[0]
+        [call] = stub.calls()
+        assert (tuple(call.grid), call.block) == ((8, 1, 1), 128)
+        numbers = [value & 0xFFFFFFFF for value in call.values[2:4]]
+        assert [*call.values[:2], *numbers] == [src.data_ptr(), dst.data_ptr(), 484, *struct.unpack("<I", struct.pack("<f", 3.0))]
+        assert seen[-1] == {"src": src, "dst": dst, "N": 484, "factor": 3.0, "BLOCK": 64, "MODE": "plain"} and not launched
+        assert kernel.run(src, dst, 500, 2.0, grid=(1,), warmup=False) is known and stub.count == 2
+
+
+def what_polytile_cannot_launch_goes_by_tritons_launch() -> None:
+    kernel, src, dst = tuned(), torch.randn(500), torch.empty(500)
+
+    def launches() -> tuple[int, int]:
+        """By polytile's launcher, and by Triton's."""
+        before = stub.count, len(launched)
+        kernel[(8,)](src, dst, 500, 2.0)
+        return stub.count - before[0], len(launched) - before[1]
+
+    with stubbed() as stub:
+        launches()
+        launches()
+        assert launches() == (1, 0)
+        triton.knobs.runtime.launch_enter_hook.add(print_nothing)
+        assert launches() == (0, 1)
+        triton.knobs.runtime.launch_enter_hook.remove(print_nothing)
+        with polytile.options.override(debug=1):
+            assert launches() == (0, 1)
+        stub.launch_error = 701
+        assert launches()[1] == 1
+        stub.launch_error = 0
+        names = {"FACTOR": 1}
+        kernel.quick.jit.used_global_vals["FACTOR", 0] = 1, names
+        kernel.quick.routes.clear()
+        assert [launches() for _ in range(3)] == [(0, 1), (0, 1), (1, 0)]
+        names["FACTOR"] = 2
+        with pytest.raises(RuntimeError, match="has changed"):
+            launches()
+        kernel.quick.jit.used_global_vals.clear()
+
+
+def print_nothing(metadata: Any) -> None:
+    pass
+
+
 def one_config_is_launched_quickly_too() -> None:
     kernel = tuned(CONFIGS[:1])
     assert call(kernel, 500) is call(kernel, 500) is call(kernel, 5000 - 12)
@@ -201,18 +274,20 @@ def microseconds(calls: int) -> None:
         "bare": lambda: scale[grid](src, dst, 500, 2.0, BLOCK=64),
     }
     best = dict.fromkeys(launches, float("inf"))
-    for _ in range(100):
-        for name, launch in launches.items():
-            launch()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                launch()
-            best[name] = min(best[name], 1e6 * (time.perf_counter() - begin) / calls)
+    with stubbed():
+        for _ in range(100):
+            for name, launched in launches.items():
+                launched()
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    launched()
+                best[name] = min(best[name], 1e6 * (time.perf_counter() - begin) / calls)
     print(", ".join(f"{name} {time:.2f} µs" for name, time in best.items()))
 
 
 TESTS = [
     later_launches_are_quick_and_the_same, what_triton_compiles_for_has_a_route_of_its_own,
+    known_launches_run_no_code_in_python, what_polytile_cannot_launch_goes_by_tritons_launch,
     constants_are_told_apart_and_long_texts_go_by_tritons_launch, a_new_regime_is_chosen_for_though_its_kind_is_known,
     what_is_unusual_goes_by_tritons_launch,
     a_config_with_a_hook_calls_it_every_time, configs_are_compiled_side_by_side,

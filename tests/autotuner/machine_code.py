@@ -57,11 +57,10 @@ def compiled(source: Any, target: GPUTarget, options: dict[str, Any], _env_vars:
         assert warps != 8, "a config that failed in the worker runs nowhere else"
         dst[:N] = src[:N] * factor
 
-    kernel: Any = FakeKernel(effect, options)
+    kernel: Any = FakeKernel(source, effect, options)
     code = compiler.compile_c("config", BODY.replace("FAULT", str(ILLEGAL_ADDRESS if warps == 8 else 0)), ("-w",)).result()
     kernel.asm = {"cubin": code.path.read_bytes()}
     kernel.metadata = SimpleNamespace(name="kernel", num_warps=warps, shared=0)
-    kernel.src = source
     return kernel
 
 

@@ -41,7 +41,7 @@ def test_launches_known_at_once_compute_the_same() -> None:
             kernel[grid](src, dst, n, factor)
             torch.testing.assert_close(dst, src * factor)
     assert len(kernel.quick.routes) == 4
-    assert all(route.kernels for route in kernel.quick.routes.values())
+    assert all(route.forms for route in kernel.quick.routes.values())
 
 
 def test_a_graph_records_a_launch_that_is_known() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
-from polytile.tuning.run_conditions import TERM
+from polytile.store.records import TERM
 
 MACHINE = {"kind": "cuda", "name": "synthetic", "capability": "90", "sms": "132", "clock": "1.98e9"}
 BLOCKS = (32, 64, 128, 256)

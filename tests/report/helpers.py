@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from polytile.facts import Divisible, Fact, Threads
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.report.cells import Panel, panels
 from polytile.report.contents import Held, Report, Source, report
 from polytile.store.reading import Record
-from polytile.store.records import DISTURBED
+from polytile.store.records import DISTURBED, TERM
 
 DIGEST = "228d962c0c6a657c"
 _count = itertools.count()
@@ -30,8 +31,9 @@ def record(
     registers: int | None = None,
     predicted: float | None = None,
     disturbed: float = 0.0,
+    terms: Mapping[str, float] = MappingProxyType({}),
 ) -> Record:
-    """Twelve samples that differ by `spread`, relative, from the least to the largest."""
+    """Twelve samples that differ by `spread`, relative, from the least to the largest; `terms` of the prediction."""
     facts: list[Fact] = [Divisible(name) for name, size in sizes if size % 16 == 0]
     problem = Problem("loop", kernel, tuple(sizes), ("float32",), (*facts, Threads(2)), device)
     samples = tuple(seconds * (1 + spread * i / 11) for i in range(12)) if outcome is Outcome.OK else ()
@@ -39,7 +41,7 @@ def record(
     measurement = Measurement(
         problem, candidate, Config.of(threads=1), "a" * 16, outcome, samples, 1e-7, 0.5, detail,
         environment=(("torch", torch),), origin=origin, predicted=predicted or seconds, resources=Resources(registers),
-        state=((DISTURBED, disturbed),),
+        state=((DISTURBED, disturbed), *((TERM + name, value) for name, value in terms.items())),
     )  # fmt: skip
     return Record(f"{number:024x}", 1.7e9 + number, measurement)
 

@@ -63,7 +63,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, m in enumerate((1, 7, 64, 300)):
         for j, n in enumerate((64, 512, 4096)):
             sizes = (("M", m), ("N", n), ("K", 64))
-            rows += [record(f"tile {(i * 3 + j) % 10}", 1e-5 * (1 + i), sizes), record("tile 0", 2e-5 * (1 + i), sizes)]
+            work = {"work.batch": 1, "work.M": m, "work.N": n, "work.K": 64, "work.itemsize": 4}
+            rows += [record(f"tile {(i * 3 + j) % 10}", 1e-5 * (1 + i), sizes, terms=work, predicted=1e-5)]
+            rows += [record("tile 0", 2e-5 * (1 + i), sizes, terms=work), record("aten", 4e-5, sizes, origin="library")]
     rows += [record("tile 1", 3e-5, (("M", 7), ("N", 64), ("K", 128))), record("a", 1e-5, kernel="b" * 16)]
     rows += [record("b", 1.01e-5, kernel="b" * 16)]
     rows += [record("gone", outcome=Outcome.CRASHED, detail="out of luck", kernel="c" * 16)]
@@ -110,9 +112,9 @@ def test_the_winner_grounds_and_source_of_any_size_are_three_clicks_away(opened:
         if listed.input_value() != f"K={k}":
             listed.select_option(f"K={k}")  # two
         page.get_by_role("button", name=f"M={m} N={n} K={k}: tile {winner}").click()  # three
+        sync_api.expect(page.locator("#cell")).to_contain_text(f"polytile why 228d962c0c6a657c M={m} N={n} K={k}")
         told = page.locator("#cell").inner_text()
         assert f"tile {winner} runs" in told and "source cpp" in told
-        assert f"polytile why 228d962c0c6a657c M={m} N={n} K={k}" in told
 
 
 def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
@@ -135,6 +137,21 @@ def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
     page.keyboard.press("Enter")
     sync_api.expect(page.locator("#cell")).to_be_focused()
     assert label.partition(":")[0] in page.locator("#cell h3").inner_text()
+
+
+def test_predictions_and_rates_lead_to_their_sizes(opened: Page) -> None:
+    page = opened.page
+    page.get_by_role("button", name="loop_228d962c").first.click()
+    foreseen = page.get_by_role("region", name="Predictions by source")
+    assert foreseen.locator("tbody tr").count() == 2 and "library" in foreseen.inner_text()
+    foreseen.locator("tbody button").first.click()
+    sync_api.expect(page.locator("#grounds")).to_contain_text("runs")
+    rates = page.get_by_role("region", name="Rates", exact=True)
+    assert rates.locator("tbody tr").count() == 12 and "100 %" in rates.inner_text()
+    rates.get_by_role("button", name="M=300 N=512 K=64").click()
+    sync_api.expect(page.locator("#cell h3")).to_contain_text("M=300 N=512 K=64")
+    assert page.locator("circle.dot title").count() == 12  # the picture's
+    assert "NaN" not in page.locator("#kernel-view").inner_html()
 
 
 def test_the_filter_leaves_what_has_all_words(opened: Page) -> None:

@@ -93,10 +93,11 @@ def test_names_and_messages_stay_text(text: str) -> None:
 
 
 def test_the_data_say_what_the_tables_say(text: str) -> None:
-    made = report_of(record("fast", 1e-5), record("slow", 2e-5, registers=40))
+    made = report_of(record("fast", 1e-5, terms={"work.bytes": 1e5}), record("slow", 2e-5, registers=40))
     data = json.loads(Parsed(page(made)).texts["script"][0])
     (panel,) = data["panels"]
-    ((sizes, chosen, certainty, entries, rivals),) = panel[7]
+    ((sizes, chosen, certainty, entries, rivals, work),) = panel[7]
+    assert work == [None, 1e5] and panel[9] == [None, 1e10]
     assert (sizes, chosen, data["certainties"][certainty], rivals) == ([64, 512], 0, "clear", [])
     who, us, width, times, outcome, predicted, error, compile_seconds, registers = entries[1]
     assert data["names"][data["who"][who][0]] == "slow" and (us, times, data["outcomes"][outcome]) == (20.0, 1, "ok")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import random
 
@@ -15,7 +16,10 @@ from polytile.report import pages
 from polytile.report.cells import Certainty
 from polytile.report.compare import FASTER, NOISE, SLOWER
 from polytile.report.contents import Source
+from polytile.report.predictions import calibrations, first_choices
+from polytile.report.rates import rate_of
 from polytile.report.slowdown import curves, single
+from polytile.store.reading import Record
 from tests.report.helpers import DIGEST, panels_of, record, report_of
 
 SIZES = [(("M", m), ("N", n)) for m in (1, 7, 64) for n in (64, 512)]
@@ -101,6 +105,48 @@ def test_a_kernel_at_one_size_has_no_curves() -> None:
     assert curves(panel) == () and single(()) is None
 
 
+def product_terms(m: int, n: int, k: int) -> dict[str, float]:
+    return {"work.batch": 1.0, "work.M": m, "work.N": n, "work.K": k, "work.itemsize": 4.0}
+
+
+def test_predictions_are_compared_with_times_by_source() -> None:
+    rows = [record("tile", 1e-5, sizes, predicted=2e-5) for sizes in SIZES[:2]]
+    rows += [record("aten", 2e-5, sizes, predicted=1e-5, origin="library") for sizes in SIZES[:2]]
+    (panel,) = panels_of(*rows)
+    generated, library = calibrations(panel)
+    assert (generated.origin, library.origin) == ("cpp", "library")
+    assert generated.geomean == generated.quantile(0.95) == pytest.approx(2) and library.geomean == pytest.approx(0.5)
+    assert first_choices(panel) == pytest.approx((2, 2))  # the best predicted is the library's, at each of two sizes
+
+
+def test_what_is_not_predicted_everywhere_says_nothing_of_first_choices() -> None:
+    (panel,) = panels_of(record("tile", 1e-5, predicted=1e-5), replace_prediction(record("user", 2e-5), None))
+    assert first_choices(panel) == () and len(calibrations(panel)) == 1
+
+
+def replace_prediction(one: Record, predicted: float | None) -> Record:
+    return dataclasses.replace(one, measurement=dataclasses.replace(one.measurement, predicted=predicted))
+
+
+def test_rates_are_those_of_what_runs_under_the_highest_on_record() -> None:
+    sizes = [(("M", m), ("N", 512)) for m in (64, 128)]
+    rows = [record("tile", 2e-5, at, terms=product_terms(at[0][1], 512, 256)) for at in sizes]
+    rows += [record("looped", 1e-6, kernel="b" * 16, terms={"work.bytes": 1e5}), record("unknown", kernel="c" * 16)]
+    made = report_of(*rows)
+    by_name = dict(zip((panel.digest for panel in made.panels), zip(made.panels, made.roofs, strict=True), strict=True))
+    panel, roof = by_name[DIGEST]
+    assert roof.operations == pytest.approx(2 * 128 * 512 * 256 / 2e-5) and roof.bytes == pytest.approx(1e11)
+    slow, fast = map(rate_of, panel.cells)
+    assert slow is not None and fast is not None and slow.intensity is not None
+    assert slow.operations == pytest.approx(2 * 64 * 512 * 256 / 2e-5)
+    assert roof.share(slow) == pytest.approx(slow.operations / min(roof.operations, slow.intensity * 1e11))
+    assert roof.share(fast) == pytest.approx(1)
+    loop, roof = by_name["b" * 16]
+    found = rate_of(loop.cells[0])
+    assert found is not None and found.operations is None and roof.share(found) == pytest.approx(1)
+    assert rate_of(by_name["c" * 16][0].cells[0]) is None
+
+
 def test_only_what_exceeds_the_noise_has_changed() -> None:
     before = [record(seconds=1e-5, sizes=sizes) for sizes in SIZES]
     times = [1e-5, 1.015e-5, 2e-5, 0.5e-5]
@@ -130,7 +176,7 @@ def test_every_table_has_its_rows_as_csv_and_as_text() -> None:
     for name, table in pages.tables(made):
         head, *rows = csv.reader(io.StringIO(table.csv()))
         assert len(head) == len(table.columns) and len(rows) == len(table.rows)
-        assert rows or name in ("worst", "slowdown")  # of one size there are none
+        assert rows or name in ("worst", "slowdown", "rates")  # of one size without its work there are none
         assert all(str(cell) in table.markdown().replace("\\|", "|") for row in table.cells() for cell in row)
     candidates = dict(pages.tables(made))["candidates"].csv()
     (slow,) = [row for row in csv.DictReader(io.StringIO(candidates)) if row["candidate"] == "slow|er"]

@@ -5,37 +5,26 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime._async_compile import FutureKernel
 
 from polytile.autotuner.compiling import Work
 
+if TYPE_CHECKING:
+    from polytile.autotuner.quick import Route
+
 
 class _Launching:
     """The launch that a thread is in. Candidates find the arguments there that are neither tensors nor sizes."""
 
-    __slots__ = ("made", "quick", "returned")
+    __slots__ = ("call", "route")
 
     def __init__(self) -> None:
-        self.made: Call | None = None
-        self.quick: Any = None
-        """A launch on the fast path, whose Call is created on demand: (tuner, args, kwargs, grid, arguments in the order of the
-        parameters, route)."""
-        self.returned: Any = None
-        """The result of that launch."""
-
-    @property
-    def call(self) -> Call | None:
-        if self.made is None and self.quick is not None:
-            tuner, args, kwargs = self.quick[:3]
-            self.made = Call(tuner.arg_names, tuner.keys, args, kwargs, tuner.effects.constants)
-        return self.made
-
-    @call.setter
-    def call(self, call: Call | None) -> None:
-        self.made = call
+        self.call: Call | None = None
+        self.route: Route | None = None
+        """What is known of calls like this one (quick.py)."""
 
 
 class _Thread(threading.local):

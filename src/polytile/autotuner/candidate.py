@@ -116,15 +116,13 @@ class Launch:
 
     def __call__(self, *flat: Any) -> None:
         here = this_thread.launch
-        if here.quick is not None and not trials.within():
-            _, _, _, grid, values, route = here.quick
-            prepared = route.kernels.get(self)
-            if prepared is not None:
-                self.tuner.best_config = self.config
-                here.returned = prepared.launch(grid, values)
-                return
         call = here.call
         assert call is not None, "an autotuned kernel is launched through its own call"
+        form = here.route.forms.get(self) if here.route is not None and not trials.within() else None
+        if form is not None:
+            self.tuner.best_config = self.config
+            call.returned = form.launch(call.kwargs["grid"], self.tuner.values_of(call))
+            return
         if trials.within():
             call = self.tuner.call_of(flat)
             call.tried = True
@@ -144,8 +142,6 @@ class Launch:
                 config.pre_hook(everything)
         tuner.best_config = config
         call.returned = tuner.launch(args, kwargs, config)
-        here = this_thread.launch
-        if here.quick is not None:
-            here.returned = call.returned
-            if config.pre_hook is None and tuner.quick is not None:
-                tuner.quick.prepare(here.quick[5], self, config, call.returned)
+        route = this_thread.launch.route
+        if route is not None and config.pre_hook is None and tuner.quick is not None:
+            tuner.quick.prepare(route, self, config, call.returned)

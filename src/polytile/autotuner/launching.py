@@ -7,8 +7,8 @@ addresses from the tensors, as calls of generated kernels do.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -24,8 +24,21 @@ NUMBERS = {"fp32": "f", "fp64": "d"} | {kind: "i" for kind in FORMATS if not kin
 GRID = sympy.symbols("x y z", integer=True, nonnegative=True)
 PLACES = {symbol: place for place, symbol in enumerate(GRID)}
 
-Launcher = Callable[[tuple[Any, ...], Any], "int | None"]
-"""Takes the arguments in the order of the parameters, and the grid. Returns 0 if it has launched the kernel."""
+
+class Launcher(NamedTuple):
+    """polytile's launcher of a compiled kernel. C reads the first four, of which two are those of a native entry (launch.py)."""
+
+    address: int
+    handle: int
+    letters: bytes
+    device_type: int
+    plan: Plan
+
+    def launch(self, values: tuple[Any, ...], grid: Any) -> int | None:
+        """Launch the kernel with arguments in the order of the parameters. Returns 0 if it has, minus the driver's error if that
+        refused, and None for arguments that are not as the letters say."""
+        code: int | None = native.module().launch_triton(self, values, grid)
+        return code
 
 
 def launcher_of(kernel: Any, names: Sequence[str], device: int, device_type: int) -> Launcher | None:
@@ -46,13 +59,7 @@ def launcher_of(kernel: Any, names: Sequence[str], device: int, device_type: int
         plan = Plan(metadata.name, device, [launch])
     except DeviceError:
         return None
-    start, codes = native.module().launch_triton, "".join(letters).encode()
-
-    def launched(values: tuple[Any, ...], grid: Any) -> int | None:
-        code: int | None = start(plan.address, plan.handle, codes, values, grid, device_type)
-        return code
-
-    return launched
+    return Launcher(plan.address, plan.handle, "".join(letters).encode(), device_type, plan)
 
 
 def _letters(kernel: Any, names: Sequence[str]) -> list[str] | None:

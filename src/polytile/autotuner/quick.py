@@ -1,70 +1,66 @@
 """The fast path for launches of an autotuned kernel that resemble earlier ones.
 
-C code reads from the arguments what Triton specialises a kernel on (runtime/kinds.c). Calls that agree in it share a Route: the
-MultiKernel that chooses for them, and the compiled kernel of each config. Everything unusual takes Triton's own launch: arguments
-other than tensors on one device, numbers, constants and None; launch options; hooks; tracing by other threads.
+C code (runtime/tuned_launch.c) reads from the arguments what Triton specialises a kernel on. Calls that agree in it share a
+Route: the MultiKernel that chooses for them, and the compiled kernel of each config. Everything unusual goes to `otherwise`:
+arguments other than tensors on one device, numbers, constants and None; launch options; sizes that nothing is decided for;
+tracing.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton import knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from polytile.autotuner.launching import launcher_of
-from polytile.dispatch.conditions import changing
+from polytile import options
+from polytile.autotuner.launching import Launcher, launcher_of
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import native
 from polytile.runtime.arguments import CPU, CUDA
 
 MOST_ROUTES = 4096
-"""Maximum number of routes, and of sizes per route; beyond it, all are dropped."""
+"""Maximum number of routes; beyond it, all are dropped."""
 
+MOST_PARAMETERS = 256
 ABSENT = object()
 RUNTIME = knobs.runtime
+HOOKS = RUNTIME, ("launch_enter_hook", "launch_exit_hook"), "calls"
 
-Binding = tuple[Any, tuple[Any, ...]]
-"""The grid, and the arguments in the order of the parameters."""
+Otherwise = Callable[[Any, tuple[Any, ...], dict[str, Any], "bytes | None"], Any]
+"""Takes the grid, the arguments, the keywords, and the key of the launch's route. The key is None for unusual arguments."""
 
 tracing: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
 """Returns None unless Dynamo may inspect the frames that this thread enters."""
 
 
-class Prepared:
-    """A compiled kernel with the parameters that its config sets, as (position, value). `tail` holds only the values if these are
-    the last parameters, as in most kernels. `start` is polytile's launcher of it (launching.py), if there is one."""
+class Form(NamedTuple):
+    """A compiled kernel, its config, the parameters that the config sets, as (position, value), and polytile's launcher of it, if
+    there is one (launching.py). C reads the first four."""
 
-    __slots__ = ("kernel", "names", "settings", "start", "stream", "tail")
-
-    def __init__(self, quick: Quick, kernel: Any, settings: tuple[tuple[int, Any], ...]) -> None:
-        device = quick.current_device()
-        self.kernel, self.names, self.settings = kernel, quick.names, settings
-        self.stream = functools.partial(driver.active.get_current_stream, device)
-        self.start = launcher_of(kernel, quick.names, device, quick.device_type)
-        last = sorted(settings)
-        trailing = [position for position, _ in last] == list(range(len(quick.names) - len(last), len(quick.names)))
-        self.tail = tuple(value for _, value in last) if trailing else None
+    kernel: Any
+    config: Any
+    settings: tuple[tuple[int, Any], ...]
+    launcher: Launcher | None
+    names: tuple[str, ...]
+    stream: Callable[[], int]
 
     def launch(self, grid: Any, values: tuple[Any, ...]) -> Any:
-        """Launch the kernel as JITFunction.run does, and return the compiled kernel."""
-        if self.tail is not None:
-            given: Any = values[: len(values) - len(self.tail)] + self.tail
-        else:
-            changed = list(values)
-            for position, value in self.settings:
-                changed[position] = value
-            given = tuple(changed)
+        """Launch the kernel as JITFunction.run does, with arguments in the order of the parameters. Returns the kernel."""
+        changed = list(values)
+        for position, value in self.settings:
+            changed[position] = value
+        given = tuple(changed)
         if callable(grid):
-            grid = grid(dict(zip(self.names, given)))  # noqa: B905  # lengths are equal, and checking costs time
+            grid = grid(dict(zip(self.names, given, strict=True)))
         enter, leave = RUNTIME.launch_enter_hook, RUNTIME.launch_exit_hook
         hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
-        if hooked or self.start is None or self.start(given, grid) != 0:
+        if hooked or self.launcher is None or self.launcher.launch(given, grid) != 0:
             self._launch_by_triton(grid, given, enter, leave, hooked)
         return self.kernel
 
@@ -79,63 +75,86 @@ class Prepared:
         kernel._run(x, y, z, stream, kernel.function, kernel.packed_metadata, metadata, enter, leave, *given)
 
 
-class Route:
-    """What calls of one kind share.
+class Route(NamedTuple):
+    """What calls of one kind share. C reads the first five.
 
     Attributes
     ----------
-    made
-        The MultiKernel that chooses a config.
-    pick
-        Selects from a call's arguments those of the MultiKernel: `tensors` tensors, then sizes.
-    kernels
+    table
+        The dispatch table that chooses a config. None for a kernel with one config, whose form is that of None.
+    tensors, sizes
+        Positions of the table's arguments among the parameters.
+    forms
         Compiled kernels, by what launches them.
+    variables
+        Global variables that the kernel was compiled with: (namespace, name, value).
     kept
-        Constants that the kind refers to by address.
+        Objects that the kind refers to by address.
     """
 
-    __slots__ = ("kept", "kernels", "made", "pick", "sizes", "tensors")
+    table: Any
+    tensors: bytes
+    sizes: bytes
+    forms: dict[Any, Form]
+    variables: tuple[tuple[dict[str, Any], str, Any], ...]
+    kept: tuple[Any, ...]
 
-    def __init__(self, made: MultiKernel | None, pick: Callable[[Any], Any], tensors: int, kept: tuple[Any, ...]) -> None:
-        self.made, self.pick, self.tensors, self.kept = made, pick, tensors, kept
-        self.kernels: dict[Any, Prepared] = {}
-        self.sizes: set[tuple[int, ...]] = set()
-        """Sizes that are known to be decided."""
 
-    def is_decided(self, sizes: tuple[int, ...]) -> bool:
-        """Whether a choice has been made at these sizes; remembers the answer if so."""
-        assert self.made is not None
-        if self.made.dispatcher.get(self.made.dispatcher.key_of(*sizes)) is None:
-            return False
-        if len(self.sizes) >= MOST_ROUTES:
-            self.sizes.clear()
-        self.sizes.add(sizes)
-        return True
+class Shared(NamedTuple):
+    """What all launches of a kernel share, in the order in which C reads it.
+
+    `letters` says what matters of each parameter (runtime/kinds.c). The answers to `questions` are part of a route's key.
+    """
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    letters: bytes
+    device_type: int
+    tracing: Callable[[], Any]
+    questions: tuple[Callable[[], Any], ...]
+    hooks: tuple[Any, ...]
+    run_hooks: list[Any]
+    routes: dict[bytes, Route]
+    tuner: Any
+    otherwise: Otherwise
 
 
 class Quick:
-    """The routes of one autotuner for the kernel `jit`."""
+    """The routes of one autotuner, `tuner`, for the kernel `jit`."""
 
-    def __init__(self, jit: JITFunction[Any], keys: tuple[str, ...], kinds_of: Callable[..., bytes | None]) -> None:
-        self.jit, self.names, self.kinds_of = jit, tuple(jit.arg_names), kinds_of
+    def __init__(self, jit: JITFunction[Any], keys: tuple[str, ...], tuner: Any, otherwise: Otherwise) -> None:
+        self.jit, self.names = jit, tuple(map(sys.intern, jit.arg_names))
+        self.tuner, self.otherwise = tuner, otherwise
         constants = {self.names[position] for position in jit.constexprs}
         self.constants = tuple(position for position, name in enumerate(self.names) if name in constants)
-        letters = ("c" if name in constants else "k" if name in keys else "v" for name in self.names)
-        self.codes = "".join(letters).encode()
-        self.bind = _binder(jit)
-        self.routes: dict[tuple[Any, ...], Route] = {}
+        self.letters = "".join("c" if name in constants else "k" if name in keys else "v" for name in self.names).encode()
+        parameters = jit.signature.parameters.values()
+        self.defaults = tuple(None if one.default is one.empty else one.default for one in parameters)
+        self.routes: dict[bytes, Route] = {}
 
     @staticmethod
-    def of(fn: Any, keys: list[str]) -> Quick | None:
+    def of(fn: Any, keys: list[str], tuner: Any, otherwise: Otherwise) -> Quick | None:
         """None if every launch must go through Triton: heuristics compute arguments, an interpreter runs the kernel, or there is
         no C module."""
-        module = native.module(quietly=True) if type(fn) is JITFunction else None
-        return None if module is None else Quick(fn, tuple(keys), module.kinds_of)
+        possible = type(fn) is JITFunction and len(fn.arg_names) <= MOST_PARAMETERS
+        return Quick(fn, tuple(keys), tuner, otherwise) if possible and native.module(quietly=True) is not None else None
 
-    def key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What launches with these arguments share; None for unusual arguments."""
-        kinds = self.kinds_of(values, self.codes, self.device_type)
-        return None if kinds is None else (kinds, self.current_device(), changing())
+    def at(self, grid: Any) -> Callable[..., Any]:
+        """The function that launches the kernel with this grid."""
+        return functools.partial(self._launch, self._shared, grid)
+
+    @functools.cached_property
+    def _launch(self) -> Callable[..., Any]:
+        launch: Callable[..., Any] = native.module().launch_tuned
+        return launch
+
+    @functools.cached_property
+    def _shared(self) -> Shared:
+        conditions = options.overriding, torch.get_num_threads, torch._C._get_deterministic_algorithms
+        return Shared(
+            self.names, self.defaults, self.letters, self.device_type, tracing, (self.current_device, *conditions), HOOKS,
+            self.jit.pre_run_hooks, self.routes, self.tuner, self.otherwise,
+        )  # fmt: skip
 
     @functools.cached_property
     def device_type(self) -> int:
@@ -147,49 +166,44 @@ class Quick:
 
     @functools.cached_property
     def current_device(self) -> Callable[[], int]:
-        """Triton's function for the index of the current device."""
+        """A function for the index of the current device: Triton's."""
         current: Callable[[], int] = driver.active.get_current_device
-        return current
+        return torch._C._cuda_getDevice if current is torch.cuda.current_device else current
+
+    def route(self, key: bytes | None) -> Route | None:
+        """What is known of calls with this key. None if the kernel is to be launched by Triton as if it were the first time."""
+        return self.routes.get(key) if key is not None and self._is_as_compiled() else None
 
     def prepare(self, route: Route, by: Any, config: Any, kernel: Any) -> None:
         """Keep the compiled kernel of a config for later launches."""
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        if getattr(kernel, "_run", None) is None or not self.usual():
+        if getattr(kernel, "_run", None) is None or not self._is_as_compiled():
             return
         settings = tuple((self.names.index(name), value) for name, value in config.kwargs.items() if name in self.names)
-        route.kernels[by] = Prepared(self, kernel, settings)
+        device = self.current_device()
+        stream = functools.partial(driver.active.get_current_stream, device)
+        launcher = launcher_of(kernel, self.names, device, self.device_type)
+        route.forms[by] = Form(kernel, config, settings, launcher, self.names, stream)
 
-    def usual(self) -> bool:
-        """Whether no launch hooks are installed, and the global values with which the kernel was compiled are unchanged."""
-        jit = self.jit
-        if not jit.pre_run_hooks and not jit.used_global_vals:
-            return True
-        unchanged = (values.get(name, ABSENT) == value for (name, _), (value, values) in jit.used_global_vals.items())
-        return not jit.pre_run_hooks and all(unchanged)
+    def _is_as_compiled(self) -> bool:
+        """Whether no function looks at launches, and the global variables with which the kernel was compiled are unchanged."""
+        unchanged = (values.get(name, ABSENT) == value for values, name, value in self._variables())
+        return not self.jit.pre_run_hooks and all(unchanged)
+
+    def _variables(self) -> tuple[tuple[dict[str, Any], str, Any], ...]:
+        return tuple((values, name, value) for (name, _), (value, values) in self.jit.used_global_vals.items())
 
     def remember(
-        self, key: tuple[Any, ...], made: MultiKernel | None, names: tuple[str, ...], tensors: int, values: tuple[Any, ...]
+        self, key: bytes, made: MultiKernel | None, tensors: tuple[str, ...], sizes: tuple[str, ...], values: tuple[Any, ...]
     ) -> Route:
-        """The route of calls like the one with these arguments. `names` are the arguments with which `made` is called, `tensors`
-        of them tensors."""
+        """The route of calls like the one with these arguments. `made` is called with these tensors and sizes."""
         if len(self.routes) >= MOST_ROUTES:
             self.routes.clear()
-        positions = [self.names.index(name) for name in names]
-        pick = operator.itemgetter(*positions) if len(positions) > 1 else lambda given: tuple(given[p] for p in positions)
-        kept = tuple(values[position] for position in self.constants)
-        return self.routes.setdefault(key, Route(made, pick, tensors, kept))
+        kept = (*(values[position] for position in self.constants), options.overriding())
+        of_tensors, of_sizes = (bytes(map(self.names.index, names)) for names in (tensors, sizes))
+        table = None if made is None else made.dispatcher
+        return self.routes.setdefault(key, Route(table, of_tensors, of_sizes, {}, self._variables(), kept))
 
-
-def _binder(jit: JITFunction[Any]) -> Callable[..., Binding | None]:
-    """A function with the signature of a launch that returns the grid and the arguments in order. It returns None for launch
-    options or compile-only launches. Parameters that configs set may be missing."""
-    names = list(jit.arg_names)
-    given = [f"{name}=default_of.get({name!r})" for name in names]
-    returned = "".join(f"{name}, " for name in names)
-    text = f"def bind({', '.join(given)}, *, grid, warmup, **options):\n"
-    text += f"    return None if warmup or options else (grid, ({returned}))\n"
-    defaults = {name: one.default for name, one in jit.signature.parameters.items() if one.default is not one.empty}
-    within: dict[str, Any] = {"default_of": defaults}
-    exec(text, within)
-    binder: Callable[..., Binding | None] = within["bind"]
-    return binder
+    def can_call(self, made: MultiKernel) -> bool:
+        """Whether C can do what a call of the kernel does."""
+        return made.dispatch is made.dispatcher and isinstance(made.dispatcher, native.module().Dispatcher)

@@ -29,7 +29,7 @@ from polytile.autotuner.declaration import Extras
 from polytile.autotuner.effects import effects_of, innermost
 from polytile.autotuner.kernel_spec import spec_of
 from polytile.autotuner.losers import Timed
-from polytile.autotuner.quick import Quick, Route, tracing
+from polytile.autotuner.quick import Quick, Route
 from polytile.autotuner.samples import Samples
 from polytile.autotuner.user_timer import UserTimer
 from polytile.dispatch.conditions import changing
@@ -64,7 +64,7 @@ class Autotuner(TritonsAutotuner):
         self.named = named(self.configs)
         self.effects = effects_of(self.base_fn)
         self.interpreted = type(innermost(fn)).__name__ == "InterpretedFunction"
-        self.quick = Quick.of(fn, self.keys)
+        self.quick = Quick.of(fn, self.keys, self, self._otherwise)
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
         self._timed: dict[tuple[Any, ...], Timed] = {}
         self.samples = Samples(self)
@@ -89,59 +89,29 @@ class Autotuner(TritonsAutotuner):
         NoCandidate
             If no config can run.
         """
-        quick = self.quick
-        if quick is None or torch.compiler.is_dynamo_compiling() or tracing() is not None:
-            return self._run(args, kwargs)
-        try:
-            given = quick.bind(*args, **kwargs)
-        except TypeError:  # Triton raises the error for wrong arguments
-            given = None
-        key = None if given is None else quick.key_of(given[1])
-        route = quick.routes.get(key) if key is not None else None
-        if route is None or given is None or not quick.usual():
-            return self._run(args, kwargs)
-        made = route.made
-        if made is None:
-            return self._launch_only(route, *given, args, kwargs)
-        flat = route.pick(given[1])
-        if flat[route.tensors :] not in route.sizes and not route.is_decided(flat[route.tensors :]):
-            return self._run(args, kwargs)
-        here = this_thread.launch
-        before = here.made, here.quick
-        here.made, here.quick = None, (self, args, kwargs, *given, route)
-        try:
-            made.dispatch(*flat)
-            return here.returned
-        finally:
-            here.made, here.quick = before
-            here.returned = None
+        given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+        if self.quick is None or torch.compiler.is_dynamo_compiling() or kwargs.get("warmup") or "grid" not in kwargs:
+            return self._run(args, kwargs, None)
+        return self.quick.at(kwargs["grid"])(*args, **given)
 
-    def _launch_only(self, route: Route, grid: Any, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
-        prepared = route.kernels.get(None)
-        if prepared is None:
-            return self._run(args, kwargs)
-        self.best_config = self.configs[0]
-        return prepared.launch(grid, values)
-
-    def _remember(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...], tensors: int, made: MultiKernel | None
-    ) -> Route | None:
-        """Make later launches of this kind take the fast path; return their route, or None if they cannot."""
-        quick = self.quick
-        given = quick.bind(*args, **kwargs) if quick is not None else None
-        key = quick.key_of(given[1]) if quick is not None and given is not None else None
-        if quick is None or given is None or key is None:
-            return None
-        return quick.remember(key, made, names, tensors, given[1])
+    def __getitem__(self, grid: Any) -> Any:
+        """The function that launches the kernel with this grid, as in `kernel[grid](...)`."""
+        return super().__getitem__(grid) if self.quick is None else self.quick.at(grid)
 
     @torch.compiler.disable
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _otherwise(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: bytes | None) -> Any:
+        """Launch without the fast path."""
+        return self._run(args, {**kwargs, "grid": grid, "warmup": False}, key)
+
+    @torch.compiler.disable
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: bytes | None) -> Any:
+        """`key` is that of a route for calls of this kind; None if there cannot be one."""
         if kwargs.get("warmup") or (len(self.configs) == 1 and self.space is None):
-            return self._run_only(args, kwargs)
+            return self._run_only(args, kwargs, key)
         call = Call(self.arg_names, self.keys, args, kwargs, self.effects.constants)
         here = this_thread.launch
-        before = here.made, here.quick
-        here.made, here.quick = call, None
+        before = here.call, here.route
+        here.call, here.route = call, self.quick.route(key) if self.quick is not None else None
         try:
             made = self._made.get((call.kind, changing())) or self._define(call)
             new = made.dispatcher.get(made.dispatcher.key_of(*call.flat)) is None
@@ -150,21 +120,33 @@ class Autotuner(TritonsAutotuner):
             made(*call.flat)
             if new:
                 self._after_choosing(call, made)
-            self._remember(args, kwargs, (*call.tensors, *call.sizes), len(call.tensors), made)
+            if self.quick is not None and key is not None and self.quick.can_call(made):
+                self._remember(key, call, made)
             return call.returned
         finally:
-            here.made, here.quick = before
+            here.call, here.route = before
             call.withdraw()
 
-    def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _remember(self, key: bytes, call: Call, made: MultiKernel | None) -> Route:
+        """Make later launches of this kind take the fast path."""
+        assert self.quick is not None
+        tensors, sizes = (call.tensors, call.sizes) if made is not None else ((), ())
+        return self.quick.remember(key, made, tensors, sizes, self.values_of(call))
+
+    def values_of(self, call: Call) -> tuple[Any, ...]:
+        """The arguments of a launch in the order of the parameters. Those that configs set may be missing, and are None."""
+        given = {**self.defaults, **call.given()}
+        return tuple(given.get(name) for name in self.arg_names)
+
+    def _run_only(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: bytes | None) -> Any:
         """Launch the first config."""
         self.best_config = config = self.configs[0]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
         kernel = self.launch(args, kwargs, config)
-        route = self._remember(args, kwargs, (), 0, None) if config.pre_hook is None else None
-        if self.quick is not None and route is not None:
-            self.quick.prepare(route, None, config, kernel)
+        if self.quick is not None and key is not None and config.pre_hook is None:
+            call = Call(self.arg_names, self.keys, args, kwargs, self.effects.constants)
+            self.quick.prepare(self._remember(key, call, None), None, config, kernel)
         return kernel
 
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
@@ -414,8 +396,8 @@ class Autotuner(TritonsAutotuner):
 
     def _wait_for(self, config: Any) -> None:
         """Wait until a config whose compilation was begun for this thread's launch is compiled. Raises what Triton raises."""
-        made = this_thread.launch.made
-        begun = made.begun.pop(id(config), None) if made is not None else None
+        call = this_thread.launch.call
+        begun = call.begun.pop(id(config), None) if call is not None else None
         if isinstance(begun, FutureKernel):
             begun.result()
 

@@ -20,8 +20,9 @@ from polytile.campaigns.worker import HUNG
 from polytile.errors import CampaignError
 from polytile.runtime.child_process import import_path
 
-A_GPU = 3
-"""Workers for each GPU, which take turns on it. A unit takes an eighth of a second of an H200, and a fifth of the host."""
+A_GPU = 4
+"""Workers for each GPU, which take turns on it. A unit takes the host about as long as the device, and longer while its kernels
+are new: with three workers, an H200 waits at times although most of its units are compiled."""
 
 MOST_DEATHS = 5
 """Number of workers in a row that may end before finishing a unit."""

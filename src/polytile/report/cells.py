@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from polytile.facts import Divisible, PowerOfTwo
 from polytile.problem import Problem, Resources
+from polytile.report.rates import Work, stated_work
 from polytile.runtime.device import kind_of
 from polytile.store.reading import Record
 from polytile.store.records import LIVE, Environment
@@ -66,6 +67,8 @@ class Cell:
     certainty: Certainty
     rivals: tuple[str, ...]
     """Other candidates that count as equal to the fastest."""
+    work: Work | None = None
+    """What a call computes and moves, if a measurement says."""
 
     @property
     def best(self) -> float | None:
@@ -155,6 +158,7 @@ def _cell(problem: Problem, records: Sequence[Record]) -> Cell:
         None if best is None else ranked.index(best),
         Certainty.NONE if best is None else _certainty(scores, len(alike), scores[best].provisional, band, entrants),
         tuple(found[place].measured[-1].candidate for place in alike if place != best),
+        stated_work(each.measured[-1] for each in found),
     )
 
 

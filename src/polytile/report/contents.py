@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from polytile.problem import Problem, sizes_text
 from polytile.report.cells import Panel, Sizes, panels
 from polytile.report.compare import Comparison, compare
 from polytile.report.overview import Overview, overview
+from polytile.report.rates import Roof, roofs
 from polytile.report.slowdown import Curve, curves
 from polytile.store.reading import Record
 
@@ -55,6 +57,11 @@ class Report:
     command: str
     before: Source | None = None
     comparison: Comparison | None = None
+
+    @functools.cached_property
+    def roofs(self) -> list[Roof]:
+        """The highest rates on each panel's device."""
+        return roofs(self.panels)
 
     def place(self, panel: Panel) -> int:
         """The number, from 1, of the device and environment in which the panel was measured."""

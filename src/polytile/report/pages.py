@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import statistics
 from collections.abc import Iterable, Iterator
 
 from polytile.problem import sizes_text
 from polytile.report.cells import Cell, Entry, Panel
 from polytile.report.compare import FASTER, NOISE, SLOWER, Comparison
 from polytile.report.contents import Report
+from polytile.report.predictions import calibrations, first_choices
+from polytile.report.rates import rate_of
 from polytile.report.slowdown import CHOSEN, single
 from polytile.report.tables import Column, Table, count, error, micros, ratio
 from polytile.store.records import Environment
@@ -33,6 +36,10 @@ MEANINGS = (
     ("the only one that ran", "Nothing else has a time at this size, so there is nothing to compare with."),
     ("one for all sizes", "The candidate with a time at every size that has the least geometric mean of × fastest; a dash where "
      "no candidate was measured at every size, or only one size was."),
+    ("predicted / measured", "What a candidate was expected to take over what it took: 1.00 is right, 0.50 promised twice the "
+     "speed."),
+    ("of the roof", "A rate over the lesser of two: the highest rate of operations on record for the device and these types, and "
+     "the highest rate of bytes on record times the operations per byte. For kernels without a count of operations: of bytes."),
     ("faster, slower", "In a comparison: the time after differs from the time before by more than the noise band or than two "
      "standard errors of both."),
 )  # fmt: skip
@@ -47,6 +54,10 @@ def tenths(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def one_digit(value: float) -> str:
+    return f"{value:.1f}"
+
+
 def tables(report: Report) -> Iterator[tuple[str, Table]]:
     """Every table of a report, with the name of its file."""
     yield "summary", summary(report)
@@ -57,6 +68,8 @@ def tables(report: Report) -> Iterator[tuple[str, Table]]:
     yield "kernels", kernels(report)
     yield "worst", worst(report)
     yield "slowdown", slowdowns(report)
+    yield "predictions", predictions(report)
+    yield "rates", rates(report)
     yield "sizes", sizes(report)
     yield "candidates", candidates(report)
     yield "meanings", Table.from_rows("What the numbers mean", ["word", "meaning"], MEANINGS)
@@ -209,6 +222,44 @@ def slowdowns(report: Report) -> Table:
     ]  # fmt: skip
     notes = [f"{CHOSEN}: what runs at each size. × fastest is the geometric mean over the sizes at which a candidate has a time."]
     return Table.from_rows("Slowdown over the fastest", columns, rows, notes)
+
+
+def predictions(report: Report) -> Table:
+    """How near predictions came, by kernel and source; and what the best predicted candidate loses to the fastest."""
+    rows = []
+    for panel in report.panels:
+        lost = first_choices(panel)
+        for each in calibrations(panel):
+            rows.append((
+                panel.name, report.place(panel), each.origin or "not recorded", len(each.points), each.geomean,
+                each.quantile(0.05), each.quantile(0.95), statistics.geometric_mean(lost) if lost else None,
+                max(lost, default=None),
+            ))  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", PLACE, "source", Column("times", count), Column("predicted / measured", ratio), Column("p5", ratio),
+        Column("p95", ratio), Column("best predicted, × fastest", ratio), Column("at worst", ratio),
+    ]  # fmt: skip
+    notes = ["The last two columns are of all sources of a kernel: the candidate of the least prediction, at the sizes at which "
+             "several were measured."]  # fmt: skip
+    return Table.from_rows("Predictions", columns, rows, notes)
+
+
+def rates(report: Report) -> Table:
+    """What runs at each size, as rates, beside the best that was measured on the device."""
+    rows = []
+    for panel, roof in zip(report.panels, report.roofs, strict=True):
+        for cell in panel.cells:
+            if (rate := rate_of(cell)) is not None:
+                rows.append((
+                    panel.name, report.place(panel), at(cell), _chosen(cell), rate.intensity,
+                    None if rate.operations is None else rate.operations / 1e9, rate.bytes / 1e9, roof.share(rate),
+                ))  # fmt: skip
+    columns: list[Column | str] = [
+        "kernel", PLACE, "sizes", "chosen", Column("operations per byte", one_digit), Column("Gop/s", one_digit),
+        Column("GB/s", one_digit), Column("of the roof", percent),
+    ]  # fmt: skip
+    notes = ["The roof is the highest rate on record for the device: of operations with the same types, and of bytes."]
+    return Table.from_rows("Rates", columns, rows, notes)
 
 
 def sizes(report: Report) -> Table:

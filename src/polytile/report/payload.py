@@ -1,7 +1,9 @@
 """A report as the JSON inside its HTML: lists instead of objects, and tables of recurring values, so that 20 000 rows fit.
 
-    panel   [name, digest, family, dtypes, layouts, number of its place from 1, names of sizes, cells, curves]
-    cell    [sizes, chosen, place of its certainty, entries, names of its rivals]
+    panel   [name, digest, family, dtypes, layouts, number of its place from 1, names of sizes, cells, curves, roof]
+    cell    [sizes, chosen, place of its certainty, entries, names of its rivals, work]
+    work    [operations or null, bytes] of a call, or null
+    roof    [operations a second or null, bytes a second or null]
     entry   [identity, µs, ± %, times measured, outcome, predicted µs, error, seconds to compile, registers, spilled bytes,
              shared bytes, times measured live, message]; unknown values are null, and omitted at the end
     curve   [candidate, cells with any time, geometric mean, p95, [slowdown, cell] of the worst, all slowdowns, least first]
@@ -21,6 +23,7 @@ from polytile.report.cells import Cell, Certainty, Entry, Panel
 from polytile.report.compare import Change
 from polytile.report.contents import DIGITS, Report
 from polytile.report.pages import environments, interval
+from polytile.report.rates import Roof
 from polytile.report.slowdown import CHOSEN, Curve
 from polytile.runtime import regime
 
@@ -55,7 +58,8 @@ class Payload:
         self._names, self._configs, self._origins, self._who = Index(), Index(), Index(), Index()
         self._outcomes, self._report = Index(), report
         self._outcomes(Outcome.OK.value)
-        panels = [self._panel(panel, curves) for panel, curves in zip(report.panels, report.curves, strict=True)]
+        parts = zip(report.panels, report.curves, report.roofs, strict=True)
+        panels = [self._panel(panel, curves, roof) for panel, curves, roof in parts]
         compared = report.comparison
         sizes = {size for panel in report.panels for cell in panel.cells for _, size in cell.sizes}
         self.values = {
@@ -74,18 +78,21 @@ class Payload:
             "digits": DIGITS if report.source.exported else None,
         }
 
-    def _panel(self, panel: Panel, curves: tuple[Curve, ...]) -> list[Any]:
+    def _panel(self, panel: Panel, curves: tuple[Curve, ...], roof: Roof) -> list[Any]:
         return [
             panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts),
             self._report.place(panel), panel.size_names,
             [self._cell(cell) for cell in panel.cells], [self._curve(curve) for curve in curves],
+            [_short(roof.operations), _short(roof.bytes)],
         ]  # fmt: skip
 
     def _cell(self, cell: Cell) -> list[Any]:
         sizes = [size for _, size in cell.sizes]
         certainty = list(Certainty).index(cell.certainty)
         chosen = -1 if cell.chosen is None else cell.chosen
-        return [sizes, chosen, certainty, [self._entry(entry) for entry in cell.entries], list(map(self._names, cell.rivals))]
+        work = None if cell.work is None else [_short(cell.work.operations), _short(cell.work.bytes)]
+        entries = [self._entry(entry) for entry in cell.entries]
+        return [sizes, chosen, certainty, entries, list(map(self._names, cell.rivals)), work]
 
     def _entry(self, entry: Entry) -> list[Any]:
         who = self._who((self._names(entry.candidate), self._configs(entry.config), self._origins(entry.origin), entry.source))

@@ -41,7 +41,7 @@
     return { panel, place, sizes, chosen, certainty, entries: entries.map(entryOf), rivals: rivals.map((i) => data.names[i]) };
   };
   const winnerOf = ([, chosen, , entries]) => (chosen < 0 ? null : data.names[data.who[entries[chosen][0]][0]]);
-  const panels = data.panels.map(([name, digest, family, dtypes, layouts, at, sizes, cells, curves], place) => {
+  const panels = data.panels.map(([name, digest, family, dtypes, layouts, at, sizes, cells, curves, roof], place) => {
     const varying = sizes.map((_, i) => i).filter((i) => new Set(cells.map((cell) => cell[0][i])).size > 1);
     const winners = new Map();
     let unsure = 0;
@@ -54,7 +54,7 @@
     const made = curves.map(([candidate, of, geomean, p95, worst, points]) =>
       ({ name: candidate < 0 ? "chosen for each size" : data.names[candidate], of, geomean, p95, worst, points }));
     return { place, name, digest, family, dtypes, layouts, at, device: data.places[at - 1][0],
-      environment: data.places[at - 1][1], sizes, cells, varying, unsure, winners: order, curves: made,
+      environment: data.places[at - 1][1], sizes, cells, roof, varying, unsure, winners: order, curves: made,
       one: made.slice(1).find((curve) => curve.points.length === curve.of) || null };
   });
   const sizesText = (panel, sizes) => panel.sizes.map((name, i) => `${name}=${sizes[i]}`).join(" ");
@@ -269,7 +269,7 @@
 
   /* Sorted curves: what each candidate costs over the fastest, or what changed. */
 
-  const curvesPlot = (label, lines) => {
+  const curvesPlot = (label, lines, subject = "sizes") => {
     const width = 640, height = 220, left = 46, bottom = 30, top = 10;
     const all = lines.flatMap((line) => line.points), most = Math.max(1.1, ...all), high = Math.min(most, CUT), low = Math.max(Math.min(1, ...all), 1 / CUT);
     const at = (value) => top + (height - top - bottom) * (1 - Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low));
@@ -280,7 +280,7 @@
       ticks.map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 40, y1: at(tick), y2: at(tick), "stroke-opacity": 0.5 }),
         svg("text", { x: left - 6, y: at(tick) + 4, "text-anchor": "end" }, `${tick} ×`)]),
       svg("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - 40}` }),
-      svg("text", { x: left, y: height - 8 }, `sizes, each curve sorted by itself, least first${most > CUT ? `; cut at ${CUT} ×` : ""}`),
+      svg("text", { x: left, y: height - 8 }, `${subject}, each curve sorted by itself, least first${most > CUT ? `; cut at ${CUT} ×` : ""}`),
       lines.map((line, i) => {
         const points = line.points.length > 1 ? line.points : [line.points[0], line.points[0]];
         const d = points.map((value, j) => `${j ? "L" : "M"}${across(j, points.length).toFixed(1)} ${at(value).toFixed(1)}`);
@@ -307,15 +307,93 @@
     ], panel.curves, (c) => c.name);
   };
 
+  /* Predictions: what was expected over what was measured, each source's sorted. */
+
+  const quantile = (sorted, share) => sorted[Math.max(0, Math.ceil(share * sorted.length) - 1)];
+  const geomean = (values) => Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);
+  const drawPredictions = (panel, host) => {
+    const bySource = new Map();
+    panel.cells.forEach((cell, place) => cell[3].map(entryOf).forEach((entry) => {
+      if (!entry.us || !entry.predicted) return;
+      if (!bySource.has(entry.origin)) bySource.set(entry.origin, []);
+      bySource.get(entry.origin).push([entry.predicted / entry.us, place, entry.name]);
+    }));
+    if (!bySource.size) return;
+    const rows = [...bySource].sort().map(([origin, own]) => {
+      const sorted = own.sort((a, b) => a[0] - b[0]);
+      return { name: origin || "not recorded", points: sorted.map(([value]) => value), ends: [sorted[0], sorted[sorted.length - 1]] };
+    });
+    host.append(el("h3", {}, "Predicted over measured time"),
+      el("div", { class: "scroll" }, curvesPlot("Predicted over measured time of all candidates, by source", rows, "candidates at all sizes")),
+      el("ul", { class: "legend", "aria-label": "Sources" }, rows.map((row, i) => el("li", {}, lineSample(i), ` ${row.name}`))));
+    listing(host, "Predictions by source", [
+      { head: "source", key: (r) => r.name, cell: (r) => r.name },
+      { head: "times", right: true, key: (r) => r.points.length, cell: (r) => grouped(r.points.length) },
+      { head: "predicted / measured", right: true, key: (r) => geomean(r.points), cell: (r) => ratio(geomean(r.points)) },
+      { head: "p5", right: true, key: (r) => quantile(r.points, 0.05), cell: (r) => ratio(quantile(r.points, 0.05)) },
+      { head: "p95", right: true, key: (r) => quantile(r.points, 0.95), cell: (r) => ratio(quantile(r.points, 0.95)) },
+      { head: "farthest", cell: (r) => r.ends.flatMap(([value, place, name], i) => [i ? ", " : "",
+        button(`${name} ${sizesText(panel, panel.cells[place][0])}`, () => go(panel.place, place)), ` ${ratio(value)}`]) },
+    ], rows, (r) => r.name);
+  };
+
+  /* Rates: a roofline, of what runs at each size, under the best that was measured on the device. */
+
+  const rateOf = (panel, place) => {
+    const cell = panel.cells[place], us = timeOf(cell), work = cell[5];
+    if (!us || !work) return null;
+    const [operations, bytes] = work, [most, bandwidth] = panel.roof, seconds = us * 1e-6;
+    const intensity = operations && operations / bytes;
+    const roof = operations ? Math.min(most, intensity * bandwidth) : bandwidth;
+    const rate = (operations || bytes) / seconds;
+    return { place, intensity, x: intensity || bytes, y: rate, operations: operations && operations / seconds,
+      bytes: bytes / seconds, share: rate / roof };
+  };
+  const logTicks = (low, high) => [...Array(30).keys()].flatMap((i) => (high / low > 300 ? [1] : [1, 2, 5]).map((head) => Number(`${head}e${i - 6}`)))
+    .filter((tick) => tick >= low && tick <= high);
+  const roofPlot = (panel, points) => {
+    const width = 640, height = 240, left = 64, bottom = 36, top = 10, counted = points[0].intensity !== null;
+    const [most, bandwidth] = panel.roof, roofAt = (x) => (counted ? Math.min(most, x * bandwidth) : bandwidth);
+    const xs = points.map((point) => point.x), ys = points.map((point) => point.y);
+    const x0 = Math.min(...xs) / 1.5, x1 = Math.max(...xs) * 1.5, y1 = Math.max(...xs.map(roofAt), ...ys) * 1.3, y0 = Math.min(...ys) / 1.5;
+    const log = (value, low, high) => Math.log(value / low) / Math.log(high / low);
+    const across = (x) => left + (width - left - 20) * log(x, x0, x1), down = (y) => top + (height - top - bottom) * (1 - log(Math.max(y, y0), y0, y1));
+    const knee = counted ? Math.min(Math.max(most / bandwidth, x0), x1) : x0;
+    return svg("svg", { width, height, role: "img", "aria-label": "Rates at all sizes under the highest on record; the list below has the numbers" },
+      svg("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - 20}` }),
+      logTicks(x0, x1).map((tick) => svg("text", { x: across(tick), y: height - 20, "text-anchor": "middle" }, tick < 1 ? tick : grouped(tick))),
+      logTicks(y0, y1).map((tick) => [svg("line", { class: "axis", x1: left, x2: width - 20, y1: down(tick), y2: down(tick), "stroke-opacity": 0.5 }),
+        svg("text", { x: left - 6, y: down(tick) + 4, "text-anchor": "end" }, String(tick / 1e9))]),
+      svg("text", { x: left, y: height - 4 }, counted ? "operations per byte; upwards: Gop/s" : "bytes of a call; upwards: GB/s"),
+      svg("path", { class: "curve s0", d: [x0, knee, x1].map((x, i) => `${i ? "L" : "M"}${across(x).toFixed(1)} ${down(roofAt(x)).toFixed(1)}`).join("") }),
+      points.map((point) => svg("circle", { class: "dot", cx: across(point.x).toFixed(1), cy: down(point.y).toFixed(1), r: 3 },
+        svg("title", {}, sizesText(panel, panel.cells[point.place][0])))));
+  };
+  const drawRates = (panel, host) => {
+    const points = panel.cells.map((_, place) => rateOf(panel, place)).filter((point) => point !== null);
+    if (!points.length) return;
+    const giga = (value) => (value / 1e9).toFixed(1);
+    host.append(el("h3", {}, "Rates under the device's roof"), el("div", { class: "scroll" }, roofPlot(panel, points)));
+    listing(host, "Rates", [
+      { head: "sizes", key: (r) => panel.cells[r.place][0][panel.varying[0] || 0],
+        cell: (r) => button(sizesText(panel, panel.cells[r.place][0]), () => go(panel.place, r.place)) },
+      { head: "operations per byte", right: true, key: (r) => r.intensity, cell: (r) => known(r.intensity, (value) => value.toFixed(1)) },
+      { head: "Gop/s", right: true, key: (r) => r.operations, cell: (r) => known(r.operations, giga) },
+      { head: "GB/s", right: true, key: (r) => r.bytes, cell: (r) => giga(r.bytes) },
+      { head: "of the roof", right: true, key: (r) => r.share, cell: (r) => `${Math.round(100 * r.share)} %` },
+    ], points, (r) => sizesText(panel, panel.cells[r.place][0]));
+  };
+
   const drawPanel = (panel) => {
     const host = document.getElementById("kernel-view");
     document.getElementById("h-kernel").textContent = panel.name;
     const said = [["digest", panel.digest], ["family", panel.family], ["types", panel.dtypes], ["layouts", panel.layouts],
       ["device", panel.device], ["environment", panel.environment]].filter(([, value]) => value);
-    const map = el("div"), detail = el("div"), list = el("div"), slow = el("div");
+    const [map, detail, list, slow, foreseen, rates] = [...Array(6)].map(() => el("div"));
     host.replaceChildren(
       el("p", { class: "soft" }, said.map(([name, value]) => `${name} ${value}`).join(" · ")),
-      el("p", {}, "Its measurements: ", el("code", {}, command(data.show, panel, ""))), map, detail, list, slow);
+      el("p", {}, "Its measurements: ", el("code", {}, command(data.show, panel, ""))),
+      map, detail, list, slow, foreseen, rates);
     const reveal = panel.varying.length ? drawMap(panel, map) : () => {};
     listing(list, "Sizes", [
       { head: "sizes", key: (i) => panel.cells[i][0][panel.varying[0] || 0],
@@ -330,6 +408,8 @@
     ], panel.cells.map((_, i) => i), (i) => [sizesText(panel, panel.cells[i][0]), winnerOf(panel.cells[i]) || "",
       data.certainties[panel.cells[i][2]]].join(" "));
     drawSlowdown(panel, slow);
+    drawPredictions(panel, foreseen);
+    drawRates(panel, rates);
     return { panel, reveal, detail, map };
   };
   const timeOf = ([, chosen, , entries]) => (chosen < 0 ? null : entries[chosen][1]);

@@ -1,6 +1,6 @@
 /* Part of the launcher: launches of Triton kernels that take their arguments as Python objects.
 
-   launch_triton(address, plan, letters, arguments, grid, device type) -> what the launch returned, 0 if it went well;
+   launch_triton((address, plan, letters, device type), arguments, grid) -> what the launch returned, 0 if it went well;
    None if an argument is none that `letters` says. `address` and `plan` are those of a native entry (launch.py), whose
    integers are the grid's three dimensions, then the numbers among the arguments, in order. Each argument has a letter:
    p a tensor, i an integer, f a float, d a double, - anything that is not passed on. */
@@ -40,33 +40,65 @@ static int bits_of(PyObject *argument, char letter, long *bits)
     return 1;
 }
 
-static PyObject *launch_triton(PyObject *module, PyObject *const *given, Py_ssize_t count)
+/* How to launch a kernel: what a Launcher of launching.py holds. */
+typedef struct {
+    long (*kernel)(void *const *, const long *, long);
+    long plan, device;
+    const char *letters;
+    Py_ssize_t arguments;
+} Launcher;
+
+/* From a tuple of an address, a plan, letters and a type of device. -1 and an exception if it is none. */
+static int launcher_of(PyObject *tuple, Launcher *launcher)
 {
-    if (count != 6 || !PyBytes_CheckExact(given[2]) || !PyTuple_CheckExact(given[3])
-        || PyBytes_GET_SIZE(given[2]) != PyTuple_GET_SIZE(given[3]) || PyTuple_GET_SIZE(given[3]) > MAX_ARGUMENTS)
-        return PyErr_Format(PyExc_TypeError, "launch_triton takes an address, a plan, a letter for each argument, a tuple of "
-                                             "arguments, a grid and a type of device");
-    long (*kernel)(void *const *, const long *, long) = PyLong_AsVoidPtr(given[0]);
-    long plan = PyLong_AsLong(given[1]), device = PyLong_AsLong(given[5]), code;
-    if (PyErr_Occurred())
-        return NULL;
-    const char *letters = PyBytes_AS_STRING(given[2]);
-    Py_ssize_t arguments = PyTuple_GET_SIZE(given[3]), tensors = 0, integers = 3;
-    void *pointers[arguments + 1];
-    long numbers[arguments + 3];
-    if (grid_of(given[4], numbers) < 0)
-        return NULL;
-    for (Py_ssize_t i = 0; i < arguments; i++) {
-        PyObject *argument = PyTuple_GET_ITEM(given[3], i);
-        if (letters[i] == '-')
+    char *letters;
+    if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(tuple, 2), &letters, &launcher->arguments) < 0)
+        return -1;
+    launcher->letters = letters;
+    launcher->kernel = PyLong_AsVoidPtr(PyTuple_GET_ITEM(tuple, 0));
+    launcher->plan = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 1));
+    launcher->device = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 3));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Launches a kernel. 1, and what the launch returned as `code`; 0 if an argument is none that the letters say; -1 and an
+   exception. */
+static int start_triton(const Launcher *launcher, PyObject *const *arguments, PyObject *grid, long *code)
+{
+    Py_ssize_t tensors = 0, integers = 3;
+    void *pointers[launcher->arguments + 1];
+    long numbers[launcher->arguments + 3];
+    if (grid_of(grid, numbers) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < launcher->arguments; i++) {
+        char letter = launcher->letters[i];
+        if (letter == '-')
             continue;
-        int taken = letters[i] == 'p' ? fast_pointer(argument, (int)device, &pointers[tensors++])
-                                      : bits_of(argument, letters[i], &numbers[integers++]);
+        int taken = letter == 'p' ? fast_pointer(arguments[i], (int)launcher->device, &pointers[tensors++])
+                                  : bits_of(arguments[i], letter, &numbers[integers++]);
         if (!taken)
-            Py_RETURN_NONE;
+            return 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    code = kernel(pointers, numbers, plan);
+    *code = launcher->kernel(pointers, numbers, launcher->plan);
     Py_END_ALLOW_THREADS
+    return 1;
+}
+
+static PyObject *launch_triton(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Launcher launcher;
+    long code;
+    if (count != 3 || !PyTuple_Check(given[0]) || PyTuple_GET_SIZE(given[0]) < 4 || !PyTuple_CheckExact(given[1]))
+        return PyErr_Format(PyExc_TypeError, "launch_triton takes a launcher, a tuple of arguments, and a grid");
+    if (launcher_of(given[0], &launcher) < 0)
+        return NULL;
+    if (launcher.arguments != PyTuple_GET_SIZE(given[1]) || launcher.arguments > MAX_ARGUMENTS)
+        return PyErr_Format(PyExc_TypeError, "launch_triton takes an argument for each letter");
+    int taken = start_triton(&launcher, ((PyTupleObject *)given[1])->ob_item, given[2], &code);
+    if (taken < 0)
+        return NULL;
+    if (taken == 0)
+        Py_RETURN_NONE;
     return PyLong_FromLong(code);
 }

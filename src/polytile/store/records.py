@@ -118,6 +118,9 @@ REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 LIVE = "live"
 """The name that a measurement's state has if the program's own calls were timed."""
 
+TERM = "term "
+"""How the names of a prediction's terms begin in the state of a measurement, where models and reports find them."""
+
 DISTURBED = "disturbed"
 """The name in a measurement's state of the share of the race during which the process's threads waited for a core that another
 program had."""

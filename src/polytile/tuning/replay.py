@@ -21,11 +21,10 @@ from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
-from polytile.store.records import Environment
+from polytile.store.records import TERM, Environment
 from polytile.store.summary import summarise
 from polytile.tuning.decide import Score
 from polytile.tuning.measure import Contender
-from polytile.tuning.run_conditions import TERM
 from polytile.tuning.standings import Standing, standings
 from polytile.tuning.task import Attempt, Task
 

@@ -14,12 +14,9 @@ from polytile.candidates.candidate import Candidate
 from polytile.problem import Measurement, Scalar
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks
+from polytile.store.records import TERM
 
 State = tuple[tuple[str, Scalar], ...]
-
-TERM = "term "
-"""How the names of a prediction's terms begin in the state of a measurement, where models find them."""
-
 
 def with_run_conditions(
     measurement: Measurement,

@@ -58,14 +58,19 @@ class Stub(Loaded):
                                       "lossy": 0, "node_type": 0})  # fmt: skip
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def install(patch: pytest.MonkeyPatch) -> Stub:
+    """Makes a new stub the driver, until the patch is undone and both modules are reset."""
     library = compiler.compile_c("stub_driver", Path(__file__).with_name("stub.c").read_text(), ("-w",)).result()
     made = Stub(library.path)
-    monkeypatch.setattr(driver, "LIBRARY", str(library.path))
-    monkeypatch.setattr(launch, "torch_functions", lambda: symbols.addresses(made.library, launch._TORCH_FUNCTIONS))
+    patch.setattr(driver, "LIBRARY", str(library.path))
+    patch.setattr(launch, "torch_functions", lambda: symbols.addresses(made.library, launch._TORCH_FUNCTIONS))
     driver.reset()
     launch.reset()
-    yield made
+    return made
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    yield install(monkeypatch)
     driver.reset()
     launch.reset()

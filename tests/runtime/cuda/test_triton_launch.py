@@ -35,7 +35,7 @@ def launcher(signature: dict[str, Any] = SIGNATURE, **metadata: Any) -> Any:
 
 def test_a_launch_has_the_arguments_of_the_call(stub: Stub) -> None:
     stub.parameters = 7
-    assert launcher()(VALUES, (3, 2)) == 0
+    assert launcher().launch(VALUES, (3, 2)) == 0
     [call] = stub.calls()
     assert (tuple(call.grid), call.block, call.shared, call.stream) == ((3, 2, 1), 256, 512, 0x77)
     numbers = [*struct.unpack("<Q", struct.pack("<i4x", -5)), *struct.unpack("<QQ", struct.pack("<f4xd", 1.5, 0.1))]
@@ -45,28 +45,28 @@ def test_a_launch_has_the_arguments_of_the_call(stub: Stub) -> None:
 
 @pytest.mark.parametrize("grid", [(7,), [7, 1], (7, 1, 1)])
 def test_a_grid_has_one_to_three_dimensions(stub: Stub, grid: Any) -> None:
-    assert launcher()(VALUES, grid) == 0
+    assert launcher().launch(VALUES, grid) == 0
     assert tuple(stub.calls()[0].grid) == (7, 1, 1)
 
 
 def test_an_empty_grid_launches_nothing(stub: Stub) -> None:
-    assert launcher()(VALUES, (0, 3)) == 0 and stub.count == 0
+    assert launcher().launch(VALUES, (0, 3)) == 0 and stub.count == 0
 
 
 def test_what_is_no_number_is_no_grid(stub: Stub) -> None:
     with pytest.raises(TypeError):
-        launcher()(VALUES, (1.5,))
+        launcher().launch(VALUES, (1.5,))
 
 
 @pytest.mark.parametrize("position,other", [(0, torch.empty(0)), (0, X.to("meta")), (1, 2**64), (1, 1.5), (2, "1.5")])
 def test_other_arguments_are_left_to_triton(stub: Stub, position: int, other: Any) -> None:
     values = (*VALUES[:position], other, *VALUES[position + 1 :])
-    assert launcher()(values, (1,)) is None and stub.count == 0
+    assert launcher().launch(values, (1,)) is None and stub.count == 0
 
 
 def test_a_launch_that_fails_is_left_to_triton(stub: Stub) -> None:
     stub.launch_error = 701
-    assert launcher()(VALUES, (1,)) == -701
+    assert launcher().launch(VALUES, (1,)) == -701
 
 
 @pytest.mark.parametrize(
