@@ -125,3 +125,19 @@ def store(body: Body, store: Store, scope: Scope) -> None:
     if storage not in ATOMICS:
         raise LoweringError(f"a GPU cannot add to memory of type {storage}; the operator runs as a library call.")
     scope.lines.append(f'tl.atomic_add({place}, {value}{condition}, sem="relaxed")')
+
+
+def joins(body: Body, low: Store, high: Store) -> bool:
+    """Whether both values are blocks that are full along the dimensions with which the stores' index varies."""
+    own = body.place_dims(low.index, ())
+    return bool(own) and own == body.dims(low.value) == body.dims(high.value)
+
+
+def store_pair(body: Body, low: Store, high: Store, scope: Scope) -> None:
+    """Emits the stores of adjacent elements (ir.loop.neighbours) as one, of blocks with a last axis of two."""
+    storage = body.kernel.storage(low.buffer)
+    pair = ", ".join(convert(scope.names[id(store.value)], store.value.dtype, storage) for store in (low, high))
+    place = f"{low.buffer} + (tl.expand_dims({body.place(low.index, (), scope)}, -1) + tl.arange(0, 2))"
+    masks = " & ".join(body.tile.masks(body.place_dims(low.index, ())))
+    condition = f", mask=tl.expand_dims({masks}, -1)" if masks else ""
+    scope.lines.append(f"tl.store({place}, tl.join({pair}){condition})")
