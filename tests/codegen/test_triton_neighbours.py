@@ -35,7 +35,7 @@ def test_both_elements_are_stored(generator: str, rows: int, columns: int) -> No
 def test_they_are_one_store(generator: str) -> None:
     case = Case(halves(), {"x": U8, "y": BF16, "o": BF16}, compiled=False)
     (launch,) = generate(case.kernel, Config.of(variant="pointwise", x=64, y=16, warps=4), Facts()).launches
-    assert launch.source.count("tl.store(") == 1 and "tl.join(" in launch.source
+    assert launch.source.count("tl.store(") == 1 and "tl.interleave(" in launch.source
 
 
 def test_elements_that_are_not_adjacent_are_stored_apart(generator: str) -> None:
