@@ -1,4 +1,4 @@
-"""Two stores that reach every other element each are one on a GPU: 4-bit weights become two numbers a byte (ir.loop.neighbours)."""
+"""Two stores that reach every other element each are one on a GPU (ir.loop.neighbours): of 4-bit weights, two numbers a byte."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
 
 def scalable(columns: int, block: Block) -> bool:
     """Whether a thread has room for its sums, the products of one instruction and scales, and the `columns` that share one begin
-    with a block. One for each column takes a register for every four columns. Beside 128 sums, a thread has room for the scales of
-    one instruction's rows, and not for what taking turns with blocks needs."""
+    with a block. One for each column takes a register for every four columns. Beside 128 sums, a thread has room for the scales
+    of one instruction's rows, and not for what taking turns with blocks needs."""
     if columns == 1:
         return block.sums <= SCALED_SUMS
     most = SCALED_SUMS if block.pingpong or block.m > 2 * GROUP_ROWS else MOST_SUMS

@@ -94,7 +94,7 @@ struct Pieces {
 /* Scales of A's rows and B's columns: where they are, and elements between them along both axes. */
 struct Scaling {
     const float *a, *b;
-    int a_rows, a_k, b_k, b_columns;
+    long long a_rows, a_k, b_k, b_columns;
 };
 
 /* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) of an item on, swizzled as CollectiveMma reads

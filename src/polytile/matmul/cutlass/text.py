@@ -157,7 +157,7 @@ def source(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> str:
     kinds = {name: "const float *" if name in scales.AXES else "long long " for name in scaled}
     lines = [
         f"#define SCALING_PARAMETERS {''.join(f'{kind}{name}, ' for name, kind in kinds.items())}",
-        f"#define SCALING_ARGUMENTS {', '.join(name if name in scales.AXES else f'int({name})' for name in kinds)}",
+        f"#define SCALING_ARGUMENTS {', '.join(kinds)}",
         f"#define PARTS_PARAMETER {'Sum *parts,' if stream else ''}",
         f"#define PARTS_ARGUMENT {'parts' if stream else 'nullptr'}",
     ]
