@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks import record
 from benchmarks.timing import geomean
 from polytile.candidates.triton_matmul import label, traits
-from polytile.cost.triton_matmul import FITTED, Access, Accesses, Constants, cost, refused
+from polytile.cost.product_constants import FITTED, Constants
+from polytile.cost.triton_matmul import Access, Accesses, cost, refused
 from polytile.dispatch.links.prior import CLEAR_LOSER, varied
 from polytile.matmul.triton.configs import Kind, space
 from polytile.problem import Config
@@ -120,7 +121,7 @@ def fitted(chosen: Sequence[Shape], device: DeviceFacts, start: Constants = FITT
         value = score(chosen, best, device, soft)
         for step, _ in itertools.product(steps, range(ROUNDS)):
             before = value
-            for field in dataclasses.fields(Constants):
+            for field in (f for f in dataclasses.fields(Constants) if 0.0 < getattr(start, f.name) < math.inf):
                 for factor in (math.exp(step), math.exp(-step)):
                     tried, found = _moved(chosen, device, start, best, field.name, factor, soft, value)
                     if found < value:

@@ -134,6 +134,13 @@ def test_streams_take_part_where_whole_blocks_leave_multiprocessors_idle(kernel:
     assert [a.name for a in parts.arguments][:2] == ["parts", "M"] and "parts" in [a.name for a in product_launch.arguments]
 
 
+def test_scales_of_blocks_leave_room_for_128_sums_of_one_instruction_s_rows(refusing: Path) -> None:
+    names = {candidate.name for candidate in found(scaled(1, 128))}
+    assert {"cutlass cooperative 128x256x128 s4 c2", "cutlass cooperative 128x128x128 s7 c1"} <= names
+    assert not names & {"cutlass cooperative 256x128x128 s4 c2", "cutlass pingpong 64x256x128 s5 c1"}
+    assert "cutlass cooperative 128x256x128 s4 c2" not in {candidate.name for candidate in found(scaled(1, 1))}
+
+
 def test_a_size_whose_rows_the_copy_engine_cannot_take_has_no_candidate(refusing: Path) -> None:
     """Rows of 1000 elements begin at multiples of 16 bytes, but others of the same regime do not."""
     kernel = product(BF16, "k", "n")

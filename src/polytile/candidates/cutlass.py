@@ -16,6 +16,7 @@ from polytile.candidates.triton_matmul import Arguments
 from polytile.codegen.function_names import renamed
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
+from polytile.cost.triton_matmul import Access
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind
@@ -92,6 +93,8 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
         return ()
     tools = toolkit.find()
     own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
+    a, b = (Access(along_k=layout == "k") for layout in kernel.layouts)
+    accesses = a, b
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return text.generate(kernel, config, facts, device.sms)
@@ -102,17 +105,20 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
         size = {"batch": batch, "M": m, "N": n, "K": k}
         pay = [config for config in own if configs.pays(config, size, device)]
         fit = [config for config in pay if configs.covers(config, size)] or pay
-        return frozenset(sorted(fit, key=lambda config: prior.cost(kind, config, size, device))[:limit])
+        return frozenset(sorted(fit, key=lambda config: cost_of(config, size))[:limit])
+
+    def cost_of(config: Config, size: Mapping[str, int]) -> float:
+        return prior.cost(kind, config, size, device, accesses)
 
     def candidate(config: Config) -> CutlassCandidate:
         def valid(size: Mapping[str, int]) -> bool:
             return config in chosen(*(size[name] for name in SIZES), int(options.get("cutlass_configs")))
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(kind, config, size, device)
+            return cost_of(config, size)
 
         def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return {**work_terms(kernel, size), **prior.terms(kind, config, size, device)}
+            return {**work_terms(kernel, size), **prior.terms(kind, config, size, device, accesses)}
 
         return CutlassCandidate(configs.label(config), config, work, valid, cost, terms)
 

@@ -14,7 +14,7 @@ from polytile.candidates.product_terms import computed, work_terms
 from polytile.candidates.triton import TritonCandidate, Work
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.cost import triton_matmul as prior
-from polytile.ir import levels
+from polytile.ir import expr, levels
 from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import symbol
@@ -82,7 +82,8 @@ def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, flo
     """How the operands are read at these sizes; `work`: multiply-adds of their prologues for each element. Strides that `size`
     lacks are those of dense operands."""
     (a, b), spec = kernel.scalar_loads(size), kernel.spec
-    return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
+    a_bytes, b_bytes = map(prologue_bytes, kernel.prologues)
+    return prior.Access(a, spec.a_layout == "k", work[0], a_bytes), prior.Access(b, spec.b_layout == "k", work[1], b_bytes)
 
 
 def prologue_work(prologue: LoopKernel | None) -> float:
@@ -91,6 +92,16 @@ def prologue_work(prologue: LoopKernel | None) -> float:
     if prologue is None:
         return 0.0
     return PASSED + computed(prologue.loop) / len(prologue.loop.stores)
+
+
+@functools.cache
+def prologue_bytes(prologue: LoopKernel | None) -> float | None:
+    """Bytes that a prologue reads per element of its operand: half a byte of 4-bit integers; None without a prologue."""
+    if prologue is None:
+        return None
+    loop, axes = prologue.loop, {axis.symbol for axis in prologue.loop.axes if axis.size != 1}
+    whole = {load.buffer for load in expr.loads(*loop.roots) if axes <= load.index.free_symbols}
+    return sum(prologue.storage(buffer).itemsize for buffer in whole) / len(loop.stores)
 
 
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:

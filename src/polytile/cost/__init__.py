@@ -13,5 +13,6 @@ Each module begins with its formula. Terms that several of them share are in roo
 | attention        | cpp_attention.py     | triton_attention.py                                       |
 | library calls    | library_attention.py | library_attention.py                                      |
 
+product_constants.py has the constants of products on a GPU by kind, source and library.
 triton_work.py and triton_estimate.py derive what triton_loops.py and triton_columns.py need of a loop and a device.
 """

@@ -1,11 +1,13 @@
 """Predicted time of the library's products on a GPU.
 
 Its kernels have tiles and split-K like generated ones, and it chooses among them well. So the prediction is the best one
-(prior.py) for the tiles below, times a factor for each kind of product.
+(prior.py) for the tiles below, times a factor for each kind of product. Operands of 8 bits have tiles and constants of their
+own.
 
 The factors are geometric means over 74 products on an H100 (parts `square` and `thin` of `benchmarks.gpu.gemm`). The logarithm of
 measured over predicted time deviates by 0.16 for square products of 16-bit dtypes, 0.08 for float32, 0.18 for TF32 and 0.09 for
-few rows. Known wrong: at 1536 x 1536 x 1536 in bfloat16 the library takes 0.7 times the predicted time.
+few rows. Known wrong: at 1536 x 1536 x 1536 in bfloat16 the library takes 0.7 times the predicted time; of a proposal of
+cuBLASLt's only its rank is known, though a later one may take half as long (485 x 704 x 11584 int8).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polytile.cost import triton_matmul as prior
+from polytile.cost.product_constants import LIBRARY_FLOAT8, LIBRARY_INT8
 from polytile.matmul.triton.configs import Kind
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
@@ -34,6 +37,15 @@ BLOCKS = {
 }
 """Configs without tensor cores (True) and with them (False)."""
 
+BYTES = (
+    *(_config(m, n, 128, stages, warps, 1) for m, n, _, stages, warps in TENSOR),
+    *(_config(64, 64, 128, 4, 4, splits) for splits in SPLITS),
+    *(_config(128, 128, 128, 4, 8, splits) for splits in SPLITS[:3]),
+)  # fmt: skip
+"""Those for 8-bit operands, with constants fitted to 546 times of 78 products on an H200 (benchmarks/gpu/unseen_products.py).
+Scales by rows have kernels of their own, WHOLE: blocks of 64 by 64 and more, without splits."""
+WHOLE = tuple(config for config in BYTES if config["variant"] == "tile" and min(int(config["m"]), int(config["n"])) >= 64)
+
 FACTOR, PLAIN_FACTOR, TF32_FACTOR = 1.15, 0.93, 1.58
 MISALIGNED = 5.0
 """Slowdown of the library for 16-bit dtypes if rows are not 16-byte aligned: the median over the measured products of more than 8
@@ -41,10 +53,19 @@ MISALIGNED = 5.0
 
 
 def cost(
-    kind: Kind, size: Mapping[str, int], device: DeviceFacts, along_k: tuple[bool, bool], misaligned: bool = False
+    kind: Kind,
+    size: Mapping[str, int],
+    device: DeviceFacts,
+    along_k: tuple[bool, bool],
+    misaligned: bool = False,
+    scaled: bool = False,
 ) -> float:
-    """Predicted seconds of one call. `along_k`: whether the rows of A, and of B, run along k in memory."""
+    """Predicted seconds of one call. `along_k`: whether the rows of A, and of B, run along k in memory; `scaled`: the result is
+    scaled by rows and columns."""
     accesses = prior.Access(along_k=along_k[0]), prior.Access(along_k=along_k[1])
+    if kind.itemsize == 1:
+        own = LIBRARY_FLOAT8 if kind.float8 else LIBRARY_INT8
+        return min(prior.cost(kind, config, size, device, accesses, own) for config in (WHOLE if scaled else BYTES))
     plain = kind.itemsize == 4 and not kind.tf32
     factor = PLAIN_FACTOR if plain else TF32_FACTOR if kind.itemsize == 4 else FACTOR
     seconds = factor * min(prior.cost(kind, config, size, device, accesses) for config in BLOCKS[plain])

@@ -9,7 +9,8 @@
              of this size reach, the elements that threads load individually, and the work of prologues; without tensor cores,
              several concurrent warps are needed to hide latency
     latency  from requesting a block along k until it arrives, over the copies in flight (`stages - 1`); no copies are in flight
-             where threads load individually
+             where threads load individually. At least what a step takes whatever is in flight: a barrier, and instructions that
+             wait for each other's sums
     cache    all bytes that programs request, at the bandwidth of the L2 cache; a contiguous run adds a fixed number of bytes
     memory   operands and result once, as far as they do not fit in the L2 cache, and B again for each group of tile rows
     finish   the store of the result; if both loops of persistent programs are flattened (`flat`), only that of the last round.
@@ -19,17 +20,19 @@ An operand is loaded element by element (`alone`) if its row pitch is not known 
 would then need more registers than there are is expected to spill.
 
 The structure is a roofline with waves; rates are from the data sheets. The constants were fitted to products of bfloat16 and
-float32 for which every candidate was measured on an H100 (benchmarks/gpu/prior_fit.py, docs/products.md).
+float32 for which every candidate was measured on an H100, those of 8-bit and converted operands to others on an H200
+(product_constants.py, docs/products.md).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from polytile.cost import roofline
+from polytile.cost.product_constants import FITTED, Constants, constants_of
 from polytile.cost.roofline import PLAIN_FLOPS
 from polytile.matmul.triton.configs import Kind
 from polytile.matmul.triton.schedule import ProductSchedule, schedule_of
@@ -47,6 +50,8 @@ programs reach."""
 SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
 """Accumulators plus individually loaded elements per thread beyond which code spills (from the same configs; of those exactly at
 the limit, one in six does). Without tensor cores a tile's operands pass through registers as well."""
+INSTRUCTION_BYTES = 32
+"""Bytes along k of an instruction of the tensor cores."""
 LANES = 128
 """Multiply-adds per multiprocessor and cycle outside the tensor cores."""
 DESCRIBED_RUN = 128
@@ -73,71 +78,19 @@ class Access:
         Its rows in memory run along k.
     work
         Work of its prologue per element, in multiply-adds of a thread.
+    itemsize
+        Bytes per element in memory, if they are not those of the operands.
     """
 
     alone: bool = False
     along_k: bool = False
     work: float = 0.0
+    itemsize: float | None = None
 
 
 Accesses = tuple[Access, Access]
 """The accesses of A and B."""
 ROW_MAJOR: Accesses = (Access(along_k=True), Access())
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Constants that no data sheet states, fitted by `benchmarks.gpu.prior_fit`."""
-
-    start: float = 0.145e-6
-    """s until the first block arrives, besides the launch"""
-    overhead: float = 0.25e-6
-    """s between the loops over k of two tiles in one slot, unless tiles are stored in parts"""
-    step_latency: float = 0.25e-6
-    """s from requesting a block along k until it arrives"""
-    groups: float = 1.8
-    """share of the tensor cores' rate that infinitely large tiles would reach with warpgroups"""
-    warps: float = 0.36
-    """the same without them"""
-    swapped: float = 0.5
-    """the same with B as the left operand"""
-    fed: float = 28.0
-    """for a tile of side b, 2 · fed / b is the time to feed the tensor cores relative to multiplying"""
-    alone: float = 0.135e-9
-    """s per multiprocessor and element that a thread loads individually"""
-    plain: float = 0.9
-    """share of the rate without tensor cores that many accumulators per thread would reach"""
-    plain_half: float = 4.7
-    """accumulators per thread at which half of that is reached"""
-    hiding: float = 2.7
-    """warps per multiprocessor that reach half of that rate"""
-    cache: float = 7.9
-    """relative to the L2 cache's bandwidth in the data sheet"""
-    run: float = 270.0
-    """cost of a contiguous run besides its own bytes, in bytes"""
-    kept: float = 1.6
-    """share of the L2 cache that operands can use"""
-    descriptors: float = 0.6e-6
-    """s to fetch tensor descriptors; 2.5e-6 when programs created them themselves"""
-    second_launch: float = 1.0e-6
-    """s of the launch that sums the parts, besides its traffic"""
-    part: float = 0.36e-6
-    """s that a tile waits there for each of its parts"""
-    parts: float = 5.6
-    """cost of a byte of partial sums relative to the L2 cache's bandwidth"""
-    row_latency: float = 0.33e-6
-    """s per step of the variant `rows`, with two in flight"""
-    row_work: float = 2.3
-    """cost of a multiply-add of that variant relative to the rate without tensor cores"""
-    row_along_k: float = 0.55
-    """factor on it if B's rows in memory run along k"""
-    row_load: float = 2.7
-    """cost of loading and converting an element of B there, in multiply-adds"""
-    joined: float = 1.6
-    """p: the norm by which overlapping times add up; 1 means no overlap, ∞ means that only the longest counts"""
-
-
-FITTED = Constants()
 
 
 @dataclass(frozen=True)
@@ -191,6 +144,21 @@ class _Product:
         a, b = self.accesses
         return (block_m * a.work + block_n * b.work) * block_k / (LANES * self.device.clock)
 
+    def bytes_of(self, access: Access) -> float:
+        """Bytes of an element of an operand in memory."""
+        return self.kind.itemsize if access.itemsize is None else access.itemsize
+
+    @property
+    def chain(self) -> float:
+        """Seconds of a step that no further copies in flight would save."""
+        instructions = 0.0 if self.by_groups else self.block[2] * self.kind.itemsize / INSTRUCTION_BYTES
+        return self.constants.barrier + self.constants.chained * instructions
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether warpgroups multiply."""
+        return self.block[0] >= GROUP_ROWS and self.block[4] >= GROUP_WARPS
+
     @property
     def alone(self) -> bool:
         """Whether any operand passes through registers: threads load it individually, or compute it."""
@@ -200,11 +168,12 @@ class _Product:
     def asked(self) -> float:
         """Bytes of a block along k requested from the cache, including the cost of contiguous runs."""
         block_m, block_n, block_k = self.block[:3]
-        size, longest = self.kind.itemsize, DESCRIBED_RUN if self.described else math.inf
-        return sum(
-            rows * block_k * size * (1.0 + self.constants.run / min(longest, (block_k if access.along_k else rows) * size))
-            for rows, access in zip((block_m, block_n), self.accesses, strict=True)
-        )
+        longest, asked = DESCRIBED_RUN if self.described else math.inf, 0.0
+        for rows, access in zip((block_m, block_n), self.accesses, strict=True):
+            size = self.bytes_of(access)
+            run = min(longest, (block_k if access.along_k else rows) * size)
+            asked += rows * block_k * size * (1.0 + self.constants.run / run)
+        return asked
 
     @property
     def described(self) -> bool:
@@ -213,7 +182,9 @@ class _Product:
 
     @property
     def blocks(self) -> int:
-        return self.batch * math.ceil(self.m / self.block[0]) * math.ceil(self.n / self.block[1])
+        """Blocks of the result; those of a cluster are one below the other, whether there are rows for them or not."""
+        cluster = int(self.config.get("cluster", 1) or 1)
+        return self.batch * cluster * math.ceil(self.m / (cluster * self.block[0])) * math.ceil(self.n / self.block[1])
 
     def places(self) -> int:
         """Number of programs that one multiprocessor holds at once (occupancy)."""
@@ -234,10 +205,11 @@ class _Product:
         """Seconds of a step along k with `side_by_side` programs per multiprocessor."""
         constants, (block_m, block_n, block_k, stages, warps) = self.constants, self.block
         rate = multiprocessor_rate(self.kind, self.device) * self.share()
-        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone + self.computed
+        converted = self.computed * (1.0 + constants.converting / (side_by_side * warps))
+        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone + converted
         work *= 1.0 + constants.hiding / (side_by_side * warps) if self.plain else 1.0
         latency = constants.step_latency / (1 if self.alone and not self.plain else max(1, stages - 1))
-        return self.joined(side_by_side * work, latency)
+        return self.joined(side_by_side * work, max(latency, self.chain))
 
     def share(self) -> float:
         """Share of the peak rate that a tile reaches.
@@ -245,10 +217,10 @@ class _Product:
         Shared memory feeds the tensor cores in proportion to a tile's perimeter over its area; small tiles do without warpgroups.
         Without tensor cores it depends on the accumulators per thread.
         """
-        constants, (block_m, block_n, _, _, warps) = self.constants, self.block
+        constants, (block_m, block_n) = self.constants, self.block[:2]
         if self.plain:
             return constants.plain * self.sums / (self.sums + constants.plain_half)
-        reached = constants.groups if block_m >= GROUP_ROWS and warps >= GROUP_WARPS else constants.warps
+        reached = constants.groups if self.by_groups else constants.warps
         reached = constants.swapped if self.config.get("swapped") else reached
         return reached / (1.0 + constants.fed * (1.0 / block_m + 1.0 / block_n))
 
@@ -265,13 +237,15 @@ class _Product:
         """Seconds for this many programs to request `asked` bytes from the L2 cache."""
         return asked / (self.constants.cache * self.device.l2_bandwidth * min(1.0, programs / self.device.sms))
 
-    def memory(self) -> float:
-        """Seconds for traffic that misses the L2 cache."""
-        once = traffic(self.kind, self.batch, self.m, self.n, self.k)
+    def memory(self, programs: float = math.inf) -> float:
+        """Seconds for traffic that misses the L2 cache, if so many programs ask for it."""
+        b = self.bytes_of(self.accesses[1])
+        once = traffic(self.kind, self.batch, self.m, self.n, self.k) + self.batch * self.k * self.n * (b - self.kind.itemsize)
         missed = 1.0 / (1.0 + (self.constants.kept * self.device.l2_bytes / max(once, 1.0)) ** 4)
         groups = math.ceil(self.m / (self.block[0] * int(self.config.get("group", 8) or 8)))
-        again = self.batch * (groups - 1) * self.k * self.n * self.kind.itemsize * 0.5
-        return (once + again) * missed / self.device.bandwidth
+        again = self.batch * (groups - 1) * self.k * self.n * b * 0.5
+        drawn = min(1.0, self.constants.drawn * programs / self.device.sms)
+        return (once + again) * missed / (self.device.bandwidth * drawn)
 
     def joined(self, *seconds: float) -> float:
         """|seconds|, the norm of overlapping times."""
@@ -285,12 +259,13 @@ class _Product:
 
 def cost(
     kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR,
-    constants: Constants = FITTED,
+    constants: Constants | None = None,
 ) -> float:  # fmt: skip
-    """Predicted seconds of one call, by the module's formula."""
+    """Predicted seconds of one call, by the module's formula and, unless others are given, the kind's constants."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
+    constants = constants or constants_of(kind)
     product = _Product(kind, config, batch, m, n, k, accesses, device, constants)
     parts = SCHEDULES[str(config["variant"])](product)
     seconds = product.joined(parts.loop, parts.cache, parts.memory) + parts.finish
@@ -308,7 +283,7 @@ def terms(
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n and k):
         return {}
-    product = _Product(kind, config, batch, m, n, k, accesses, device, FITTED)
+    product = _Product(kind, config, batch, m, n, k, accesses, device, constants_of(kind))
     parts, splits = SCHEDULES[str(config["variant"])](product), int(config.get("splits", 1) or 1)
     block_m, block_n, block_k = product.block[:3]
     steps = math.ceil(k / block_k)
@@ -348,12 +323,14 @@ def _tile(product: _Product) -> Parts:
 
 
 def _written(product: _Product) -> float:
-    return product.batch * product.m * product.n * max(2, product.kind.itemsize) / product.device.l2_bandwidth
+    written = product.batch * product.m * product.n * max(2, product.kind.itemsize)
+    return product.constants.stored * written / product.device.l2_bandwidth
 
 
 def _persistent(product: _Product) -> Parts:
     rounds = math.ceil(product.blocks / product.device.sms) if product.config.get("flat") else 1
-    return _body(product, 1, _written(product) / rounds + (product.constants.descriptors if product.described else 0.0))
+    parts = _body(product, 1, _written(product) / rounds + (product.constants.descriptors if product.described else 0.0))
+    return replace(parts, loop=product.constants.persistent * parts.loop)
 
 
 def _split(product: _Product) -> Parts:
@@ -363,16 +340,17 @@ def _split(product: _Product) -> Parts:
 
 def _body(product: _Product, splits: int, finish: float) -> Parts:
     programs, steps = product.blocks * splits, math.ceil(math.ceil(product.k / product.block[2]) / splits)
-    return Parts(product.loop(splits), product.cached(programs, programs * steps * product.asked), product.memory(), finish)
+    cached = product.cached(programs, programs * steps * product.asked)
+    return Parts(product.loop(splits), cached, product.memory(programs), finish)
 
 
 def _stream(product: _Product) -> Parts:
     """Every multiprocessor has an equal share of all steps; at most two partial tiles of each go through memory."""
     block_m, block_n, block_k, _, _ = product.block
     steps, sms = product.blocks * math.ceil(product.k / block_k), product.device.sms
-    loop = math.ceil(steps / sms) * product.step(1) + 2 * product.constants.overhead
+    loop = math.ceil(steps / sms) * product.step(1) * product.constants.stream + 2 * product.constants.overhead
     finish = product.meeting(math.ceil(sms / product.blocks), 2.0 * sms * block_m * block_n * 4.0)
-    return Parts(loop, product.cached(sms, steps * product.asked), product.memory(), finish)
+    return Parts(loop, product.cached(sms, steps * product.asked), product.memory(sms), finish)
 
 
 def _rows(product: _Product) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -13,7 +13,7 @@ from polytile.codegen.triton.ops import summed_exponentials
 from polytile.codegen.triton.tile import Tile, divides, tile_of
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.loop import Store
+from polytile.ir.loop import Store, neighbours
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
 from polytile.schedule.gpu import vectors
@@ -136,7 +136,8 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     pass_counts = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
     accesses = [_access(kernel, n, max(1, pass_counts[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
-    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
+    stores = [s for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
+    accesses += [_stored(kernel, each, extents, values) for each in neighbours(stores, nest.vec.symbol)]
     sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.is_segment_sum and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
@@ -197,6 +198,14 @@ def _access(
             reach *= extents[symbol] if stride != FAR else 1
     store = isinstance(place, Store)
     return Access(place.buffer, kernel.storage(place.buffer).itemsize, strides, passes, store, reach)
+
+
+def _stored(
+    kernel: LoopKernel, group: tuple[Store, ...], extents: Mapping[sympy.Symbol, int], values: Mapping[sympy.Symbol, int]
+) -> Access:
+    """A store, or two of adjacent elements, which are one of elements twice as wide."""
+    one, count = _access(kernel, group[0], 1, extents, values), len(group)
+    return replace(one, itemsize=count * one.itemsize, strides={s: stride // count for s, stride in one.strides.items()})
 
 
 def _limit(node: Node, values: Mapping[sympy.Symbol, int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -152,3 +152,22 @@ def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
             return True
         stack.extend(node.children)
     return False
+
+
+def neighbours(stores: Iterable[Store], along: sympy.Symbol) -> list[tuple[Store, ...]]:
+    """The stores in order, two together where they set elements 2k + c and 2k + c + 1 at point k of axis `along`. Each of the two
+    would reach every other element, and half of what it moves would be wasted."""
+    groups: list[tuple[Store, ...]] = []
+    for store in stores:
+        [low, *rest] = groups[-1] if groups else (None,)
+        if low is not None and not rest and _adjacent(low, store, along):
+            groups[-1] = (low, store)
+        else:
+            groups.append((store,))
+    return groups
+
+
+def _adjacent(low: Store, high: Store, along: sympy.Symbol) -> bool:
+    plain = all(store.mode == "set" and not store.indirect and store.mask is None for store in (low, high))
+    same = low.buffer == high.buffer and algebra.coefficient(low.index, along) == 2
+    return plain and same and algebra.expanded(high.index - low.index) == 1

@@ -35,6 +35,8 @@ class MatmulLibrary(Candidate):
     name = "aten"
     origin = "library"
     config = Config()
+    scales_rows = False
+    """Whether the product itself is scaled by rows and columns."""
 
     def __init__(
         self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device | None = None
@@ -76,7 +78,8 @@ class MatmulLibrary(Candidate):
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
         device = Target.of(target).facts
         product = self.product_seconds(sizes, device, self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes))
-        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
+        element = 4 if self.kernel.in_dtype.itemsize == 1 else self.kernel.in_dtype.itemsize  # sums of bytes have 32 bits
+        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * element
         return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
 
     def product_seconds(self, sizes: Mapping[str, int], device: DeviceFacts, misaligned: bool = False) -> float:
@@ -85,7 +88,7 @@ class MatmulLibrary(Candidate):
         from polytile.matmul.triton.configs import Kind
 
         along_k = self.kernel.spec.a_layout == "k", self.kernel.spec.b_layout == "k"
-        return library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned)
+        return library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned, self.scales_rows)
 
     def prepare(self) -> None:
         """Starts compiling the first candidate of the epilogue's kernel; the product needs nothing."""

@@ -65,6 +65,7 @@ class RowScaledLibrary(MatmulLibrary):
     """`torch._scaled_mm` with the scales, into the result."""
 
     name = "aten scaled"
+    scales_rows = True
 
     def __init__(self, kernel: GemmKernel, scales: Scaling, target: torch.device) -> None:
         super().__init__(kernel, None, target)

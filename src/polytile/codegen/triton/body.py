@@ -18,7 +18,7 @@ from polytile.codegen.triton import memory, ops, random, text
 from polytile.codegen.triton.tile import Dim, Tile, divides, quotient, with_facts
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.loop import Store
+from polytile.ir.loop import Store, neighbours
 from polytile.schedule import checks
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
@@ -302,6 +302,17 @@ class Body(Emitter[Scope]):
     def place_dims(self, index: sympy.Expr, indirect: tuple[Node, ...]) -> frozenset[Dim]:
         """The dimensions along which an index varies."""
         return self.tile.varies(frozenset(self.simplified(index).free_symbols)).union(*[self.dims(n) for n in indirect])
+
+    def stores(self, stores: Iterable[Store], scope: Scope) -> None:
+        stores = list(stores)
+        for root in (root for store in stores for root in store.roots):
+            self.emit(root, scope)
+        for group in neighbours(stores, self.tile.nest.vec.symbol):
+            if len(group) == 2 and memory.joins(self, *group):
+                memory.store_pair(self, *group, scope)
+            else:
+                for store in group:
+                    self._store(store, scope)
 
     def _store(self, store: Store, scope: Scope) -> None:
         memory.store(self, store, scope)

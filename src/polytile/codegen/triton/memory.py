@@ -125,3 +125,29 @@ def store(body: Body, store: Store, scope: Scope) -> None:
     if storage not in ATOMICS:
         raise LoweringError(f"a GPU cannot add to memory of type {storage}; the operator runs as a library call.")
     scope.lines.append(f'tl.atomic_add({place}, {value}{condition}, sem="relaxed")')
+
+
+def joins(body: Body, low: Store, high: Store) -> bool:
+    """Whether stores of adjacent elements (ir.loop.neighbours) can be one: their values are blocks that are full along the
+    dimensions with which the index varies, and the last of these is the axis itself."""
+    last, own = body.tile.dims[-1], body.place_dims(low.index, ())
+    alone = last in own and len(last.axes) == 1 and last.axes[0].symbol == body.tile.nest.vec.symbol and last in body.firsts
+    return alone and own == body.dims(low.value) == body.dims(high.value)
+
+
+def store_pair(body: Body, low: Store, high: Store, scope: Scope) -> None:
+    """Emits two stores of adjacent elements as one of a block that is twice as long, so that a thread stores a whole vector.
+    Of addresses that are two elements apart Triton's analysis knows no order, and lanes would go along another axis."""
+    last, storage = body.tile.dims[-1], body.kernel.storage(low.buffer)
+    (axis,) = last.axes
+    both = f"{axis.symbol}_both"
+    first = "" if body.firsts[last] == "0" else f"2 * ({body.firsts[last]}) + "
+    count = f"tl.arange(0, 2 * {last.name})" + (".to(tl.int64)" if body.facts.wide else "")
+    scope.lines.append(f"{both} = ({first}{count}){body.tile.along(last)}")
+    at = body.index(sizes.expanded(low.index - 2 * axis.symbol) + sizes.axis(both))
+    own = body.place_dims(low.index, ())
+    masks = [mask for mask in body.tile.masks(own) if mask != last.mask]
+    masks += [] if body.tile.even(last) else [f"({both} < {body.index(2 * last.size)})"]
+    condition = f", mask={' & '.join(masks)}" if masks else ""
+    pair = ", ".join(convert(scope.names[id(store.value)], store.value.dtype, storage) for store in (low, high))
+    scope.lines.append(f"tl.store({low.buffer} + ({at}), tl.interleave({pair}){condition})")

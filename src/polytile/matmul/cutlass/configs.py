@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polytile.matmul.cutlass.numbers import NUMBERS
+from polytile.matmul.cutlass.numbers import MOST_SUMS, NUMBERS
 from polytile.matmul.scales import Blocks
 from polytile.matmul.triton.configs import stream_pays
 from polytile.problem import Config
@@ -26,8 +26,8 @@ Scales = tuple[Blocks | None, Blocks] | None
 CAPABILITY = 90
 """Of the devices that the kernels run on: sm_90a is no part of what comes after."""
 
-GROUP_THREADS = 128
-"""Of a warp group."""
+GROUP_THREADS, GROUP_ROWS = 128, 64
+"""Of a warp group, and of its instructions."""
 
 WARPS = 12
 """Of a thread block: one group of four loads, two multiply."""
@@ -79,8 +79,8 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
     tried = []
     for variant, block in (*(("persistent", block) for block in TABLE), *(("stream", block) for block in STREAM)):
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
-        fits = stages >= 3 and block.n % (width * block.cluster) == 0 and block.sums <= number.most_sums
-        if fits and (scales is None or scalable(scales[1][1], block)):
+        room = block.sums <= number.most_sums if scales is None else scalable(scales[1][1], block)
+        if room and stages >= 3 and block.n % (width * block.cluster) == 0:
             tried.append(Config.of(
                 variant=variant, pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
                 cluster=block.cluster,
@@ -89,9 +89,13 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
 
 
 def scalable(columns: int, block: Block) -> bool:
-    """Whether a thread has room for the scales of its sums, and the `columns` that share one begin with a block: one for each
-    column takes a register for every four columns."""
-    return block.sums <= SCALED_SUMS if columns == 1 else block.n % columns == 0 or columns % block.n == 0
+    """Whether a thread has room for its sums, the products of one instruction and scales, and the `columns` that share one begin
+    with a block. One for each column takes a register for every four columns. Beside 128 sums, a thread has room for the scales
+    of one instruction's rows, and not for what taking turns with blocks needs."""
+    if columns == 1:
+        return block.sums <= SCALED_SUMS
+    most = SCALED_SUMS if block.pingpong or block.m > 2 * GROUP_ROWS else MOST_SUMS
+    return (block.n % columns == 0 or columns % block.n == 0) and block.sums <= most
 
 
 def label(config: Config) -> str:

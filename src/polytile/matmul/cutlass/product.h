@@ -29,6 +29,7 @@ namespace {
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = PINGPONG ? 1 : 2; /* warp groups that share a block of C */
 constexpr int WIDE = 128 / sizeof(Element);                      /* elements of a swizzled run in shared memory */
+constexpr int WIDTH = A_SCALED > 0 && BN > 128 ? BN / 2 : BN;    /* columns of an instruction */
 using Number = conditional_t<is_same_v<Element, float>, cutlass::tfloat32_t, Element>;
 using Tile = Shape<Int<BM>, Int<BN>, Int<BK>>;
 using Cluster = Shape<Int<CLUSTER>, _1, _1>;
@@ -39,7 +40,8 @@ template <bool AlongK>
 using Atom = conditional_t<AlongK, GMMA::Layout_K_SW128_Atom<Number>, GMMA::Layout_MN_SW128_Atom<Number>>;
 constexpr auto A_MAJOR = A_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
 constexpr auto B_MAJOR = B_ALONG_K ? GMMA::Major::K : GMMA::Major::MN;
-using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<Number, Number, Sum, Tile, A_MAJOR, B_MAJOR>(),
+using Instruction = Shape<Int<BM>, Int<WIDTH>, Int<BK>>;
+using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<Number, Number, Sum, Instruction, A_MAJOR, B_MAJOR>(),
                                     Layout<Shape<Int<CONSUMERS>, _1, _1>>{}));
 using Multicast = conditional_t<(CLUSTER > 1), SM90_TMA_LOAD_MULTICAST, SM90_TMA_LOAD>;
 using Policy = conditional_t<PROMOTED, cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<STAGES, Cluster, Schedule>,
@@ -186,7 +188,7 @@ CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int item, 
             Output *line = epilogue.row(item, y);
             auto value = [&](int eighth, int right) {
                 int x = column + eighth * 8 + quad * 2 + right;
-                Sum sum = sums(make_coord(right, below, eighth), part, 0);
+                Sum sum = sums(make_coord(right, below, eighth % (WIDTH / 8)), part, eighth / (WIDTH / 8));
                 using Value = decltype(epilogue.at(sum, item, y, x));
                 return !Epilogue::READS || (y < m && x < n) ? epilogue.at(sum, item, y, x) : Value(0);
             };
@@ -215,7 +217,8 @@ template <class Sums> CUTLASS_DEVICE void store_part(const Sums &sums, Sum *bloc
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < BN / 4; i++) {
             int below = i % 2, eighth = i / 2, y = row + part * 64 * CONSUMERS + below * 8;
-            Sum pair[2] = {sums(make_coord(0, below, eighth), part, 0), sums(make_coord(1, below, eighth), part, 0)};
+            auto two = sums(make_coord(_, below, eighth % (WIDTH / 8)), part, eighth / (WIDTH / 8));
+            Sum pair[2] = {two(0), two(1)};
             auto *place = block + y * BN + eighth * 8 + threadIdx.x % 4 * 2;
             *reinterpret_cast<uint2 *>(place) = reinterpret_cast<const uint2 &>(pair);
         }
@@ -248,9 +251,10 @@ template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &pa
 }
 
 /* The scales of a thread's sums in one step along k: of its rows, and of its columns, one each or one for all within a block of
-   B_SCALED. Loading computes nothing, so that no step waits for the scales of the next. */
+   B_SCALED. */
 template <int ROWS> struct Scales {
     static constexpr int COLUMNS = B_SCALED == 1 ? BN / 4 : B_SCALED == 0 || BN <= B_SCALED ? 1 : BN / B_SCALED;
+    static constexpr bool ONE = B_SCALED >= WIDTH; /* for all columns of an instruction */
     float rows[ROWS], columns[COLUMNS];
 
     CUTLASS_DEVICE void load(const Scaling &from, int step, int m, int n, int row, int column)
@@ -267,18 +271,18 @@ template <int ROWS> struct Scales {
         }
     }
 
-    /* A single scale of columns becomes part of those of the rows. */
-    CUTLASS_DEVICE void join()
+    /* Adds one instruction's products: the `down`-th of the block's rows, the `right`-th of its columns. */
+    template <class Sums, class Products>
+    CUTLASS_DEVICE void add(Sums &sums, const Products &products, int down, int right) const
     {
+        float whole = ONE ? columns[right * WIDTH / B_SCALED] : 1.0f;
+        float factors[2] = {rows[2 * down] * whole, rows[2 * down + 1] * whole};
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < ROWS; i++)
-            rows[i] *= COLUMNS == 1 ? columns[0] : 1.0f;
-    }
-
-    CUTLASS_DEVICE float scaled(float sum, int row, int eighth, int right) const
-    {
-        float value = sum * rows[row];
-        return COLUMNS == 1 ? value : value * columns[B_SCALED == 1 ? eighth * 2 + right : eighth * 8 / B_SCALED];
+        for (int i = 0; i < size(products); i++) {
+            int eighth = right * WIDTH / 8 + i / 4;
+            float value = products(i) * factors[i / 2 % 2];
+            sums(i, down, right) += ONE ? value : value * columns[B_SCALED == 1 ? eighth * 2 + i % 2 : eighth * 8 / B_SCALED];
+        }
     }
 };
 
@@ -290,28 +294,66 @@ struct Multiplier {
     int m, n, thread;
     typename Mainloop::Params &parameters;
 
-    /* The sums of each step are multiplied by its scales, which are fetched one step ahead. */
+    /* The products of each step are multiplied by its scales, which are fetched one step ahead, before they are added up: those
+       of one instruction after the other, so that a thread has room for more sums. Groups that share a block take turns: one
+       multiplies while the other adds. */
     template <class Sums> CUTLASS_DEVICE void add_scaled(Sums &sums, State state, const Piece &piece, int row, int column)
     {
-        Scales<2 * decltype(size<1>(sums))::value> now, next;
+        constexpr int DOWN = decltype(size<1>(sums))::value, RIGHT = decltype(size<2>(sums))::value;
+        Scales<2 * DOWN> now, next;
         next.load(scaling, piece.first, m, n, row, column);
         clear(sums);
-        Mainloop mainloop;
         for (int step = piece.first; step < piece.last; step++, ++state) {
             now = next;
             if (step + 1 < piece.last)
                 next.load(scaling, step + 1, m, n, row, column);
-            auto products = make_fragment_like(sums);
-            mainloop.mma(pipeline, state, products, 1, thread, shared.tensors, parameters);
-            mainloop.mma_tail(pipeline, state, 1);
-            warpgroup_fence_operand(products);
-            now.join();
+            pipeline.consumer_wait(state);
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < size(sums); i++) {
-                int within = i % (BN / 2), part = i / (BN / 2), below = within / 2 % 2;
-                sums(i) += now.scaled(products(i), 2 * part + below, within / 4, within % 2);
+            for (int i = 0; i < DOWN * RIGHT; i++) {
+                auto products = make_fragment_like(sums(_, 0, 0));
+                multiply(products, state, i / RIGHT, i % RIGHT);
+                if (i == DOWN * RIGHT - 1)
+                    pipeline.consumer_release(state);
+                now.add(sums, products, i / RIGHT, i % RIGHT);
             }
         }
+    }
+
+    /* Multiplies one instruction's share of a step. */
+    template <class Products> CUTLASS_DEVICE void multiply(Products &products, const State &state, int down, int right)
+    {
+        Mma mma;
+        auto slice = mma.get_slice(__shfl_sync(0xffffffff, thread / GROUP_THREADS, 0) * GROUP_THREADS);
+        auto left = make_tensor(make_smem_ptr(shared.tensors.smem_A.data()), typename Mainloop::SmemLayoutA{});
+        auto above = make_tensor(make_smem_ptr(shared.tensors.smem_B.data()), typename Mainloop::SmemLayoutB{});
+        auto a = slice.make_fragment_A(slice.partition_A(left));
+        auto b = slice.make_fragment_B(slice.partition_B(above));
+        take_turn();
+        mma.accumulate_ = GMMA::ScaleOut::Zero;
+        warpgroup_fence_operand(products);
+        warpgroup_arrive();
+        CUTLASS_PRAGMA_UNROLL
+        for (int k = 0; k < size<2>(a); k++) {
+            cute::gemm(mma, a(_, down, k, state.index()), b(_, right, k, state.index()), products);
+            mma.accumulate_ = GMMA::ScaleOut::One;
+        }
+        warpgroup_commit_batch();
+        pass_turn();
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(products);
+    }
+
+    /* A turn is a named barrier, at which one group waits and the other arrives. */
+    CUTLASS_DEVICE void take_turn() const
+    {
+        if constexpr (!PINGPONG)
+            cutlass::arch::NamedBarrier::sync(CONSUMERS * GROUP_THREADS, uint32_t(thread / GROUP_THREADS));
+    }
+
+    CUTLASS_DEVICE void pass_turn() const
+    {
+        if constexpr (!PINGPONG)
+            cutlass::arch::NamedBarrier::arrive(CONSUMERS * GROUP_THREADS, uint32_t(1 - thread / GROUP_THREADS));
     }
 
     /* `turn` is called when another group may begin to multiply. */
@@ -340,6 +382,8 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Scaling &s
     auto &parameters = reinterpret_cast<typename Mainloop::Params &>(memory);
     promote_each_step(parameters);
     Multiplier multiplier{shared, pipeline, scaling, m, n, PINGPONG ? thread : int(threadIdx.x) - GROUP_THREADS, parameters};
+    if (A_SCALED > 0 && group == 1)
+        multiplier.pass_turn(); /* the first turn is the first group's */
     State state;
     Pieces pieces(blocks, PINGPONG ? group : 0, PINGPONG ? 2 : 1);
     if (PINGPONG && group == 1)
