@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import sympy
 import torch
@@ -43,7 +45,9 @@ def row_sum(length: int) -> Loop:
     return Loop("sum", (Axis(P0, S0),), (Axis(R0, number(length)),), (store("o", P0, total),), ())
 
 
-@pytest.mark.parametrize(("make", "one", "other"), [(channels, 24, 160), (scaled_rows, 128, 160), (column_sum, 24, 160)])
+@pytest.mark.parametrize(
+    ("make", "one", "other"), [(channels, 24, 160), (scaled_rows, 128, 160), (column_sum, 24, 160)]
+)
 def test_what_differs_in_a_constant_extent_alone_is_one_kernel(make: object, one: int, other: int) -> None:
     assert callable(make)
     (first, here), (second, there) = canonical(make(one)), canonical(make(other))
@@ -69,7 +73,7 @@ def test_an_extent_stays_where_values_depend_on_the_place() -> None:
 
 def test_strides_are_multiples_of_the_argument() -> None:
     kernel, site = canonical(scaled_rows(128))
-    rows, count = kernel.symbols
+    _rows, count = kernel.symbols
     assert site.sizes == (S0, 128)
     assert kernel.loop.stores[0].index == 2 * count * sizes.axis("p0") + sizes.axis("p1")
 
@@ -79,7 +83,7 @@ def test_norms_of_several_numbers_of_channels_share_kernels() -> None:
         return [nn.Conv2d(before, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
 
     counts = (3, 128, 144, 160, 176)
-    layers = [each for before, count in zip(counts, counts[1:], strict=False) for each in layer(before, count)]
+    layers = [each for before, count in itertools.pairwise(counts) for each in layer(before, count)]
     network = nn.Sequential(*layers).eval()
     x = torch.randn(2, 3, 5, 7)
     compiled = torch.compile(network, backend="polytile", dynamic=True, options={"stall": "compile"})

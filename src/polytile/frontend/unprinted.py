@@ -1,7 +1,8 @@
 """Spares AOTAutograd the text of its graphs where nobody reads it.
 
-AOTAutograd prints the joint, forward and backward graphs of a training step for its logs before it looks whether these are on. With
-symbolic sizes that takes long: 18 of the 119 seconds of processor time in which a DenseNet-121's training step is traced and lowered.
+AOTAutograd prints the joint, forward and backward graphs of a training step for its logs before it looks whether these are on.
+With symbolic sizes that takes long: 18 of the 119 seconds of processor time in which a DenseNet-121's training step is traced and
+lowered.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch._functorch._aot_autograd import graph_compile
 from torch._logging._internal import trace_log
 
 PRINTERS = ("_log_joint_graph", "_log_fw_bw_graphs")
-"""The functions of AOTAutograd that print and log graphs, and return the text for its cache. Their last argument is its config."""
+"""The functions of AOTAutograd that log graphs, and return their text for its cache. The last argument is its config."""
 LOGS = ("aot_joint_log", "aot_graphs_log")
 """Its loggers, which TORCH_LOGS turns on. TORCH_TRACE gives `trace_log` a handler."""
 
 
 @functools.cache
 def install() -> None:
-    """From now on AOTAutograd prints these graphs only for logs that are on, and for its cache. A version of torch that has no such
-    functions prints as before."""
+    """From now on AOTAutograd prints these graphs only for logs that are on, and for its cache. A version of torch that has no
+    such functions prints as before."""
     for name in PRINTERS:
         if hasattr(graph_compile, name):
             setattr(graph_compile, name, _where_read(getattr(graph_compile, name)))

@@ -59,7 +59,9 @@ class LoopKernel:
     @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols used by the loop itself. Any others are used only by the calls that it came from."""
-        expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
+        expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [
+            store.index for store in self.loop.stores
+        ]
         expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
         return frozenset().union(*map(sizes.symbols, expressions)) & frozenset(self.symbols)
 
@@ -106,7 +108,10 @@ _IN_KERNELS = (
 
 
 def canonical_symbols(
-    expressions: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
+    expressions: list[sympy.Expr],
+    own: set[sympy.Symbol],
+    extents: Sequence[sympy.Expr],
+    whole: Collection[sympy.Expr] = (),
 ) -> dict[sympy.Expr, sympy.Symbol]:
     """Renames the size symbols of the expressions, other than the kernel's `own`, to n0, n1, ... in order of
     appearance.
@@ -148,9 +153,7 @@ def _composite_sizes(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) ->
     ]
 
 
-def canonicalize(
-    loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = False
-) -> tuple[LoopKernel, CallSite]:
+def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = False) -> tuple[LoopKernel, CallSite]:
     """The canonical kernel of `loop`, and how to call it here. With `extents_too` constant extents are arguments where that costs
     no speed on a CPU."""
     library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
