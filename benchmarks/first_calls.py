@@ -1,135 +1,146 @@
-"""Where the seconds of a network's first call go: `python -m benchmarks.first_calls`.
+"""Where the processor seconds of a network's first call go: `python -m benchmarks.first_calls`.
 
-Each call is in a process of its own, whose cache directories are empty, and ends with the first result. In training it is a
-forward and a backward pass. Processor seconds include those of the compilers that the process has started; other work on the
-machine lengthens them less than the wall's. For polytile the wall's are shown by stage (polytile.counters).
+Each contestant has a process and empty caches of its own (benchmarks/contestants.py) and one thread. A call in training is a
+forward and a backward pass. Processor seconds are those of all threads, of compilers and of other workers: users with few cores
+wait for them, and other work on the machine lengthens them less than the wall's. Both compilers are looked at in the same way
+(benchmarks/programs/stages.py).
+
+With stall="never" the first call waits for tracing alone: what the background spends until everything is settled is counted. It
+generates in a thread here (option `builder`), where it can be looked at.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import record
+from benchmarks.contestants import OWN, Processes
+from benchmarks.environment import revision
 from benchmarks.networks import NETWORKS
-from polytile.counters import STAGES
+from benchmarks.programs.stages import COMPILERS, STAGES, ProcessorStages
 from polytile.report import Column, Table, show
 from polytile.report.tables import count, ratio
 
-ROOT = Path(__file__).resolve().parent.parent
-COMPILERS = ("polytile", "inductor")
+PEER = "inductor"
+CONTESTANTS: dict[str, dict[str, str]] = {
+    'polytile, stall="compile"': {"stall": "compile"},
+    'polytile, stall="never"': {"stall": "never", "builder": "thread"},
+    PEER: {},
+}
+"""What is compared, with polytile's options."""
 MODES = ("inference", "training")
+FIRST_CALLS = Path(record.RESULTS) / "first_calls.json"
 
-CHILD = """
-import json, resource, sys, time
-import torch
-from benchmarks.networks import NETWORKS
-backend, name, mode, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-torch.set_num_threads(threads)
-torch.manual_seed(0)
-network, inputs = NETWORKS[name]()
-network.train(mode == "training")
-if backend == "polytile":
-    import polytile
-function = torch.compile(network, backend=backend, dynamic=True)
 
-def call():
-    with torch.set_grad_enabled(mode == "training"):
+def main(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of {"network", "mode", "contestant"}, in a process of its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    training, who = asked["mode"] == "training", asked["contestant"]
+    network, inputs = NETWORKS[asked["network"]]()
+    network.train(training)
+    options = CONTESTANTS[who]
+    backend: dict[str, Any] = {"backend": OWN, "options": options} if options else {"backend": PEER}
+    function = torch.compile(network, dynamic=True, **backend)
+    importlib.import_module("torch._dynamo")  # before the clock runs: either contestant imports it
+    began = time.perf_counter()
+    with ProcessorStages() as stages, torch.set_grad_enabled(training):
         result = function(*inputs)
-        if mode == "training":
+        if training:
             result.sum().backward()
+        wall = time.perf_counter() - began
+        first = stages.total()
+        if options:
+            import polytile
 
-def spent():
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-begun, before = time.perf_counter(), spent()
-call()
-found = {"wall": time.perf_counter() - begun, "processor": spent() - before}
-if backend == "polytile":
-    counters = dict(polytile.counters)
-    found |= {"stages": counters.pop("seconds"), "counters": counters}
-print("RESULT " + json.dumps(found))
-"""
-
-
-def run_child(backend: str, name: str, mode: str, threads: int, limit: float) -> dict[str, Any]:
-    """One process; a result without seconds, and its last words, where it fails or takes longer than `limit` seconds."""
-    with tempfile.TemporaryDirectory(prefix="first-calls-") as caches:
-        variables = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-            "POLYTILE_CACHE_DIR": f"{caches}/polytile",
-            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
-            "TRITON_CACHE_DIR": f"{caches}/triton",
-        }
-        command = [sys.executable, "-c", CHILD, backend, name, mode, str(threads)]
-        try:
-            done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=limit)
-        except subprocess.TimeoutExpired:
-            return {"failed": f"not done after {limit:.0f} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            return result
-    return {"failed": done.stderr[-2000:]}
+            polytile.wait()
+    seconds = {"wall_s": wall, "first_s": first, "settled_s": stages.total()}
+    row = {name: round(each, 2) for name, each in seconds.items()} | {
+        "stages": stages.as_json(),
+        "revision": revision(),
+    }
+    return row | ({"kernels": polytile.counters["kernels_generated"]} if options else {})
 
 
-def first_call_table(results: Mapping[str, Mapping[str, Any]], compilers: list[str]) -> Table:
-    columns: list[Column | str] = ["network"]
-    columns += [Column(f"{name}, {what} s", ratio) for name in compilers for what in ("processor", "wall")]
-    columns.append(Column("of the other's processor s", ratio))
-    rows = []
-    for what, found in results.items():
-        seconds = [found[name].get(kind) for name in compilers for kind in ("processor", "wall")]
-        both = len(compilers) == 2 and seconds[0] is not None and seconds[2] is not None
-        rows.append((what, *seconds, seconds[0] / seconds[2] if both else None))
-    return Table.from_rows("First calls, empty caches, one dynamic compile", columns, rows)
+def one(key: tuple[str, str, str], limit: float) -> dict[str, Any]:
+    """The row of a network, mode and contestant; with "error" where there is none after `limit` seconds."""
+    asked = dict(zip(("network", "mode", "contestant"), key, strict=True))
+    return asked | Processes(1).run("benchmarks.first_calls:main", asked, limit)
 
 
-def stage_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What the wall's time of polytile's first calls was: what is left is Dynamo's, and the call itself."""
-    columns: list[Column | str] = ["network", *[Column(stage, ratio) for stage in STAGES], Column("the rest", ratio)]
-    columns += [Column("kernels", count), Column("timed", count)]
-    rows = []
-    for what, compilers in results.items():
-        found = compilers["polytile"]
-        if "stages" in found:
-            stages, counters = found["stages"], found["counters"]
-            rest = found["wall"] - sum(stages.values())
-            numbers = counters["kernels_generated"], counters["candidates_benchmarked"]
-            rows.append((what, *[stages[stage] for stage in STAGES], rest, *numbers))
-    return Table.from_rows("Where polytile's went, wall s", columns, rows)
+def first_call_table(rows: Sequence[Mapping[str, Any]], number: int = 10) -> Table:
+    """The programs whose first calls take polytile the most processor seconds, line by line."""
+    by_program: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        by_program.setdefault(f"{row['network']}, {row['mode']}", {})[row["contestant"]] = row
+    spent = {
+        name: max((_spent(row) for row in contestants.values() if _own(row)), default=0.0)
+        for name, contestants in by_program.items()
+    }
+    slowest, body = sorted(spent, key=lambda name: -spent[name]), []
+    for name in slowest[:number]:
+        peer = by_program[name].get(PEER, {}).get("settled_s")
+        for who in CONTESTANTS:
+            if who in by_program[name]:
+                found = by_program[name][who]
+                part = found["settled_s"] / peer if peer and "settled_s" in found and _own(found) else None
+                stages = [found.get("stages", {}).get(stage) for stage in STAGES]
+                seconds = [found.get("wall_s"), found.get("settled_s")]
+                body.append((name, who, *seconds, part, found.get("kernels"), *stages))
+    columns: list[Column | str] = [
+        "network",
+        "compiler",
+        Column("first result, wall s", ratio),
+        Column("processor s", ratio),
+    ]
+    columns += [Column("of the peer's", ratio), Column("kernels", count), *(Column(stage, ratio) for stage in STAGES)]
+    notes = [f"Compiling: {COMPILERS}. Of the peer's: processor seconds."]
+    title = f"The {number} costliest first calls, empty caches, one dynamic compile, one thread"
+    return Table.from_rows(title, columns, body, notes)
 
 
-def main() -> None:
+def _own(row: Mapping[str, Any]) -> bool:
+    return row["contestant"] != PEER
+
+
+def _spent(row: Mapping[str, Any]) -> float:
+    spent: float = row.get("settled_s", 0.0)
+    return spent
+
+
+def command() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"of {', '.join(NETWORKS)}")
-    parser.add_argument("--compilers", nargs="+", default=list(COMPILERS), help="backends to compare")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
-    parser.add_argument("--limit", type=float, default=900, help="seconds after which a call is given up")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/first_calls.json")
-    arguments = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
-    for name in arguments.networks:
-        for mode in arguments.modes:
-            found = {c: run_child(c, name, mode, arguments.threads, arguments.limit) for c in arguments.compilers}
-            results[f"{name}, {mode}"] = found
-            for compiler, one in found.items():
-                print(f"{name}, {mode}, {compiler}: {one.get('failed') or json.dumps(one)}", file=sys.stderr, flush=True)
-    show(first_call_table(results, arguments.compilers))
-    if "polytile" in arguments.compilers:
-        show(stage_table(results))
-    if arguments.json:
-        record.write("first_calls", results)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit", type=float, default=900, help="seconds after which a contestant is given up")
+    parser.add_argument("--anew", action="store_true", help="also what is on record")
+    parser.add_argument("--json", action="store_true", help="add to benchmarks/results/first_calls.json")
+    parser.add_argument("--show", action="store_true", help="only print the table of what is on record")
+    given = parser.parse_args()
+    kept = FIRST_CALLS.exists() and (given.json or given.show)
+    rows = json.loads(FIRST_CALLS.read_text())["results"]["rows"] if kept else {}
+    wanted = [(n, m, c) for n in given.networks for m in given.modes for c in given.contestants]
+    left = [] if given.show else [key for key in wanted if given.anew or ", ".join(key) not in rows]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for key, row in zip(left, pool.map(lambda key: one(key, given.limit), left), strict=True):
+            rows[", ".join(key)] = row
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            if given.json:
+                record.add("first_calls", "rows", {", ".join(key): row})
+    show(first_call_table(list(rows.values())))
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -7,11 +7,14 @@ whole.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +42,7 @@ FILES = (
     (r"torch/_functorch/|torch/_dynamo/(?!eval_frame)", "tracing"),
 )
 """Part of a file's path → the stage that it belongs to; the first that fits."""
+COMPILERS = "polytile's and the peer's compilers and workers, which are other processes, included"
 STAGES = ("importing", "tracing", "lowering", "generation", "compiling", "choosing", "checking", "measuring", RUNNING)
 
 
@@ -83,4 +87,58 @@ class Stages:
         return RUNNING
 
 
-__all__ = ["RUNNING", "STAGES", "WAITING", "Stages"]
+class ProcessorStages(Stages):
+    """Processor seconds of each stage, of all threads; those of other processes that run or have ended within the block are the
+    compilers'. Linux alone."""
+
+    def __enter__(self) -> ProcessorStages:
+        self._began, self._elsewhere = time.process_time(), _seconds_elsewhere()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        super().__exit__()
+        seen = sum(self.seconds.values())
+        self.seconds[RUNNING] += max(0.0, time.process_time() - self._began - seen)  # what no look has met
+        self.seconds["compiling"] += _seconds_elsewhere() - self._elsewhere
+
+    def total(self) -> float:
+        """Processor seconds so far."""
+        return time.process_time() - self._began + _seconds_elsewhere() - self._elsewhere
+
+    def _watch(self) -> None:
+        clocks: dict[int, float] = {}
+        while not self._done.wait(EVERY):
+            alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+            for thread, frame in sys._current_frames().items():
+                if thread in alive:
+                    now = time.clock_gettime(time.pthread_getcpuclockid(thread))
+                    self.seconds[self._stage(frame)] += now - clocks.get(thread, now)
+                    clocks[thread] = now
+
+
+def _seconds_elsewhere() -> float:
+    """Processor seconds of the processes below this one: of those that have ended, and of those that run."""
+    ended = os.times()
+    return ended.children_user + ended.children_system + sum(_of_tree(child) for child in _children(os.getpid()))
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _of_tree(process: int) -> float:
+    """Seconds of a process, of those that it has waited for and of those below it; 0 where it has just ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(_of_tree, _children(process)))
+
+
+__all__ = ["COMPILERS", "RUNNING", "STAGES", "WAITING", "ProcessorStages", "Stages"]

@@ -31,6 +31,7 @@ from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
+from polytile.frontend import unprinted
 from polytile.frontend.attention.flex_whole import write_out_whole
 from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import keep_whole
@@ -168,6 +169,7 @@ def _compiled(
     graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
     early.prepare(example_inputs, hinted=bool(hints))
+    unprinted.install()
     traced = hinted.sizes_of(graph)
     identity = functools.partial(hinted.identity, graph, traced)
     wanted = [*hinted.combinations(hints, traced, strict, graph=identity), *hinted.marked(graph, traced)]

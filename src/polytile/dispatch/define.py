@@ -151,8 +151,8 @@ WORKS = (
 
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], multikernels: Defined | None = None) -> Call:
     """The MultiKernel of a loop, from `multikernels` if it is there, with the buffers and the integers to pass."""
-    kernel, site = canonicalize(loop, buffers)
     target, multikernels = target_of(loop, buffers), {} if multikernels is None else multikernels
+    kernel, site = canonicalize(loop, buffers, extents_too=Target.of(target).native)
     if (kernel.text, target) not in multikernels:
         multikernels[kernel.text, target] = LoopWork(kernel, loop.origins, target).define()
     return multikernels[kernel.text, target], site.buffers, site.sizes

@@ -17,6 +17,7 @@ from polytile.ir.library_call import LibraryCall
 from polytile.ir.loop import SEGMENT_SUM, Axis, Loop, Store
 from polytile.ir.printer import loop_text, type_name
 from polytile.problem import digest
+from polytile.schedule.extents import call_with_extents, extents_of, with_extents
 from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 
 
@@ -58,7 +59,9 @@ class LoopKernel:
     @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols used by the loop itself. Any others are used only by the calls that it came from."""
-        expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
+        expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [
+            store.index for store in self.loop.stores
+        ]
         expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
         return frozenset().union(*map(sizes.symbols, expressions)) & frozenset(self.symbols)
 
@@ -105,7 +108,10 @@ _IN_KERNELS = (
 
 
 def canonical_symbols(
-    expressions: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
+    expressions: list[sympy.Expr],
+    own: set[sympy.Symbol],
+    extents: Sequence[sympy.Expr],
+    whole: Collection[sympy.Expr] = (),
 ) -> dict[sympy.Expr, sympy.Symbol]:
     """Renames the size symbols of the expressions, other than the kernel's `own`, to n0, n1, ... in order of
     appearance.
@@ -147,12 +153,15 @@ def _composite_sizes(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) ->
     ]
 
 
-def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
-    """The canonical kernel of `loop`, and how to call it here."""
+def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = False) -> tuple[LoopKernel, CallSite]:
+    """The canonical kernel of `loop`, and how to call it here. With `extents_too` constant extents are arguments where that costs
+    no speed on a CPU."""
     library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
     starts = starts_of(loop)
     loop, library = with_starts(loop, starts), tuple(call_with_starts(call, starts) for call in library)
+    constant = extents_of(loop) if extents_too else {}
+    loop, library = with_extents(loop, constant), tuple(call_with_extents(call, constant) for call in library)
     own = {a.symbol for a in loop.axes + loop.reduced}
     extents = [a.size for a in loop.axes + loop.reduced]
     size_exprs = [*extents]
@@ -166,8 +175,9 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     renamed = replace(_rename(loop, names, symbols), library=())
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
     library = tuple(calls.renamed(call, names, lambda e: e.xreplace(symbols)) for call in library)
-    begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
-    site = CallSite(tuple(order), tuple(begins.get(e, e) for e in symbols))
+    values: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
+    values |= {symbol: sympy.Integer(size) for size, symbol in constant.items()}
+    site = CallSite(tuple(order), tuple(values.get(e, e) for e in symbols))
     return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
 
 
