@@ -1,8 +1,7 @@
 """Spares AOTAutograd the text of its graphs where nobody reads it.
 
 AOTAutograd prints the joint, forward and backward graphs of a training step for its logs before it looks whether these are on.
-With symbolic sizes that takes long: tracing a MobileNet's training step takes 10.8 processor seconds with it, 7.4 without
-(benchmarks/first_calls.py).
+With symbolic sizes that takes long, the longer the larger the graph is.
 """
 
 from __future__ import annotations
