@@ -44,9 +44,10 @@ def cells() -> Iterator[Cell]:
         ((4096, 2), (8192, 1), (1024, 8), (2048, 4), (384, 32), (300, 8), (128, 16)), (128, 64), (True, False)
     ):
         yield cell("bf16", batch, 2048 // head, 2048 // head, length, head, causal)
+    for (length, batch), causal in itertools.product(((1024, 4), (4096, 2), (300, 4), (2048, 4)), (True, False)):
+        yield cell("bf16", batch, 8, 8, length, 256, causal)
     for length in (1024, 300):
         yield cell("bf16", 4, 32, 8, length, 128, True)
-        yield cell("bf16", 4, 8, 8, length, 256, True)
         yield cell("fp32", 4, 16, 16, length, 64, True)
 
 
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
     parser.add_argument("--without", nargs="+", default=[], help="words that no name may hold")
     parser.add_argument("--cells", type=int, default=None, help="how many cells")
+    parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
     parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
     options = parser.parse_args()
     if options.show is not None:
@@ -160,7 +162,8 @@ def main() -> None:
     def names(name: str) -> bool:
         return (not is_ours(name) or options.only in name) and not any(word in name for word in options.without)
 
-    ahead = [(each, contestants(each, names)) for each in itertools.islice(cells(), options.cells)]
+    wanted = (each for each in cells() if not options.heads or each["size"]["D"] in options.heads)
+    ahead = [(each, contestants(each, names)) for each in itertools.islice(wanted, options.cells)]
     for each, made in ahead:
         if time.monotonic() > end:
             print("time is up", flush=True)
@@ -184,7 +187,7 @@ def table(rows: list[dict[str, Any]]) -> None:
         lines.append((title(row["cell"]), *names, f"{us[other] / us[own]:.2f}", f"{rate:.0f}"))
     columns = ["cell", "the library's, µs", "generated, µs", "library / generated", "TFLOP/s"]
     show(Table.from_rows("attention's backward kernels", columns, lines))
-    for head in (64, 128):
+    for head in (64, 128, 256):
         ratios = [best(row, False) / best(row, True) for row in rows if row["cell"]["size"]["D"] == head]
         mean = statistics.geometric_mean(ratios)
         print(f"D{head}: {len(ratios)} cells, library / generated {mean:.2f}, least {min(ratios):.2f}")

@@ -105,6 +105,8 @@ def test_its_tensors_are_described_with_their_axes() -> None:
     assert described == [("desc_q", 0), ("desc_k", 1), ("desc_v", 2), ("desc_out", 3)]
     programs = made.grid[0].subs({each: SIZE[each.name] for each in made.grid[0].free_symbols})
     assert programs == SIZE["B"] * SIZE["Hq"] * 8, "one for every 128 rows of a head"
+    programs = made.grid[0].subs({each: {**SIZE, "B": 4}[each.name] for each in made.grid[0].free_symbols})
+    assert programs == H100.sms, "which take turns"
 
 
 COMPILED = {

@@ -42,9 +42,9 @@ SPECIALISED: dict[int, tuple[Row, ...]] = {
 }  # fmt: skip
 """Tiles for specialised warps, by the padded head size."""
 SPECIALISED_BACKWARD: dict[int, tuple[Row, ...]] = {
-    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),),
+    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),), 256: ((64, 128, 2, 12),),
 }  # fmt: skip
-"""The same for the backward pass. Sums of larger heads would not fit in registers."""
+"""The same for the backward pass."""
 SPECIALISED_ON = 90
 """The one capability whose matrix instructions (wgmma) they use."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
