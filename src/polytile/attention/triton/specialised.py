@@ -46,8 +46,8 @@ class _Unit(SpecialisedUnit):
     """The launch, with the functions of its warps."""
 
     tiles_of = {
-        "q": ("ROWS", "MEMBERS", "ready free"), "k": ("BLOCK_N", "STAGES", "ready free"), "v": ("BLOCK_N", "STAGES", "ready free"),
-        "out": ("ROWS", "MEMBERS", ""),
+        "q": ("ROWS", "MEMBERS", "ready free"), "k": ("BLOCK_N", "STAGES", "ready free"),
+        "v": ("BLOCK_N", "STAGES", "ready free"), "out": ("ROWS", "MEMBERS", ""),
     }  # fmt: skip
 
     def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:

@@ -1,38 +1,41 @@
 """scaled_dot_product_attention of a training graph as an operator of polytile's, with its gradient as another.
 
-    attention_trained(q, k, v, scale, causal) -> (out, lse)
-        → attention_trained_backward(grad, q, k, v, out, lse, scale, causal) -> (dq, dk, dv)
+    attention_trained(q, k, v, bias, scale, causal) -> (out, lse)
+        → attention_trained_backward(grad, q, k, v, bias, out, lse, scale, causal) -> (dq, dk, dv)
 
-q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm.
+q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm, and
+-inf in a row that sees no key. bias is None or (batch, heads, m, n); see ir.attention.Attention for it and for `causal`.
 PyTorch's own operators each save what the backward pass of the same library needs. These two save what every kernel gives and
 takes, so that each pass may run whichever kernel is fastest.
 
-Before a program exists both run FlashAttention's kernels, so only what these accept becomes the operator: tensors of 16 bits on a
-GPU, without mask or dropout, causal only with as many rows as keys.
+Before a program exists both run FlashAttention's kernels, or the memory-efficient ones where those do not serve. So only what
+the latter accept becomes the operator: tensors on a GPU, without dropout, whose bias needs no gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from polytile.attention.efficient import efficient, efficient_backward, hidden, no_state
 from polytile.frontend.attention.operator import new_result
-from polytile.ir.attention import attend, attend_backward
+from polytile.ir.attention import EMPTY, attend, attend_backward
 
 aten = torch.ops.aten
 
 NAME = "polytile::attention_trained"
 LONGEST, MULTIPLE = 256, 8
-"""Heads that FlashAttention has: up to so many elements, and a multiple of so many."""
+"""Heads that the library's kernels have: up to so many elements, and a multiple of so many."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
-_library.define("attention_trained(Tensor q, Tensor k, Tensor v, float? scale, bool causal) -> (Tensor, Tensor)")
+_library.define("attention_trained(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal) -> (Tensor, Tensor)")
 _library.define(
-    "attention_trained_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float? scale, bool causal) "
-    "-> (Tensor, Tensor, Tensor)"
+    "attention_trained_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, float? scale, "
+    "str causal) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -40,13 +43,15 @@ def is_trained(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: boo
     """Whether the operator takes these arguments, which are alike in dtype, device and batch."""
     head = q.shape[-1]
     square = not causal or statically_known_true(q.shape[-2] == k.shape[-2])
-    able = q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None and q.ndim == 4
+    able = q.device.type == "cuda" and q.ndim == 4 and (mask is None or not mask.requires_grad)
     fits = able and square and head <= LONGEST and head % MULTIPLE == 0 and v.shape[-1] == head
     return fits and all(tensor.stride(-1) == 1 for tensor in (q, k, v))
 
 
 @torch.library.register_fake(NAME, lib=_library)
-def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str
+) -> tuple[Tensor, Tensor]:
     return new_result(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -55,40 +60,52 @@ def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return new_result(q, q), new_result(k, k), new_result(v, v)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
-    results = _fake(q, k, v, scale, causal)
-    if q.is_cuda:
-        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+def _run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str) -> tuple[Tensor, Tensor]:
+    results = _fake(q, k, v, bias, scale, causal)
+    found: Sequence[Tensor | None]
+    if _has_flash(q, k, bias, causal):
+        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(causal), False, scale=scale)[:2]
+    elif q.is_cuda:
+        found = efficient(q, k, v, bias, scale, causal, with_lse=True)
     else:
-        found = attend(q, k, v, scale=scale, causal="top left" if causal else "")
+        found = attend(q, k, v, bias, scale=scale, causal=causal)
     for result, value in zip(results, found, strict=True):
+        assert value is not None
         result.copy_(value)
+    results[1].masked_fill_(results[1] == float("inf"), EMPTY)  # the library's mark of a row that sees no key
     return results
 
 
 def _run_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None, causal: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _fake_backward(grad, q, k, v)
-    if q.is_cuda:
-        state = [torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2)]  # not read without dropout
-        rest = None, None, q.shape[2], k.shape[2], 0.0, causal, *state
-        found = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, lse, *rest, scale=scale)[:3]
+    if _has_flash(q, k, bias, causal):
+        rest = None, None, q.shape[2], k.shape[2], 0.0, bool(causal), *no_state(q)
+        found = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, hidden(lse), *rest, scale=scale)[:3]
+    elif q.is_cuda:
+        found = efficient_backward(grad, q, k, v, bias, out, lse, scale, causal)
     else:
-        found = attend_backward(q, k, v, out, lse, grad, scale=scale, causal="top left" if causal else "")
+        found = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal)
     for result, value in zip(results, found, strict=True):
         result.copy_(value)
     return results
 
 
+def _has_flash(q: Tensor, k: Tensor, bias: Tensor | None, causal: str) -> bool:
+    """Whether FlashAttention has a kernel, whose causal mask counts from the bottom right."""
+    same = causal != "top left" or q.shape[2] == k.shape[2]
+    return q.is_cuda and q.dtype.itemsize == 2 and bias is None and same
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, bias, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, bias, *output)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     """No call uses the log-sum-exp, so it has no gradient."""
-    return (*BACKWARD(grad, *ctx.saved_tensors, *ctx.rest), None, None)
+    return (*BACKWARD(grad, *ctx.saved_tensors, *ctx.rest), None, None, None)
 
 
 _library.impl("attention_trained", _run, "CompositeExplicitAutograd")

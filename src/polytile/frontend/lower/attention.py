@@ -88,7 +88,7 @@ def emit(
     keys = k_view.sizes[2] if placed is None else placed.keys
     points = (batch, heads, rows, keys)
     mask, scores = None, None
-    if bias is not None and not with_lse and is_expression(builder, bias):
+    if bias is not None and is_expression(builder, bias):
         scores = scores_with(builder, bias, points, causal, fill, keys - rows)
         causal, fill = "", EMPTY
     elif bias is not None:
@@ -286,18 +286,17 @@ def attention_of_backward(
 
 @lowers(TRAINED)
 def attention_trained(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str
 ) -> tuple[Tensor, Tensor | None]:
-    return emit(builder, q, k, v, None, scale, "top left" if causal else "", with_lse=True, output=0)
+    return emit(builder, q, k, v, bias, scale, causal, with_lse=True, output=0)
 
 
 @lowers(TRAINED_BACKWARD)
 def attention_trained_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
-    mask = "top left" if causal else ""
-    return _emit_gradients(builder, operands, grad, out, builder.stored(lse), scale, causal=mask)
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float | None, causal: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return emit_backward(builder, grad, q, k, v, bias, out, builder.stored(lse), 0.0, causal, scale)
 
 
 # ATen's operators ------------------------------------------------------------------------------------------------------
@@ -370,10 +369,12 @@ def emit_backward(
     if any(has_static_zero(view.sizes) for view in operands):
         raise LoweringError("the gradient of attention of nothing is left to the library.")
     views = agreed(*operands)
-    mask = expanded(builder.stored(bias), (*views[0].sizes[:3], views[1].sizes[2])) if bias is not None else None
-    return _emit_gradients(
-        builder, views, grad, out, lse, None if scale is None else float(scale), causal=causal, bias=mask
-    )
+    factor, points = None if scale is None else float(scale), (*views[0].sizes[:3], views[1].sizes[2])
+    if bias is not None and is_expression(builder, bias):
+        scores = scores_with(builder, bias, points, causal, EMPTY, points[3] - points[2])
+        return _emit_gradients(builder, views, grad, out, lse, factor, scores=scores)
+    mask = expanded(builder.stored(bias), points) if bias is not None else None
+    return _emit_gradients(builder, views, grad, out, lse, factor, causal=causal, bias=mask)
 
 
 def _emit_gradients(
