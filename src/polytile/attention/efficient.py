@@ -37,19 +37,17 @@ def efficient(
 
 
 def efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None, causal: str
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. A row that sees no key has an lse of -inf."""
-    heads, lengths, bias = k.shape[1], (q.shape[2], k.shape[2]), aligned(bias, q, k)
+    """The gradients of q, k and v. A row that sees no key has an lse of -inf. A causal mask counts from the top left."""
+    heads, bias = k.shape[1], aligned(bias, q, k)
     k, v = (_for_each_head(each, q) for each in (k, v))
-    grad, q, k, v, out = (each.transpose(1, 2) for each in (grad, q, k, v, out))
-    out = out if out.is_contiguous() else out.clone(memory_format=torch.contiguous_format)
+    if not out.transpose(1, 2).is_contiguous():
+        out = out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
     lse = pad(hidden(lse), (0, -lse.shape[2] % ROWS), value=float("inf"))
-    found = aten._efficient_attention_backward(
-        grad, q, k, v, bias, out, None, None, *lengths, lse, 0.0, *no_state(grad), CAUSAL_TYPES[causal], False,
-        scale=scale,
-    )  # fmt: skip
-    dq, dk, dv = (each.transpose(1, 2) for each in found[:3])
+    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, bias, out, lse, *no_state(grad), 0.0, [True, True, True, False], causal, scale=scale
+    )
     if dk.shape[1] > heads:
         dk, dv = (each.unflatten(1, (heads, -1)).sum(2) for each in (dk, dv))
     return dq, dk, dv

@@ -6,7 +6,7 @@ numbers: only their shapes differ, which `run` mends. Without dropout the state 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,13 +74,16 @@ class FlashBackward(_Backward, FlashLibrary):
 
 
 class EfficientBackward(_Backward, EfficientLibrary):
-    """The memory-efficient ones."""
+    """The memory-efficient ones, whose causal mask counts from the top left."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
+        return square and super().valid(sizes)
 
     def gradients(self, given: Operands) -> Gradients:
         (out, saved, grad), problem = given.left, self.problem
-        return efficient_backward(
-            grad, given.q, given.k, given.v, given.bias, out, saved, problem.scale, problem.causal.value
-        )
+        causal = problem.causal is not Causal.NO
+        return efficient_backward(grad, given.q, given.k, given.v, given.bias, out, saved, problem.scale, causal)
 
 
 class CudnnBackward(_Backward, CudnnLibrary):

@@ -8,8 +8,9 @@ q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads
 PyTorch's own operators each save what the backward pass of the same library needs. These two save what every kernel gives and
 takes, so that each pass may run whichever kernel is fastest.
 
-Before a program exists both run FlashAttention's kernels, or the memory-efficient ones where those do not serve. So only what
-the latter accept becomes the operator: tensors on a GPU, without dropout, whose bias needs no gradient.
+Before a program exists both run FlashAttention's kernels, or the memory-efficient ones where those do not serve; the definition
+on a CPU, which only tests use, and under a causal mask that neither knows. Dropout and a bias whose gradient is needed are left
+to PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | No
     found: Sequence[Tensor | None]
     if _has_flash(q, k, bias, causal):
         found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(causal), False, scale=scale)[:2]
-    elif q.is_cuda:
+    elif _has_efficient(q, k, causal):
         found = efficient(q, k, v, bias, scale, causal, with_lse=True)
     else:
         found = attend(q, k, v, bias, scale=scale, causal=causal)
@@ -83,8 +84,8 @@ def _run_backward(
     if _has_flash(q, k, bias, causal):
         rest = None, None, q.shape[2], k.shape[2], 0.0, bool(causal), *no_state(q)
         found = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, hidden(lse), *rest, scale=scale)[:3]
-    elif q.is_cuda:
-        found = efficient_backward(grad, q, k, v, bias, out, lse, scale, causal)
+    elif _has_efficient(q, k, causal):
+        found = efficient_backward(grad, q, k, v, bias, out, lse, scale, bool(causal))
     else:
         found = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal)
     for result, value in zip(results, found, strict=True):
@@ -96,6 +97,11 @@ def _has_flash(q: Tensor, k: Tensor, bias: Tensor | None, causal: str) -> bool:
     """Whether FlashAttention has a kernel, whose causal mask counts from the bottom right."""
     same = causal != "top left" or q.shape[2] == k.shape[2]
     return q.is_cuda and q.dtype.itemsize == 2 and bias is None and same
+
+
+def _has_efficient(q: Tensor, k: Tensor, causal: str) -> bool:
+    """Whether the memory-efficient kernels serve both passes, whose causal mask counts from the top left."""
+    return q.is_cuda and (causal != "bottom right" or q.shape[2] == k.shape[2])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
