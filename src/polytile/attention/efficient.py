@@ -37,8 +37,9 @@ def efficient(
 
 
 def efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v. A row that sees no key has an lse of -inf. A causal mask counts from the top left."""
     heads, bias = k.shape[1], aligned(bias, q, k)
     k, v = (_for_each_head(each, q) for each in (k, v))
