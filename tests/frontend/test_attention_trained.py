@@ -110,7 +110,7 @@ def test_both_read_masks_that_a_call_is_given(dtype: torch.dtype) -> None:
 
 def chosen(
     monkeypatch: pytest.MonkeyPatch, function: Any, dtype: torch.dtype = BF16, keys: int = 64,
-    masked: torch.dtype | None = None, learnt: bool = False, **how: Any,
+    masked: torch.dtype | None = None, **how: Any,
 ) -> bool:  # fmt: skip
     """Whether the operator runs for q of 64 rows on a GPU."""
     names: list[str] = []
@@ -122,7 +122,7 @@ def chosen(
     monkeypatch.setattr(whole, "scaled_dot_product_attention", noted("PyTorch's"))
     with FakeTensorMode():
         q, k = (torch.empty(2, 4, rows, 64, device="cuda", dtype=dtype, requires_grad=True) for rows in (64, keys))
-        mask = {"attn_mask": torch.empty(64, keys, device="cuda", dtype=masked, requires_grad=learnt)} if masked else {}
+        mask = {"attn_mask": torch.empty(64, keys, device="cuda", dtype=masked)} if masked else {}
         function(q, k, k, **mask, **how)
     return names == ["trained"]
 
@@ -132,10 +132,25 @@ def test_calls_without_dropout_on_a_gpu_become_it(monkeypatch: pytest.MonkeyPatc
     assert chosen(monkeypatch, whole.attention, torch.float32)
     assert chosen(monkeypatch, whole.attention, masked=torch.bool)
     assert chosen(monkeypatch, whole.attention, masked=BF16)
-    assert not chosen(monkeypatch, whole.attention, masked=BF16, learnt=True)
     assert not chosen(monkeypatch, whole.attention, keys=65, is_causal=True)
     assert not chosen(monkeypatch, whole.attention, dropout_p=0.1)
     assert not chosen(monkeypatch, whole.attention_inside, is_causal=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 20, 20), (1, 1, 1, 20), (2, 1, 20, 1)])
+def test_a_bias_has_a_gradient_where_it_is_wanted(shape: tuple[int, ...]) -> None:
+    def attend(q: Tensor, bias: Tensor) -> Tensor:
+        return TRAINED(q, q, q, (bias * 2).expand(2, 4, 20, 20), None, "")[0]
+
+    before, call = compiled_programs(), compiled(attend, tune="off")
+    q, bias = torch.randn(2, 4, 20, 16, requires_grad=True), torch.randn(shape, requires_grad=True)
+    wanted = F.scaled_dot_product_attention(q, q, q, (bias * 2).expand(2, 4, 20, 20))
+    direction = torch.randn_like(wanted)
+    found, right = (torch.autograd.grad(out, (q, bias), direction) for out in (call(q, bias), wanted))
+    for mine, exact in zip(found, right, strict=True):
+        assert_close(mine, exact, rtol=1e-4, atol=1e-5)
+    written = [each.gradients.dbias is not None for each in made_since(before) if each.gradients is not None]
+    assert written == [True]
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -38,20 +38,21 @@ def efficient(
 
 def efficient_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, scale: float | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v. A row that sees no key has an lse of -inf. A causal mask counts from the top left."""
+    causal: bool, with_bias: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v, and of the bias, (batch, heads, m, n), if wanted. A row that sees no key has an lse of -inf. A
+    causal mask counts from the top left."""
     heads, bias = k.shape[1], aligned(bias, q, k)
     k, v = (_for_each_head(each, q) for each in (k, v))
     if not out.transpose(1, 2).is_contiguous():
         out = out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
     lse = pad(hidden(lse), (0, -lse.shape[2] % ROWS), value=float("inf"))
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, bias, out, lse, *no_state(grad), 0.0, [True, True, True, False], causal, scale=scale
+    dq, dk, dv, dbias = aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, bias, out, lse, *no_state(grad), 0.0, [True, True, True, with_bias], causal, scale=scale
     )
     if dk.shape[1] > heads:
         dk, dv = (each.unflatten(1, (heads, -1)).sum(2) for each in (dk, dv))
-    return dq, dk, dv
+    return (dq, dk, dv, dbias) if with_bias else (dq, dk, dv)
 
 
 def _for_each_head(keys: Tensor, q: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ def _of_queries(unit: Unit) -> Launch:
             line(f"v_block = {unit.key_block('v', 'Dv', part.masked)}")
             _changes(unit, part.masked)
             line(f"acc_q = {unit.dot('ds', 'k_block', 'acc_q')}")
+            if unit.problem.bias_gradient:
+                line(f"dbias_at = {unit.base('dbias', 'p1')} + p2 * {unit.number('dbias_stride_m')} + p3")
+                line(f"tl.store(dbias_at, ds, mask=inside[:, None] & (p3 < {unit.number('Mkv')}))")
     _store(unit, "dq", "D", f"acc_q * {unit.scale!r}", "p1", "p2", "inside[:, None]")
     return unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE))
 

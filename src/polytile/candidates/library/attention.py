@@ -38,6 +38,8 @@ class AttentionLibrary(Candidate):
     origin = "sdpa"
     config = Config()
     recordable = True
+    gives_bias_gradient = False
+    """Whether the derivative may include that of the bias."""
 
     def __init__(self, problem: AttentionProblem, target: torch.device) -> None:
         self.problem, self.target = problem, target
@@ -70,6 +72,7 @@ class MathLibrary(AttentionLibrary):
     """Scores in memory, in the type in which they are computed."""
 
     name = "math"
+    gives_bias_gradient = True
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
@@ -261,7 +264,7 @@ class Kernels:
             kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []
         elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
             kernels += self.gpu if on_gpu else [self.cpu]
-        kernels.append(MathLibrary)
+        kernels = [kernel for kernel in (*kernels, MathLibrary) if kernel.gives_bias_gradient or not problem.bias_gradient]
         return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
 
 

@@ -31,14 +31,14 @@ Gradients = Sequence[torch.Tensor]
 
 
 class _Backward(AttentionLibrary):
-    """One of the library's kernels. Subclasses call it and return the gradients of q, k and v."""
+    """One of the library's kernels. Subclasses call it and return the gradients of q, k and v, and of the bias if wanted."""
 
     def gradients(self, given: Operands) -> Gradients:
         raise NotImplementedError
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
-        for place, value in zip(given.gradients, self.gradients(given), strict=True):
+        for place, value in zip(given.gradients, self.gradients(given), strict=False):
             place.copy_(value)
 
 
@@ -76,14 +76,16 @@ class FlashBackward(_Backward, FlashLibrary):
 class EfficientBackward(_Backward, EfficientLibrary):
     """The memory-efficient ones, whose causal mask counts from the top left."""
 
+    gives_bias_gradient = True
+
     def valid(self, sizes: Mapping[str, int]) -> bool:
         square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
         return square and super().valid(sizes)
 
     def gradients(self, given: Operands) -> Gradients:
         (out, saved, grad), problem = given.left, self.problem
-        causal = problem.causal is not Causal.NO
-        return efficient_backward(grad, given.q, given.k, given.v, given.bias, out, saved, problem.scale, causal)
+        how = problem.scale, problem.causal is not Causal.NO, problem.bias_gradient
+        return efficient_backward(grad, given.q, given.k, given.v, given.bias, out, saved, *how)
 
 
 class CudnnBackward(_Backward, CudnnLibrary):

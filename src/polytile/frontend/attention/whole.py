@@ -53,7 +53,7 @@ def attention(
     tensors = (query, key, value)
     trains = _wants_gradient(*tensors, attn_mask)
     ours = _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if not ours or (trains and not is_trained(*tensors, attn_mask, is_causal)):
+    if not ours or (trains and not is_trained(*tensors, is_causal)):
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
