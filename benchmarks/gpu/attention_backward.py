@@ -139,7 +139,7 @@ def line(row: dict[str, Any]) -> str:
     own, other = (min((name for name in us if is_ours(name) == ours), key=us.__getitem__) for ours in (True, False))
     wrong = {name: max(each) for name, each in row["errors"].items()}
     chosen = min(filter(is_ours, us), key=row["predicted_us"].__getitem__)
-    errors = " and ".join(f"{wrong.get(name, float('nan')):.1e}" for name in (own, other))
+    errors = " and ".join(f"{wrong[name]:.1e}" if name in wrong else "not compared" for name in (own, other))
     compared = f"{us[own]:9.1f} us {own}, {us[other] / us[own]:.3f} of {other}, errors {errors}"
     return f"{title(row['cell']):34} {compared}, prior {us[chosen] / us[own]:.2f}, failed {len(row['failed'])}"
 

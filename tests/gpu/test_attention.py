@@ -118,11 +118,15 @@ def biased(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype), enable_gqa=True)
 
 
+def learnt(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("attend", [causal, padded, windowed, biased])
+@pytest.mark.parametrize("attend", [causal, padded, windowed, biased, learnt])
 def test_kernels_of_both_passes_are_chosen_in_training(attend: Any, dtype: torch.dtype) -> None:
     """The forward kernel leaves its log-sum-exp to whichever backward kernel is chosen, with masks too."""
-    lengths = torch.tensor([333, 1], device="cuda")
-    with_gradients(attend, *(data(2, heads, 500, 64, dtype=dtype) for heads in (8, 2, 2)), lengths)
+    last = data(1, 8, 500, 500, dtype=dtype) if attend is learnt else torch.tensor([333, 1], device="cuda")
+    with_gradients(attend, *(data(2, heads, 500, 64, dtype=dtype) for heads in (8, 2, 2)), last)
     families = [kernel.spec.family for each in compiled_programs() for kernel, _ in each.calls]
     assert [family for family in families if "attention" in family] == ["attention", "attention_backward"] and not rejected()

@@ -56,6 +56,16 @@ class _Unit(SpecialisedUnit):
             self.tiles_of = {**self.tiles_of, "out": ("ROWS", "", "")}
 
     @property
+    def resident(self) -> bool:
+        """Whether there are no more programs than multiprocessors, which take tiles in turn."""
+        return bool(self.config.get("resident"))
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether warpgroups take turns in starting products, so that the exponentials of one run beside products of another."""
+        return bool(self.config.get("turns"))
+
+    @property
     def out_apart(self) -> bool:
         """Whether tiles of out have memory of their own, so that q of the next tile may arrive before out has left."""
         return bool(self.tiles_of["out"][1])
@@ -68,7 +78,7 @@ class _Unit(SpecialisedUnit):
         self.out = main
         compute, load = self.named(self.computing), self.named(self.loading)
         self.begin(compute, load)
-        return self.finished(compute, load, sympy.Min(count, sympy.Integer(self.chip.sms)))
+        return self.finished(compute, load, sympy.Min(count, sympy.Integer(self.chip.sms)) if self.resident else count)
 
     @contextmanager
     def _turns(self, count: sympy.Expr) -> Iterator[list[Part]]:
@@ -77,11 +87,22 @@ class _Unit(SpecialisedUnit):
         line("step = 0")
         line("visit = 0")
         with self.out.indented(f"for turn in range(tl.program_id(0), {self.index(count)}, tl.num_programs(0)):"):
-            order(self, "turn")
+            order(self, self._number(count))
             parts = self.parts(self.bounds())
             line("steps = tl.maximum(tl.cdiv(hi - lo, BLOCK_N), 1)")
             yield parts
             line("visit += 1")
+
+    def _number(self, count: sympy.Expr) -> str:
+        """The number of the tile of this turn. Tiles of a mask, of which the longest come first, go to programs in their order
+        and in the opposite one alternately, so that none has long ones alone."""
+        if not self.resident or self.scores.mask is None:
+            return "turn"
+        line = self.out.line
+        line("ahead = turn // tl.num_programs(0) * tl.num_programs(0)")
+        line(f"least = tl.minimum(tl.num_programs(0), {self.index(count)} - ahead)")
+        line("back = ahead + ahead + least - 1 - turn")
+        return "tl.where(turn // tl.num_programs(0) % 2 == 0, turn, back)"
 
     def _load(self, count: sympy.Expr) -> None:
         """Emit the function of the loading warp. The first keys of a tile may arrive before the tile ahead has ended."""
@@ -121,7 +142,10 @@ class _Unit(SpecialisedUnit):
         line("q_tile = matrix(q_tiles.index(MEMBER))")
         line("end = lo + (steps - 1) * BLOCK_N")
         line("j = end")
-        line("s = products(q_tile, arrived(k_tiles, k_ready, step))")
+        line("k_tile = arrived(k_tiles, k_ready, step)")
+        self._turn("begin")
+        line("s = products(q_tile, k_tile)")
+        self._turn("end")
         self._scores(in_flight=0, masked=True)
         line("total = tl.sum(p, 1)")
         self._keep()
@@ -134,8 +158,12 @@ class _Unit(SpecialisedUnit):
 
     def _step(self, masked: bool) -> None:
         line = self.out.line
-        line("s = products(q_tile, arrived(k_tiles, k_ready, step))")
-        line("acc = warpgroup_mma(weights, arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
+        line("k_tile = arrived(k_tiles, k_ready, step)")
+        line("v_tile = arrived(v_tiles, v_ready, step - 1)")
+        self._turn("begin")
+        line("s = products(q_tile, k_tile)")
+        line("acc = warpgroup_mma(weights, v_tile, acc, is_async=True)")
+        self._turn("end")
         self._scores(in_flight=1, masked=masked)
         line("total = total * alpha + tl.sum(p, 1)")
         if not masked:  # a barrier that has been passed: ptxas would else have the exponentials wait for the products
@@ -145,6 +173,22 @@ class _Unit(SpecialisedUnit):
         line("acc = acc * tl.convert_layout(alpha, SUM_ROWS)[:, None]")
         self._keep()
         line("step += 1")
+
+    def _turn(self, what: str) -> None:
+        """Emit the wait for the warpgroup's turn, or the end of it."""
+        if self.in_turns and what == "begin":
+            self.out.line("mbarrier.wait(turns.index(MEMBER), step & 1 ^ (1 if MEMBER == 0 else 0))")
+        elif self.in_turns:
+            self.out.line("mbarrier.arrive(turns.index((MEMBER + 1) % MEMBERS), count=1)")
+
+    @property
+    def shared(self) -> list[str]:
+        return [*super().shared, *(["turns"] if self.in_turns else [])]
+
+    def begin(self, compute: list[str], load: list[str]) -> None:
+        if self.in_turns:
+            self.out.line("turns = barriers(MEMBERS, 1)")
+        super().begin(compute, load)
 
     def _scores(self, in_flight: int, masked: bool) -> None:
         """Emit what follows the start of a block's products: their end, scores and weights."""

@@ -295,7 +295,7 @@ class _OfKeys(_Backward):
                     step(part.masked)
                     line("step += 1")
 
-    def weights(self, masked: bool) -> None:
+    def exponentials(self, masked: bool) -> None:
         """Emit the weights `p` of the products `s`."""
         self.out.extend(self.score_lines(masked))
         self.out.line(f"p = tl.exp2(s * {self.unit!r})")
@@ -309,7 +309,7 @@ class _OfKeys(_Backward):
         line(f"grad_tile = {self.arrived('grad')}")
         line("dp = products_from(delta[None, :], v_tile, grad_tile)")
         line("s = warpgroup_mma_wait(1, deps=(s,))")
-        self.weights(masked)
+        self.exponentials(masked)
         line("dp = warpgroup_mma_wait(0, deps=(dp,))")
         line(f"weights = {self.operand('p')}")
         line("acc_v = warpgroup_mma(weights, grad_tile, acc_v, is_async=True)")
@@ -367,7 +367,7 @@ class _OfFewKeys(_OfKeys):
         line(f"s = products_from(log[None, :], k_tile, {self.arrived('q')})")
         line("s = warpgroup_mma_wait(0, deps=(s,))")
         line(self.released("q"))
-        self.weights(masked)
+        self.exponentials(masked)
         line(f"weights = {self.operand('p')}")
         line(f"acc = warpgroup_mma(weights, {self.arrived('grad')}, acc, is_async=True)")
         line("slot, turn = place(step)")

@@ -264,7 +264,8 @@ class Kernels:
             kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []
         elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
             kernels += self.gpu if on_gpu else [self.cpu]
-        kernels = [kernel for kernel in (*kernels, MathLibrary) if kernel.gives_bias_gradient or not problem.bias_gradient]
+        kernels.append(MathLibrary)
+        kernels = [kernel for kernel in kernels if kernel.gives_bias_gradient or not problem.bias_gradient]
         return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
 
 
