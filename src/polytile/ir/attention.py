@@ -314,7 +314,7 @@ def attend_sequences(
 
 def attend_sequences_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
+    gradients: tuple[torch.Tensor, ...], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
 ) -> None:  # fmt: skip
     """Write `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
     dq, dk, dv = gradients

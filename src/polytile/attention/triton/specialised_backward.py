@@ -47,7 +47,7 @@ def specialised_backward(problem: AttentionProblem, config: Config, facts: Facts
     of n keys and steps of m rows. Raises LoweringError where the facts do not say that the copy engine accepts the tensors."""
     turned: dict[str, Any] = {**dict(config.values), "m": config["n"], "n": config["m"]}
     first = _OfQueries(problem, Config.of(**turned), facts, chip)
-    second = _OfKeys(problem, config, facts, chip) if not first.wide else _OfFewKeys.of(problem, config, facts, chip)
+    second = _OfKeys(problem, config, facts, chip) if not first.large else _OfFewKeys.of(problem, config, facts, chip)
     launches = first.whole(), second.whole()
     count = first.heads * first.padded_rows
     return TritonKernel(launches, (Scratch(torch.float32, count), Scratch(torch.float32, count)))
@@ -62,7 +62,7 @@ class _Backward(SpecialisedUnit):
         return blocks(symbol("Mq"), LARGEST) * LARGEST
 
     @property
-    def wide(self) -> bool:
+    def large(self) -> bool:
         """Whether shared memory has no room for two tiles in flight of each tensor besides the resident ones."""
         return self.constants["BLOCK_D"] > NARROW
 
@@ -113,13 +113,13 @@ class _OfQueries(_Backward):
 
     def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:
         super().__init__(problem, config, facts, chip)
-        if self.wide:
+        if self.large:
             self.tiles_of = {**self.tiles_of, "v": ("BLOCK_N", "", "")}
             self.constants["STAGES"] = RING
 
     def held(self, name: str) -> tuple[str, str]:
-        """In wide heads, tiles of k and v take turns."""
-        return ("k", f"2 * step + {int(name == 'v')}") if self.wide else (name, "step")
+        """In large heads, tiles of k and v take turns."""
+        return ("k", f"2 * step + {int(name == 'v')}") if self.large else (name, "step")
 
     def whole(self) -> Launch:
         """The launch, with one program per tile of rows."""
