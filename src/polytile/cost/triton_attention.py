@@ -40,6 +40,7 @@ BACKWARD: dict[tuple[int, int], dict[Row, float]] = {
     (2, 64): {(64, 64, 2, 4): 0.32, (128, 64, 2, 8): 0.25, (64, 128, 2, 8): 0.17, (128, 128, 2, 12): 0.46,
               (64, 128, 3, 12): 0.43},
     (2, 128): {(64, 64, 2, 8): 0.21, (64, 64, 1, 4): 0.35, (64, 128, 2, 12): 0.57},
+    (2, 256): {(64, 32, 1, 8): 0.13, (64, 128, 2, 12): 0.54},
 }  # fmt: skip
 """The same for tiles of the backward pass on an H200: the share of the peak over both launches
 (benchmarks.gpu.attention_backward, geometric means over the cells of 1024 rows and more)."""
