@@ -162,7 +162,7 @@ class _Unit(SpecialisedUnit):
         line("v_tile = arrived(v_tiles, v_ready, step - 1)")
         self._turn("begin")
         line("s = products(q_tile, k_tile)")
-        line("acc = warpgroup_mma(weights, v_tile, acc, is_async=True)")
+        line("acc = warpgroup_mma(unpacked(pairs), v_tile, acc, is_async=True)")
         self._turn("end")
         self._scores(in_flight=1, masked=masked)
         line("total = total * alpha + tl.sum(p, 1)")
@@ -199,7 +199,7 @@ class _Unit(SpecialisedUnit):
 
     def _keep(self) -> None:
         """Emit what the next step needs of this one: weights in the layout of a left operand, and the maximum."""
-        self.out.line(f"weights = tl.convert_layout(p.to({text.value_type(self.problem.dtype)}), WEIGHTS)")
+        self.out.line("pairs = packed(p)")
         self.out.line("high = most")
 
     def _finish(self) -> None:
@@ -209,7 +209,7 @@ class _Unit(SpecialisedUnit):
         left = "mbarrier.arrive(q_free.index(MEMBER), count=1)"
         if self.out_apart:
             line(left)
-        line("acc = warpgroup_mma(weights, arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
+        line("acc = warpgroup_mma(unpacked(pairs), arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
         line("acc = warpgroup_mma_wait(0, deps=(acc,))")
         line("release(v_free, step - 1)")
         if problem.lse:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import sympy
+import torch
 
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.unit import Unit
@@ -92,6 +93,20 @@ def products(a, b):
 @gluon.jit
 def products_from(start, a, b):
     return warpgroup_mma(a, b.permute((1, 0)), tl.zeros([ROWS, WIDTH], tl.float32, SCORES) + start, is_async=True)
+
+
+@gluon.jit
+def packed(p):
+    first, second = p.reshape([ROWS, WIDTH // 2, 2]).split()
+    return tl.inline_asm_elementwise(ROUND, "=r,f,f", [first, second], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpacked(pairs):
+    first, second = tl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(WEIGHT.value, WEIGHT.value), is_pure=True, pack=1
+    )
+    return tl.convert_layout(tl.join(first, second).reshape([ROWS, WIDTH]), WEIGHTS)
 
 
 @gluon.jit
@@ -212,6 +227,8 @@ class SpecialisedUnit(Unit):
     def finished(self, compute: list[str], load: list[str], grid: sympy.Expr) -> Launch:
         """The launch over `grid` programs. `compute` and `load` are what the functions of both kinds of warps take."""
         constants = {name: str(value) for name, value in self.constants.items()} | LAYOUTS
+        short = "bf16x2" if self.problem.dtype == torch.bfloat16 else "f16x2"
+        constants |= {"WEIGHT": text.value_type(self.problem.dtype), "ROUND": f'"cvt.rn.{short}.f32 $0, $2, $1;"'}
         functions = [
             "\n".join(f"{name} = tl.constexpr({value})" for name, value in constants.items()),
             FUNCTIONS.strip(),
