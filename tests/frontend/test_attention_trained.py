@@ -78,9 +78,15 @@ def alibi(lengths: Tensor, keys: Tensor) -> Tensor:
     return -(places[:, None] - places).abs() * torch.tensor([0.5, 0.25, 0.125, 0.0625], device=keys.device)[:, None, None]
 
 
-def test_a_mask_that_all_rows_share_is_saved() -> None:
-    views = [each.bias for each in attentions(padding)]
-    assert [view is not None and view.strides[1:3] == (0, 0) for view in views] == [True] * 2
+def bidirectional(lengths: Tensor, keys: Tensor) -> Tensor:
+    """As transformers makes it: a value for each row and key."""
+    return padding(lengths, keys) & (torch.arange(keys.shape[2], device=keys.device)[:, None] >= 0)
+
+
+@pytest.mark.parametrize("mask", [padding, bidirectional])
+def test_a_mask_that_all_rows_share_has_no_value_for_each_row(mask: Mask) -> None:
+    views = [each.bias for each in attentions(mask)]
+    assert [view is None or view.strides[1:3] == (0, 0) for view in views] == [True] * 2
 
 
 @pytest.mark.parametrize("mask", [window, alibi])
