@@ -39,6 +39,7 @@ CASES: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "rows without keys": (BOTTOM, {"Mq": 700, "Mkv": 65}),
     "one key": (PLAIN, {"Mkv": 1}),
     "window": (replace(PLAIN, window=(100, 20)), {"Mq": 1000, "Mkv": 1000}),
+    "window of few keys": (replace(BOTTOM, window=(16, 0)), {"Mq": 500, "Mkv": 90}),
     "window before": (replace(BOTTOM, window=(64, 0)), {"Mq": 500, "Mkv": 900}),
     "negative scale": (replace(PLAIN, scale=-0.3), {}),
     "heads of 64": (TOP, {"D": 64, "Hq": 6, "Hkv": 6}),
@@ -126,7 +127,7 @@ def learnt(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize("attend", [causal, padded, windowed, biased, learnt])
 def test_kernels_of_both_passes_are_chosen_in_training(attend: Any, dtype: torch.dtype) -> None:
     """The forward kernel leaves its log-sum-exp to whichever backward kernel is chosen, with masks too."""
-    last = data(1, 8, 500, 500, dtype=dtype) if attend is learnt else torch.tensor([333, 1], device="cuda")
+    last = data(1, 8, 500, 500, dtype=dtype) if attend is learnt else torch.tensor([333, 90], device="cuda")
     with_gradients(attend, *(data(2, heads, 500, 64, dtype=dtype) for heads in (8, 2, 2)), last)
     families = [kernel.spec.family for each in compiled_programs() for kernel, _ in each.calls]
     assert [family for family in families if "attention" in family] == ["attention", "attention_backward"] and not rejected()
