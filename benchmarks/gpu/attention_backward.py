@@ -152,10 +152,14 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", default=[], help="words that no name may hold")
     parser.add_argument("--cells", type=int, default=None, help="how many cells")
     parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
+    parser.add_argument("--add", type=Path, help="only add the cells of this result file to the one in --out; needs no GPU")
     parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
     options = parser.parse_args()
     if options.show is not None:
         table(json.loads(options.show.read_text())["results"]["rows"])
+        return
+    if options.add is not None:
+        add(json.loads(options.add.read_text())["results"], options.out)
         return
     end, facts, rows = time.monotonic() + options.seconds, device.facts(0), list[dict[str, Any]]()
 
@@ -174,6 +178,13 @@ def main() -> None:
         record.write("gpu_attention_backward", {"device": facts.name, "torch": torch.__version__, "rows": rows}, options.out)
     if ratios := [best(row, False) / best(row, True) for row in rows if best(row, True) and best(row, False)]:
         print(f"library / ours {statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f}), {len(ratios)} cells")
+
+
+def add(found: dict[str, Any], directory: Path) -> None:
+    """Add a run's cells to those of a result file, in place of the same cells."""
+    kept = json.loads((directory / "gpu_attention_backward.json").read_text())["results"]
+    rows = {title(row["cell"]): row for row in (*kept["rows"], *found["rows"])}
+    record.write("gpu_attention_backward", {**kept, "rows": list(rows.values())}, directory)
 
 
 def table(rows: list[dict[str, Any]]) -> None:

@@ -37,13 +37,17 @@ ROOMY = 128
 
 
 def specialised(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """One launch, with one program per multiprocessor. Raises LoweringError where the facts do not say that the copy engine
+    """One launch, with one program per tile of rows, or per multiprocessor. Raises LoweringError where the facts do not say that the copy engine
     accepts the tensors."""
     return TritonKernel((_Unit(problem, config, facts, chip).whole(),))
 
 
 class _Unit(SpecialisedUnit):
-    """The launch, with the functions of its warps."""
+    """The launch, with the functions of its warps.
+
+    A program that ends leaves its multiprocessor idle until the next one has loaded its first tiles. Resident programs load the
+    next tile's while the last one ends. But who gets which tile is fixed then: under a mask, other programs balance better.
+    """
 
     tiles_of = {
         "q": ("ROWS", "MEMBERS", "ready free"), "k": ("BLOCK_N", "STAGES", "ready free"),
@@ -57,13 +61,9 @@ class _Unit(SpecialisedUnit):
 
     @property
     def resident(self) -> bool:
-        """Whether there are no more programs than multiprocessors, which take tiles in turn."""
+        """Whether there are no more programs than multiprocessors, and each takes tiles in turn. Its warpgroups then take turns
+        in starting products, so that exponentials of one run beside products of another; otherwise they would fall into step."""
         return bool(self.config.get("resident"))
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether warpgroups take turns in starting products, so that the exponentials of one run beside products of another."""
-        return bool(self.config.get("turns"))
 
     @property
     def out_apart(self) -> bool:
@@ -176,17 +176,17 @@ class _Unit(SpecialisedUnit):
 
     def _turn(self, what: str) -> None:
         """Emit the wait for the warpgroup's turn, or the end of it."""
-        if self.in_turns and what == "begin":
+        if self.resident and what == "begin":
             self.out.line("mbarrier.wait(turns.index(MEMBER), step & 1 ^ (1 if MEMBER == 0 else 0))")
-        elif self.in_turns:
+        elif self.resident:
             self.out.line("mbarrier.arrive(turns.index((MEMBER + 1) % MEMBERS), count=1)")
 
     @property
     def shared(self) -> list[str]:
-        return [*super().shared, *(["turns"] if self.in_turns else [])]
+        return [*super().shared, *(["turns"] if self.resident else [])]
 
     def begin(self, compute: list[str], load: list[str]) -> None:
-        if self.in_turns:
+        if self.resident:
             self.out.line("turns = barriers(MEMBERS, 1)")
         super().begin(compute, load)
 
