@@ -48,6 +48,9 @@ UNKNOWN = 0.2, 2e-6
 """The same for head sizes without a measured tile."""
 BEGIN = 2e-6
 """Seconds from a program's start to its first step, and from its last step to its end."""
+NEXT, UNBALANCED = 1e-6, 1.15
+"""For specialised warps on an H200 (benchmarks.gpu.attention_kernels): seconds until the next program of a multiprocessor has its
+first tiles, and how much longer resident programs take under a mask, as the hardware does not balance them."""
 COMBINE = 1.5e-6
 """Seconds per wave of the second launch of `split`."""
 REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
@@ -84,7 +87,7 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     moved = (rows + keys) * itemsize + bias_bytes(problem, size)
     return {
         "launch": device.launch_seconds + BEGIN,
-        "steps": _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
+        "steps": _turns(config, own, device, _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms)),
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
         "combine": _combine(problem, config, size, device) if schedule_of(config).shares_keys else 0.0,
@@ -171,6 +174,15 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
     threads = warps * device.warp
     registers = min(255.0, REGISTERS + (SUMS * m * head + SCORES * m * n) / threads)
     return roofline.places(device, int(registers * threads), threads, shared_bytes(row, head, itemsize) + 1024)
+
+
+def _turns(config: Config, own: Programs, device: DeviceFacts, steps: float) -> float:
+    """`steps` seconds with what lies between the tiles of a multiprocessor."""
+    if not schedule_of(config).specialised:
+        return steps
+    if config.get("resident"):
+        return steps * (UNBALANCED if own.mean < own.most else 1.0)
+    return steps + NEXT * -(-own.count // device.sms)
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:

@@ -37,8 +37,8 @@ ROOMY = 128
 
 
 def specialised(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """One launch, with one program per tile of rows, or per multiprocessor. Raises LoweringError where the facts do not say that the copy engine
-    accepts the tensors."""
+    """One launch, with one program per tile of rows, or per multiprocessor. Raises LoweringError where the facts do not say that
+    the copy engine accepts the tensors."""
     return TritonKernel((_Unit(problem, config, facts, chip).whole(),))
 
 
