@@ -159,7 +159,7 @@ def main() -> None:
         table(json.loads(options.show.read_text())["results"]["rows"])
         return
     if options.add is not None:
-        add(json.loads(options.add.read_text())["results"], options.out)
+        add(options.add, options.out / "gpu_attention_backward.json")
         return
     end, facts, rows = time.monotonic() + options.seconds, device.facts(0), list[dict[str, Any]]()
 
@@ -180,11 +180,12 @@ def main() -> None:
         print(f"library / ours {statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f}), {len(ratios)} cells")
 
 
-def add(found: dict[str, Any], directory: Path) -> None:
-    """Add a run's cells to those of a result file, in place of the same cells."""
-    kept = json.loads((directory / "gpu_attention_backward.json").read_text())["results"]
-    rows = {title(row["cell"]): row for row in (*kept["rows"], *found["rows"])}
-    record.write("gpu_attention_backward", {**kept, "rows": list(rows.values())}, directory)
+def add(run: Path, file: Path) -> None:
+    """Add a run's cells to those of a result file, in place of the same cells. The environment is then that of the run."""
+    found, kept = (json.loads(path.read_text()) for path in (run, file))
+    rows = {title(row["cell"]): row for row in (*kept["results"]["rows"], *found["results"]["rows"])}
+    whole = {**found, "results": {**found["results"], "rows": list(rows.values())}}
+    file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> None:

@@ -85,9 +85,10 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     rows = size["B"] * (size["Hq"] * size["Mq"] * heads)
     keys = size["B"] * size["Hkv"] * size["Mkv"] * heads
     moved = (rows + keys) * itemsize + bias_bytes(problem, size)
+    apart, longer = _programs_apart(config, own, device)
     return {
-        "launch": device.launch_seconds + BEGIN,
-        "steps": _turns(config, own, device, _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms)),
+        "launch": device.launch_seconds + BEGIN + apart,
+        "steps": longer * _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
         "combine": _combine(problem, config, size, device) if schedule_of(config).shares_keys else 0.0,
@@ -176,13 +177,13 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
     return roofline.places(device, int(registers * threads), threads, shared_bytes(row, head, itemsize) + 1024)
 
 
-def _turns(config: Config, own: Programs, device: DeviceFacts, steps: float) -> float:
-    """`steps` seconds with what lies between the tiles of a multiprocessor."""
+def _programs_apart(config: Config, own: Programs, device: DeviceFacts) -> tuple[float, float]:
+    """Seconds between the programs of a multiprocessor, and how much longer all take because they are not balanced."""
     if not schedule_of(config).specialised:
-        return steps
+        return 0.0, 1.0
     if config.get("resident"):
-        return steps * (UNBALANCED if own.mean < own.most else 1.0)
-    return steps + NEXT * -(-own.count // device.sms)
+        return 0.0, UNBALANCED if own.mean < own.most else 1.0
+    return NEXT * -(-own.count // device.sms), 1.0
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:
