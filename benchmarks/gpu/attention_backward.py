@@ -44,9 +44,10 @@ def cells() -> Iterator[Cell]:
         ((4096, 2), (8192, 1), (1024, 8), (2048, 4), (384, 32), (300, 8), (128, 16)), (128, 64), (True, False)
     ):
         yield cell("bf16", batch, 2048 // head, 2048 // head, length, head, causal)
+    for (length, batch), causal in itertools.product(((1024, 4), (4096, 2), (300, 4), (2048, 4)), (True, False)):
+        yield cell("bf16", batch, 8, 8, length, 256, causal)
     for length in (1024, 300):
         yield cell("bf16", 4, 32, 8, length, 128, True)
-        yield cell("bf16", 4, 8, 8, length, 256, True)
         yield cell("fp32", 4, 16, 16, length, 64, True)
 
 
@@ -138,7 +139,7 @@ def line(row: dict[str, Any]) -> str:
     own, other = (min((name for name in us if is_ours(name) == ours), key=us.__getitem__) for ours in (True, False))
     wrong = {name: max(each) for name, each in row["errors"].items()}
     chosen = min(filter(is_ours, us), key=row["predicted_us"].__getitem__)
-    errors = " and ".join(f"{wrong.get(name, float('nan')):.1e}" for name in (own, other))
+    errors = " and ".join(f"{wrong[name]:.1e}" if name in wrong else "not compared" for name in (own, other))
     compared = f"{us[own]:9.1f} us {own}, {us[other] / us[own]:.3f} of {other}, errors {errors}"
     return f"{title(row['cell']):34} {compared}, prior {us[chosen] / us[own]:.2f}, failed {len(row['failed'])}"
 
@@ -150,17 +151,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
     parser.add_argument("--without", nargs="+", default=[], help="words that no name may hold")
     parser.add_argument("--cells", type=int, default=None, help="how many cells")
+    parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
+    parser.add_argument("--add", type=Path, help="only add the cells of this result file to the one in --out; needs no GPU")
     parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
     options = parser.parse_args()
     if options.show is not None:
         table(json.loads(options.show.read_text())["results"]["rows"])
+        return
+    if options.add is not None:
+        add(options.add, options.out / "gpu_attention_backward.json")
         return
     end, facts, rows = time.monotonic() + options.seconds, device.facts(0), list[dict[str, Any]]()
 
     def names(name: str) -> bool:
         return (not is_ours(name) or options.only in name) and not any(word in name for word in options.without)
 
-    ahead = [(each, contestants(each, names)) for each in itertools.islice(cells(), options.cells)]
+    wanted = (each for each in cells() if not options.heads or each["size"]["D"] in options.heads)
+    ahead = [(each, contestants(each, names)) for each in itertools.islice(wanted, options.cells)]
     for each, made in ahead:
         if time.monotonic() > end:
             print("time is up", flush=True)
@@ -171,6 +178,14 @@ def main() -> None:
         record.write("gpu_attention_backward", {"device": facts.name, "torch": torch.__version__, "rows": rows}, options.out)
     if ratios := [best(row, False) / best(row, True) for row in rows if best(row, True) and best(row, False)]:
         print(f"library / ours {statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f}), {len(ratios)} cells")
+
+
+def add(run: Path, file: Path) -> None:
+    """Add a run's cells to those of a result file, in place of the same cells. The environment is then that of the run."""
+    found, kept = (json.loads(path.read_text()) for path in (run, file))
+    rows = {title(row["cell"]): row for row in (*kept["results"]["rows"], *found["results"]["rows"])}
+    whole = {**found, "results": {**found["results"], "rows": list(rows.values())}}
+    file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -184,7 +199,7 @@ def table(rows: list[dict[str, Any]]) -> None:
         lines.append((title(row["cell"]), *names, f"{us[other] / us[own]:.2f}", f"{rate:.0f}"))
     columns = ["cell", "the library's, µs", "generated, µs", "library / generated", "TFLOP/s"]
     show(Table.from_rows("attention's backward kernels", columns, lines))
-    for head in (64, 128):
+    for head in (64, 128, 256):
         ratios = [best(row, False) / best(row, True) for row in rows if row["cell"]["size"]["D"] == head]
         mean = statistics.geometric_mean(ratios)
         print(f"D{head}: {len(ratios)} cells, library / generated {mean:.2f}, least {min(ratios):.2f}")

@@ -195,11 +195,13 @@ class Bench:
         return {"max": float(off.max()), "rms": float(off.square().mean().sqrt())}
 
 
-def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names) -> dict[str, Any]:
+def measure(
+    cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names, backends: Sequence[str] = tuple(BACKENDS)
+) -> dict[str, Any]:
     """Times and errors of all contestants of a cell."""
     bench, contestants = Bench(cell), {}
     errors, failed, resources, predicted = {}, {}, {}, {}
-    for backend in (None, *BACKENDS):
+    for backend in (None, *backends):
         if (call := bench.library(backend)) is not None:
             contestants[f"sdpa {backend or 'default'}"] = call
             errors[f"sdpa {backend or 'default'}"] = bench.error(call(1))
@@ -277,6 +279,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
     parser.add_argument("--without", default="", help="a word that they must not hold")
+    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=list(BACKENDS))
+    parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
     parser.add_argument("--show", type=Path, nargs="+", help="only print the table of result files; needs no GPU")
     options = parser.parse_args()
@@ -289,7 +293,7 @@ def main() -> None:
         return options.only in name and not (options.without and options.without in name)
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
-    cells = [cell for part in options.parts for cell in PARTS[part]()]
+    cells = [cell for part in options.parts for cell in PARTS[part]() if not options.heads or cell.D in options.heads]
     rows: list[dict[str, Any]] = []
     ahead: dict[Cell, list[Any]] = {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
@@ -304,7 +308,7 @@ def main() -> None:
                 for candidate in ahead[other]:
                     candidate.prepare()
         try:
-            row = measure(cell, facts, 1.0, names)
+            row = measure(cell, facts, 1.0, names, options.backends)
         except torch.OutOfMemoryError as error:
             row = {"us": {}, "errors": {}, "failed": {"all": str(error)[:200]}, "predicted_us": {}}
         torch.cuda.empty_cache()

@@ -37,6 +37,7 @@ class Operands:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
+    dbias: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     """Computes scores, and their slopes, from the scaled products, if the problem has an expression for them."""
@@ -48,10 +49,10 @@ class Operands:
     """`count` is the number of sequences; `rows` and `keys` are the most that one sequence has."""
 
     @property
-    def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where the gradients of q, k and v are written."""
+    def gradients(self) -> tuple[torch.Tensor, ...]:
+        """Where the gradients of q, k and v, and of the bias if it is wanted, are written."""
         assert self.dq is not None and self.dk is not None and self.dv is not None
-        return self.dq, self.dk, self.dv
+        return (self.dq, self.dk, self.dv) if self.dbias is None else (self.dq, self.dk, self.dv, self.dbias)
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -128,7 +129,7 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
     how = {**settings(problem), "precision": precision, "bias": given.bias}
     if problem.layout is not None and problem.backward:
         attend_sequences_backward(
-            given.q, given.k, given.v, *given.left, given.gradients, given.indices, given.count, **how
+            given.q, given.k, given.v, *given.left, given.gradients[:3], given.indices, given.count, **how
         )
     elif problem.layout is not None:
         placed = given.indices, given.count, given.keys
@@ -136,7 +137,7 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
     elif problem.backward:
         how |= {"scores": given.changed, "grad_lse": given.grad_lse}
         found = attend_backward(given.q, given.k, given.v, *given.left, **how)
-        for gradient, value in zip(given.gradients, found, strict=True):
+        for gradient, value in zip(given.gradients, found, strict=False):
             gradient.copy_(value)
     else:
         out, lse = attend(given.q, given.k, given.v, **how, scores=given.changed)
@@ -190,7 +191,7 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
     args = [*tensors, *[full[name] for name in problem.size_names]]
     if problem.backward:
         given = operands(problem, args)
-        forward = replace(problem, backward=False, lse=True)
+        forward = replace(problem, backward=False, lse=True, bias_gradient=False)
         run_attention(forward, replace(given, out=given.left[0], lse=given.left[1]))
     return args
 

@@ -33,7 +33,8 @@ from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend import unprinted
 from polytile.frontend.attention.flex_whole import write_out_whole
-from polytile.frontend.attention.patterns import recognise
+from polytile.frontend.attention.patterns import recognise, simplify_masks
+from polytile.frontend.attention.regions import mark_computed, recompute
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.circular_pads import keep_pads_whole
@@ -248,6 +249,8 @@ def _partition(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
     drop_plain_copies(joint.graph)
+    simplify_masks(joint.graph)
+    recompute(joint.graph)
     keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
     return min_cut_rematerialization_partition(joint, joint_inputs, **given)
@@ -360,6 +363,8 @@ class _Compiler:
             if self.kind == "inference":
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
+            else:
+                mark_computed(graph.graph)
             lowered = lower_graph(graph, name, weights)
         _trace(name, lowered.operators, lambda: program_text(lowered.program))
         if symbols.guards() != guards:

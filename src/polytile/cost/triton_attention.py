@@ -40,6 +40,7 @@ BACKWARD: dict[tuple[int, int], dict[Row, float]] = {
     (2, 64): {(64, 64, 2, 4): 0.32, (128, 64, 2, 8): 0.25, (64, 128, 2, 8): 0.17, (128, 128, 2, 12): 0.46,
               (64, 128, 3, 12): 0.43},
     (2, 128): {(64, 64, 2, 8): 0.21, (64, 64, 1, 4): 0.35, (64, 128, 2, 12): 0.57},
+    (2, 256): {(64, 32, 1, 8): 0.13, (64, 128, 2, 12): 0.54},
 }  # fmt: skip
 """The same for tiles of the backward pass on an H200: the share of the peak over both launches
 (benchmarks.gpu.attention_backward, geometric means over the cells of 1024 rows and more)."""
@@ -47,6 +48,9 @@ UNKNOWN = 0.2, 2e-6
 """The same for head sizes without a measured tile."""
 BEGIN = 2e-6
 """Seconds from a program's start to its first step, and from its last step to its end."""
+NEXT, UNBALANCED = 1e-6, 1.15
+"""For specialised warps on an H200 (benchmarks.gpu.attention_kernels): seconds until the next program of a multiprocessor has its
+first tiles, and how much longer resident programs take under a mask, as the hardware does not balance them."""
 COMBINE = 1.5e-6
 """Seconds per wave of the second launch of `split`."""
 REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
@@ -81,9 +85,10 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     rows = size["B"] * (size["Hq"] * size["Mq"] * heads)
     keys = size["B"] * size["Hkv"] * size["Mkv"] * heads
     moved = (rows + keys) * itemsize + bias_bytes(problem, size)
+    apart, longer = _programs_apart(config, own, device)
     return {
-        "launch": device.launch_seconds + BEGIN,
-        "steps": _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
+        "launch": device.launch_seconds + BEGIN + apart,
+        "steps": longer * _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
         "combine": _combine(problem, config, size, device) if schedule_of(config).shares_keys else 0.0,
@@ -170,6 +175,15 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
     threads = warps * device.warp
     registers = min(255.0, REGISTERS + (SUMS * m * head + SCORES * m * n) / threads)
     return roofline.places(device, int(registers * threads), threads, shared_bytes(row, head, itemsize) + 1024)
+
+
+def _programs_apart(config: Config, own: Programs, device: DeviceFacts) -> tuple[float, float]:
+    """Seconds between the programs of a multiprocessor, and how much longer all take because they are not balanced."""
+    if not schedule_of(config).specialised:
+        return 0.0, 1.0
+    if config.get("resident"):
+        return 0.0, UNBALANCED if own.mean < own.most else 1.0
+    return NEXT * -(-own.count // device.sms), 1.0
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:

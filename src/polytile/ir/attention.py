@@ -24,14 +24,15 @@ SCORES, SLOPES = "scores", "slopes"
 @dataclass(frozen=True)
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
-    gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
-    that is used besides."""
+    gradients of q, k and v are written to `dq`, `dk` and `dv`, and that of a bias to `dbias`, if it is wanted. `lse`, (batch,
+    heads, m), is the gradient of the log-sum-exp, if that is used besides."""
 
     grad: View
     dq: View
     dk: View
     dv: View
     lse: View | None = None
+    dbias: View | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Attention:
     @property
     def written(self) -> tuple[View, ...]:
         given = self.gradients
-        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv)
+        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv, given.dbias)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -222,9 +223,10 @@ def attend_backward(
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`. A row that
-    attends to no key, whose lse is -inf, contributes none, and neither does a key whose score is -inf."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, and of the scores (batch, heads, m, n), which is that of an added bias, from its
+    results and the gradients of `out` and, if given, of `lse`. A row that attends to no key, whose lse is -inf, contributes none,
+    and neither does a key whose score is -inf."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -238,7 +240,8 @@ def attend_backward(
     shares = torch.exp(changed - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
-    changes = shares * (grad @ v.transpose(-1, -2) - delta) * scale
+    by_score = shares * (grad @ v.transpose(-1, -2) - delta)
+    changes = by_score * scale
     for slope in slopes:
         changes = torch.where(changed == EMPTY, 0.0, changes * slope)
     if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
@@ -246,7 +249,7 @@ def attend_backward(
     dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
-    return changes @ k, dk, dv
+    return changes @ k, dk, dv, by_score
 
 
 # sequences of their own lengths -----------------------------------------------------------------------------------------
@@ -311,12 +314,12 @@ def attend_sequences(
 
 def attend_sequences_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
+    gradients: tuple[torch.Tensor, ...], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
 ) -> None:  # fmt: skip
     """Write `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
     dq, dk, dv = gradients
     for each in sequences(indices, count):
         left = map(each.rows, (out, lse, grad))
         found = attend_backward(each.rows(q), each.keys(k), each.keys(v), *left, **settings)
-        for place, value in zip((each.rows(dq), each.keys(dk), each.keys(dv)), found, strict=True):
+        for place, value in zip((each.rows(dq), each.keys(dk), each.keys(dv)), found, strict=False):
             place.copy_(value)

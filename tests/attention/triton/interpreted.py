@@ -85,7 +85,7 @@ def attended(
     if problem.bias is not None:
         added = problem.empty_is_0 and problem.bias.fill == EMPTY
         scores = masked(scores, bias, fill=problem.bias.fill, added=added)
-    scores = masked(scores, None, problem.causal.value)
+    scores = masked(scores, None, problem.causal.value, window=problem.window)
     weights = torch.softmax(scores, -1)
     if problem.empty_is_0 or not size["Mkv"]:
         weights = torch.where((scores == -float("inf")).all(-1, keepdim=True), 0.0, weights)

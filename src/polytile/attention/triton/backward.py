@@ -25,6 +25,7 @@ from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.text import value_type
 from polytile.codegen.triton.tile import blocks
+from polytile.errors import LoweringError
 from polytile.ir import sizes
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -50,6 +51,8 @@ def _of_queries(unit: Unit) -> Launch:
     unit.keys_at()
     unit.hoist()
     line("acc_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)")
+    if unit.problem.bias_gradient and unit.scores.mask is not None:
+        raise LoweringError("the gradient of a bias under a mask, of which no kernel writes the hidden elements")
     for part in unit.parts(unit.bounds()):
         with unit.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
             line("j = tl.multiple_of(j, BLOCK_N)")
@@ -57,6 +60,9 @@ def _of_queries(unit: Unit) -> Launch:
             line(f"v_block = {unit.key_block('v', 'Dv', part.masked)}")
             _changes(unit, part.masked)
             line(f"acc_q = {unit.dot('ds', 'k_block', 'acc_q')}")
+            if unit.problem.bias_gradient:
+                line(f"dbias_at = {unit.base('dbias', 'p1')} + p2 * {unit.number('dbias_stride_m')} + p3")
+                line(f"tl.store(dbias_at, ds, mask=inside[:, None] & (p3 < {unit.number('Mkv')}))")
     _store(unit, "dq", "D", f"acc_q * {unit.scale!r}", "p1", "p2", "inside[:, None]")
     return unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE))
 

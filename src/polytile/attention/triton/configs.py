@@ -1,7 +1,7 @@
 """The configs to try for an attention: a short list per dtype and head size, and where each is worthwhile.
 
     flash   m × n tiles of rows by keys; with `packed`, the rows are those of all query heads that share a key head
-    specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads
+    specialised   m × n tiles; m // 64 warpgroups compute, one more warp loads; `resident` programs take tiles in turn
     split   the same, always packed; programs share the keys, enough to fill the multiprocessors `waves` times
     backward   the backward pass, with m × n tiles in both of its launches
     backward specialised   n // 64 warpgroups compute tiles of n rows in steps of m keys, then tiles of n keys in steps of m rows
@@ -42,9 +42,9 @@ SPECIALISED: dict[int, tuple[Row, ...]] = {
 }  # fmt: skip
 """Tiles for specialised warps, by the padded head size."""
 SPECIALISED_BACKWARD: dict[int, tuple[Row, ...]] = {
-    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),),
+    64: ((128, 128, 2, 12), (64, 128, 3, 12)), 128: ((64, 128, 2, 12),), 256: ((64, 128, 2, 12),),
 }  # fmt: skip
-"""The same for the backward pass. Sums of larger heads would not fit in registers."""
+"""The same for the backward pass."""
 SPECIALISED_ON = 90
 """The one capability whose matrix instructions (wgmma) they use."""
 SHARES: dict[int, dict[int, tuple[Row, ...]]] = {
@@ -93,7 +93,7 @@ def _rows(schedule: AttentionSchedule, itemsize: int) -> dict[int, tuple[Row, ..
 def _space(itemsize: int, shared: int, specialised: bool) -> tuple[Config, ...]:
     ways: list[tuple[str, dict[str, Any]]] = [("flash", {}), ("flash", {"packed": 1})]
     ways += [("split", {"packed": 1, "waves": waves}) for waves in WAVES]
-    ways += [("specialised", {})] if specialised else []
+    ways += [("specialised", {}), ("specialised", {"resident": 1})] if specialised else []
     configs: dict[Config, None] = {}
     for variant, more in ways:
         for head, rows in _rows(BY_NAME[variant], itemsize).items():
@@ -169,7 +169,8 @@ def _fits(block: int, rows: int, itemsize: int) -> bool:
 @cache
 def label(config: Config) -> str:
     """A config as a candidate's name: "flash 128x64 s3 w8", "flash packed 64x64 s3 w4", "split 16x128 s3 w4 2 waves",
-    "specialised 128x128 s2 w12", "backward 64x64 s2 w4", "backward specialised 64x128 s2 w12"."""
+    "specialised 128x128 s2 w12 resident", "backward 64x64 s2 w4", "backward specialised 64x128 s2 w12"."""
+    resident = " resident" if config.get("resident") else ""
     packed = " packed" if config.get("packed") and not schedule_of(config).shares_keys else ""
     text = f"{config['variant']}{packed} {config['m']}x{config['n']} s{config['stages']} w{config['warps']}"
-    return text + (f" {config['waves']} waves" if config.get("waves") else "")
+    return text + resident + (f" {config['waves']} waves" if config.get("waves") else "")

@@ -36,11 +36,11 @@ def flash(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -
     return TritonKernel((unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE)),))
 
 
-def order(unit: Unit) -> None:
-    """Emit the code that maps a program to its tile and head."""
+def order(unit: Unit, number: str = "tl.program_id(0)") -> None:
+    """Emit the code that maps the number of a program, or of one of its turns, to its tile and head."""
     line, values = unit.out.line, unit.facts.values
     line(f"tiles = {unit.index(row_blocks(unit))}")
-    line("number = tl.program_id(0)")
+    line(f"number = {number}")
     if unit.scores.mask is None:
         unit.place("(number % tiles)", "number // tiles")
         return

@@ -17,82 +17,154 @@ Legal where `warps.py` says. Moves what `flash` does. Elsewhere: FlashAttention-
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sympy
+
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.triton.flash import order
 from polytile.attention.triton.unit import Part, row_blocks
 from polytile.attention.triton.warps import SpecialisedUnit
 from polytile.codegen.triton import text
-from polytile.codegen.triton.kernel import TritonKernel
+from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
-LOAD = """
-@gluon.jit
-def load(
-    desc_q, desc_k, desc_v, q_tiles, q_ready, k_tiles, k_ready, k_free, v_tiles, v_ready, v_free, p0, p1, kv, start, lo, steps
-):
-    for member in tl.static_range(MEMBERS):
-        copy(desc_q, p0, p1, start + ROWS * member, q_tiles.index(member), q_ready.index(member))
-    for step in range(steps):
-        j = lo + (steps - 1 - step) * BLOCK_N
-        fetch(desc_k, p0, kv, j, k_tiles, k_ready, k_free, step)
-        fetch(desc_v, p0, kv, j, v_tiles, v_ready, v_free, step)
-"""
-"""The function of the loading warp."""
+ROOMY = 128
+"""Heads up to so many elements leave shared memory for tiles of out."""
 
 
 def specialised(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
-    """One launch, with one program per tile of rows. Raises LoweringError where the facts do not say that the copy engine accepts
-    the tensors."""
-    unit = _Unit(problem, config, facts, chip)
-    order(unit)
-    parts = unit.parts(unit.bounds())
-    unit.out.line("steps = tl.maximum(tl.cdiv(hi - lo, BLOCK_N), 1)")
-    unit.attend(parts)
-    ends = dict.fromkeys(end for part in parts for end in (part.first, part.last))
-    compute = unit.named("desc_out", "p0", "p1", "start", "steps", "lo", *ends)
-    unit.begin(compute, ["desc_q", "desc_k", "desc_v", *unit.shared, "p0", "p1", "kv", "start", "lo", "steps"])
-    return TritonKernel((unit.finished(compute, LOAD, row_blocks(unit) * unit.heads),))
+    """One launch, with one program per tile of rows, or per multiprocessor. Raises LoweringError where the facts do not say that
+    the copy engine accepts the tensors."""
+    return TritonKernel((_Unit(problem, config, facts, chip).whole(),))
 
 
 class _Unit(SpecialisedUnit):
-    """The launch, with the function of its computing warpgroups."""
+    """The launch, with the functions of its warps.
 
-    tiles_of = {"q": ("ROWS", "MEMBERS"), "k": ("BLOCK_N", "STAGES"), "v": ("BLOCK_N", "STAGES"), "out": ("ROWS", "")}
+    A program that ends leaves its multiprocessor idle until the next one has loaded its first tiles. Resident programs load the
+    next tile's while the last one ends. But who gets which tile is fixed then: under a mask, other programs balance better.
+    """
+
+    tiles_of = {
+        "q": ("ROWS", "MEMBERS", "ready free"), "k": ("BLOCK_N", "STAGES", "ready free"),
+        "v": ("BLOCK_N", "STAGES", "ready free"), "out": ("ROWS", "MEMBERS", ""),
+    }  # fmt: skip
+
+    def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:
+        super().__init__(problem, config, facts, chip)
+        if self.constants["BLOCK_D"] > ROOMY:
+            self.tiles_of = {**self.tiles_of, "out": ("ROWS", "", "")}
+
+    @property
+    def resident(self) -> bool:
+        """Whether there are no more programs than multiprocessors, and each takes tiles in turn. Its warpgroups then take turns
+        in starting products, so that exponentials of one run beside products of another; otherwise they would fall into step."""
+        return bool(self.config.get("resident"))
+
+    @property
+    def out_apart(self) -> bool:
+        """Whether tiles of out have memory of their own, so that q of the next tile may arrive before out has left."""
+        return bool(self.tiles_of["out"][1])
+
+    def whole(self) -> Launch:
+        """The launch."""
+        main, count = self.out, row_blocks(self) * self.heads
+        self._load(count)
+        self._compute(count)
+        self.out = main
+        compute, load = self.named(self.computing), self.named(self.loading)
+        self.begin(compute, load)
+        return self.finished(compute, load, sympy.Min(count, sympy.Integer(self.chip.sms)) if self.resident else count)
+
+    @contextmanager
+    def _turns(self, count: sympy.Expr) -> Iterator[list[Part]]:
+        """Emit the loop over a program's tiles, of `count` in all, and the position of each. Yields the runs of its keys."""
+        line = self.out.line
+        line("step = 0")
+        line("visit = 0")
+        with self.out.indented(f"for turn in range(tl.program_id(0), {self.index(count)}, tl.num_programs(0)):"):
+            order(self, self._number(count))
+            parts = self.parts(self.bounds())
+            line("steps = tl.maximum(tl.cdiv(hi - lo, BLOCK_N), 1)")
+            yield parts
+            line("visit += 1")
+
+    def _number(self, count: sympy.Expr) -> str:
+        """The number of the tile of this turn. Tiles of a mask, of which the longest come first, go to programs in their order
+        and in the opposite one alternately, so that none has long ones alone."""
+        if not self.resident or self.scores.mask is None:
+            return "turn"
+        line = self.out.line
+        line("ahead = turn // tl.num_programs(0) * tl.num_programs(0)")
+        line(f"least = tl.minimum(tl.num_programs(0), {self.index(count)} - ahead)")
+        line("back = ahead + ahead + least - 1 - turn")
+        return "tl.where(turn // tl.num_programs(0) % 2 == 0, turn, back)"
+
+    def _load(self, count: sympy.Expr) -> None:
+        """Emit the function of the loading warp. The first keys of a tile may arrive before the tile ahead has ended."""
+        self.out = self.loading
+        line = self.out.line
+        fetched = {name: f"fetch(desc_{name}, p0, kv, j, {name}_tiles, {name}_ready, {name}_free, step)" for name in "kv"}
+        with self._turns(count):
+            line("j = lo + (steps - 1) * BLOCK_N")
+            line(fetched["k"])
+            with self.out.indented("for member in tl.static_range(MEMBERS):"):
+                line("mbarrier.wait(q_free.index(member), visit & 1 ^ 1)")
+                line("copy(desc_q, p0, p1, start + ROWS * member, q_tiles.index(member), q_ready.index(member))")
+            line(fetched["v"])
+            line("step += 1")
+            with self.out.indented("for j in range(j - BLOCK_N, lo - BLOCK_N, -BLOCK_N):"):
+                line(fetched["k"])
+                line(fetched["v"])
+                line("step += 1")
 
     # a computing warpgroup -----------------------------------------------------------------------------------------------
 
-    def attend(self, parts: list[Part]) -> None:
-        """Emit the function of a warpgroup that computes ROWS rows."""
-        out, self.out = self.out, self.computing
+    def _compute(self, count: sympy.Expr) -> None:
+        """Emit the function of a warpgroup that computes ROWS rows of each tile."""
+        self.out = self.computing
+        with self._turns(count) as parts:
+            self._attend(parts)
+        self.out.line("tma.store_wait(0)")
+
+    def _attend(self, parts: list[Part]) -> None:
         line = self.out.line
         line("rows = start + ROWS * MEMBER + tl.arange(0, ROWS, layout=SCORE_ROWS)")
         line("p2 = rows[:, None]")
         self.hoist()
         line('high = tl.full([ROWS], float("-inf"), tl.float32, layout=SCORE_ROWS)')
         line("acc = tl.zeros([ROWS, BLOCK_D], tl.float32, layout=SUMS)")
-        line("mbarrier.wait(q_ready.index(MEMBER), 0)")
+        line("mbarrier.wait(q_ready.index(MEMBER), visit & 1)")
         line("q_tile = matrix(q_tiles.index(MEMBER))")
         line("end = lo + (steps - 1) * BLOCK_N")
         line("j = end")
-        line("s = products(q_tile, arrived(k_tiles, k_ready, 0))")
-        self._scores(in_flight=0, step="0", masked=True)
+        line("k_tile = arrived(k_tiles, k_ready, step)")
+        self._turn("begin")
+        line("s = products(q_tile, k_tile)")
+        self._turn("end")
+        self._scores(in_flight=0, masked=True)
         line("total = tl.sum(p, 1)")
         self._keep()
-        line("step = 1")
+        line("step += 1")
         for part in reversed(parts):
             ends = f"tl.minimum(end, {part.last}) - BLOCK_N, {part.first} - BLOCK_N, -BLOCK_N"
             with self.out.indented(f"for j in range({ends}):"):
                 self._step(part.masked)
         self._finish()
-        self.out = out
 
     def _step(self, masked: bool) -> None:
         line = self.out.line
-        line("s = products(q_tile, arrived(k_tiles, k_ready, step))")
-        line("acc = warpgroup_mma(weights, arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
-        self._scores(in_flight=1, step="step", masked=masked)
+        line("k_tile = arrived(k_tiles, k_ready, step)")
+        line("v_tile = arrived(v_tiles, v_ready, step - 1)")
+        self._turn("begin")
+        line("s = products(q_tile, k_tile)")
+        line("acc = warpgroup_mma(unpacked(pairs), v_tile, acc, is_async=True)")
+        self._turn("end")
+        self._scores(in_flight=1, masked=masked)
         line("total = total * alpha + tl.sum(p, 1)")
         if not masked:  # a barrier that has been passed: ptxas would else have the exponentials wait for the products
             line("arrived(v_tiles, v_ready, step - 1)")
@@ -102,30 +174,55 @@ class _Unit(SpecialisedUnit):
         self._keep()
         line("step += 1")
 
-    def _scores(self, in_flight: int, step: str, masked: bool) -> None:
+    def _turn(self, what: str) -> None:
+        """Emit the wait for the warpgroup's turn, or the end of it."""
+        if self.resident and what == "begin":
+            self.out.line("mbarrier.wait(turns.index(MEMBER), step & 1 ^ (1 if MEMBER == 0 else 0))")
+        elif self.resident:
+            self.out.line("mbarrier.arrive(turns.index((MEMBER + 1) % MEMBERS), count=1)")
+
+    @property
+    def shared(self) -> list[str]:
+        return [*super().shared, *(["turns"] if self.resident else [])]
+
+    def begin(self, compute: list[str], load: list[str]) -> None:
+        if self.resident:
+            self.out.line("turns = barriers(MEMBERS, 1)")
+        super().begin(compute, load)
+
+    def _scores(self, in_flight: int, masked: bool) -> None:
         """Emit what follows the start of a block's products: their end, scores and weights."""
         self.out.line(f"s = warpgroup_mma_wait({in_flight}, deps=(s,))")
-        self.out.line(f"release(k_free, {step})")
+        self.out.line("release(k_free, step)")
         self.out.extend(self.score_lines(masked))
         self.out.extend(self.weights(masked))
 
     def _keep(self) -> None:
         """Emit what the next step needs of this one: weights in the layout of a left operand, and the maximum."""
-        self.out.line(f"weights = tl.convert_layout(p.to({text.value_type(self.problem.dtype)}), WEIGHTS)")
+        self.out.line("pairs = packed(p)")
         self.out.line("high = most")
 
     def _finish(self) -> None:
-        """Emit the last products and the stores. A tile of q has been read by then and makes room for that of out."""
+        """Emit the last products and the stores. The tile of q has been read by then, and makes room for that of out if this has
+        none."""
         line, problem = self.out.line, self.problem
-        line("acc = warpgroup_mma(weights, arrived(v_tiles, v_ready, steps - 1), acc, is_async=True)")
+        left = "mbarrier.arrive(q_free.index(MEMBER), count=1)"
+        if self.out_apart:
+            line(left)
+        line("acc = warpgroup_mma(unpacked(pairs), arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
         line("acc = warpgroup_mma_wait(0, deps=(acc,))")
+        line("release(v_free, step - 1)")
         if problem.lse:
             at = f"lse + (p0.to(tl.int64) * {self.number('Hq')} + p1) * {self.number('Mq')} + rows"
             line(f"tl.store({at}, {self.logarithm}, mask=rows < {self.number('Mq')})")
         line(f"total = {self.divisor}")
         line("acc = acc * tl.convert_layout(1.0 / total, SUM_ROWS)[:, None]")
-        line("tile = q_tiles.index(MEMBER)")
+        line(f"tile = {'out' if self.out_apart else 'q'}_tiles.index(MEMBER)")
+        if self.out_apart:
+            line("tma.store_wait(0)")
         line(f"matrix(tile).store(acc.to({text.value_type(problem.dtype)}))")
         line("fence_async_shared()")
         line("tma.async_copy_shared_to_global(desc_out, [p0, p1, start + ROWS * MEMBER, 0], tile)")
-        line("tma.store_wait(0)")
+        if not self.out_apart:
+            line("tma.store_wait(0)")
+            line(left)

@@ -322,6 +322,8 @@ class Unit:
             line("hi = tl.minimum(hi, lo + share)")
         if every is None:
             return [Part("lo", "hi", True)]
+        if every.low is not None:  # no run may begin ahead of the first
+            line("hi = tl.maximum(lo, hi)")
         line("whole_hi = " + ("hi" if every.high is None else f"tl.minimum(hi, {self.index(every.high)})"))
         if every.low is None:
             line("whole_lo = lo")

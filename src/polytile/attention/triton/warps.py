@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import sympy
+import torch
 
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.unit import Unit
@@ -34,7 +35,7 @@ NARROWEST = 64
 """Smallest padded head: rows of 128 bytes, as the copy engine arranges them."""
 REGISTERS = {2: 240, 3: 160}
 """Registers of a thread that computes, by the number of such warpgroups."""
-LOADING = 24
+LOADING = 32
 """Registers of a thread that loads."""
 SHARED_LAYOUT = "NVMMASharedLayout(128, 16, rank=4)"
 """How a tile lies in shared memory."""
@@ -95,6 +96,20 @@ def products_from(start, a, b):
 
 
 @gluon.jit
+def packed(p):
+    first, second = p.reshape([ROWS, WIDTH // 2, 2]).split()
+    return tl.inline_asm_elementwise(ROUND, "=r,f,f", [first, second], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpacked(pairs):
+    first, second = tl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(WEIGHT.value, WEIGHT.value), is_pure=True, pack=1
+    )
+    return tl.convert_layout(tl.join(first, second).reshape([ROWS, WIDTH]), WEIGHTS)
+
+
+@gluon.jit
 def barriers(number: tl.constexpr, count: tl.constexpr):
     made = tl.allocate_shared_memory(tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for k in tl.static_range(number):
@@ -121,17 +136,19 @@ class SpecialisedUnit(Unit):
     """The launch: `out` is the kernel, `computing` the function of a computing warpgroup. Positions need 32 bits, as the copy
     engine computes addresses."""
 
-    tiles_of: Mapping[str, tuple[str, str]] = {}
-    """For each tensor that the copy engine reads or writes, the rows of its tile, and how many tiles are in shared memory."""
+    tiles_of: Mapping[str, tuple[str, str, str]] = {}
+    """For each tensor that the copy engine reads or writes: the rows of its tile, how many tiles are in shared memory, and their
+    barriers: "ready" says that a tile has arrived, "free" that it has been read."""
     width = "BLOCK_N"
     """The columns of a tile of scores."""
+
     def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:
         super().__init__(problem, config, replace(facts, wide=False), chip)
         head = max(NARROWEST, self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
         self.constants |= {"BLOCK_D": head, "ROWS": ROWS, "WIDTH": self.constants[self.width]}
         self.constants |= {"MEMBERS": self.members, "STAGES": int(config["stages"])}
-        self.described = [self._described(name, rows) for name, (rows, _) in self.tiles_of.items()]
-        self.computing = Writer("    ")
+        self.described = [self._described(name, rows) for name, (rows, *_) in self.tiles_of.items()]
+        self.computing, self.loading = Writer("    "), Writer("    ")
 
     @property
     def members(self) -> int:
@@ -157,26 +174,24 @@ class SpecialisedUnit(Unit):
 
     @property
     def shared(self) -> list[str]:
-        """Tiles in shared memory, and the barriers that say that they have arrived, and that all have read them."""
-        kept = {name: number for name, (_, number) in self.tiles_of.items() if number}
-        return [
-            f"{name}_{what}" for name, number in kept.items()
-            for what in ("tiles", "ready", *(["free"] if number == "STAGES" else []))
-        ]  # fmt: skip
+        """Tiles in shared memory, and their barriers."""
+        kept = {name: barriers for name, (_, number, barriers) in self.tiles_of.items() if number}
+        return [f"{name}_{what}" for name, barriers in kept.items() for what in ("tiles", *barriers.split())]
 
     def begin(self, compute: list[str], load: list[str]) -> None:
         """Emit the kernel's shared memory, and the start of its warps: those of `out` itself compute too. `compute` and `load`
         are what their functions take; the former ends with the warpgroup's number."""
         line = self.out.line
-        for name, (rows, number) in self.tiles_of.items():
+        for name, (rows, number, barriers) in self.tiles_of.items():
             if number:
                 line(
                     f"{name}_tiles = tl.allocate_shared_memory("
                     f"desc_{name}.dtype, [{number}, 1, 1, {rows}, BLOCK_D], desc_{name}.layout)"
                 )
+            if "ready" in barriers:
                 line(f"{name}_ready = barriers({number}, 1)")
-            if number == "STAGES":
-                line(f"{name}_free = barriers(STAGES, MEMBERS)")
+            if "free" in barriers:  # a warpgroup has tiles of its own, or all share them
+                line(f"{name}_free = barriers({number}, {1 if number == 'MEMBERS' else 'MEMBERS'})")
         line("fence_async_shared()")
         others = self.members - 1
         warps, registers = [*[WARPS] * others, 1], [*[REGISTERS[self.members]] * others, LOADING]
@@ -202,21 +217,22 @@ class SpecialisedUnit(Unit):
         problem = self.problem
         return described + launch_text.arguments(problem.tensors, problem.size_names, self.scratch_types, self.facts, error=False)
 
-    def named(self, *local: str) -> list[str]:
-        """What a computing warpgroup is given: arguments that its text names, shared memory, and the kernel's variables
+    def named(self, function: Writer, *local: str) -> list[str]:
+        """What a function of some warps is given: arguments that its text names, shared memory, and the kernel's variables
         `local`."""
-        words = launch_text.words(self.computing.lines)
+        words = launch_text.words(function.lines)
         own = [each.name for each in self.given if each.name in words]
         return list(dict.fromkeys([*self.shared, *local, *own]))
 
-    def finished(self, compute: list[str], load: str, grid: sympy.Expr) -> Launch:
-        """The launch over `grid` programs. `compute`: what the function of a computing warpgroup takes. `load`: the text of the
-        loading one."""
+    def finished(self, compute: list[str], load: list[str], grid: sympy.Expr) -> Launch:
+        """The launch over `grid` programs. `compute` and `load` are what the functions of both kinds of warps take."""
         constants = {name: str(value) for name, value in self.constants.items()} | LAYOUTS
+        short = "bf16x2" if self.problem.dtype == torch.bfloat16 else "f16x2"
+        constants |= {"WEIGHT": text.value_type(self.problem.dtype), "ROUND": f'"cvt.rn.{short}.f32 $0, $2, $1;"'}
         functions = [
             "\n".join(f"{name} = tl.constexpr({value})" for name, value in constants.items()),
             FUNCTIONS.strip(),
-            load.strip(),
+            _function("load", load, self._with_quotients(self.loading.lines)),
             _function("compute", [*compute, "MEMBER: tl.constexpr"], self._with_quotients(self.computing.lines)),
         ]
         lines = [*(launch_text.WAIT if self.chip.overlaps else ()), *self._with_quotients(self.out.lines)]

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from polytile.attention.arguments import Operands, operands, run_attention
+from polytile.attention.efficient import added, aligned, efficient, once
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
@@ -30,11 +31,6 @@ aten = torch.ops.aten
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
-BIAS_ALIGNMENT = 16
-"""Elements to a multiple of which the library wants rows of a bias to be apart."""
-CAUSAL_TYPES = {Causal.NO: 0, Causal.TOP_LEFT: 1, Causal.BOTTOM_RIGHT: 2}
-"""What aten._efficient_attention_forward calls them."""
-
 
 class AttentionLibrary(Candidate):
     """One of the library's kernels. Subclasses say what it can do and call it."""
@@ -42,6 +38,8 @@ class AttentionLibrary(Candidate):
     origin = "sdpa"
     config = Config()
     recordable = True
+    gives_bias_gradient = False
+    """Whether the derivative may include that of the bias."""
 
     def __init__(self, problem: AttentionProblem, target: torch.device) -> None:
         self.problem, self.target = problem, target
@@ -74,6 +72,7 @@ class MathLibrary(AttentionLibrary):
     """Scores in memory, in the type in which they are computed."""
 
     name = "math"
+    gives_bias_gradient = True
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
@@ -99,27 +98,11 @@ class FusedLibrary(AttentionLibrary):
 
     def added(self, given: Operands) -> torch.Tensor | None:
         """The bias in q's type, as (B, Hq, Mq, Mkv); 0 or -inf for one of booleans."""
-        if given.bias is None:
-            return None
-        bias = once(given.bias)
-        if bias.dtype == torch.bool:
-            bias = torch.zeros(bias.shape, dtype=given.q.dtype, device=bias.device).masked_fill_(bias.logical_not(), EMPTY)
-        return bias.to(given.q.dtype)
+        return added(given.bias, given.q.dtype) if given.bias is not None else None
 
     def aligned(self, given: Operands) -> torch.Tensor | None:
-        """The bias as (B, Hq, Mq, Mkv) with dense rows in memory, a multiple of BIAS_ALIGNMENT apart: kernels load several
-        elements at a time, and take them for neighbours."""
-        added = self.added(given)
-        if added is None:
-            return None
-        shape = (*given.q.shape[:3], given.k.shape[2])
-        if added.shape[3] != shape[3]:
-            added = added.expand(*added.shape[:3], shape[3])
-        over = -shape[3] % BIAS_ALIGNMENT
-        apart = all(n == 1 or s % BIAS_ALIGNMENT == 0 for n, s in zip(added.shape[:3], added.stride()[:3], strict=True))
-        if added.stride(3) != 1 or over or not apart or added.data_ptr() % BIAS_ALIGNMENT:
-            added = pad(added, (0, over or BIAS_ALIGNMENT)).narrow(3, 0, shape[3])
-        return added.expand(shape)
+        """The bias as kernels load it: several elements at a time."""
+        return aligned(given.bias, given.q, given.k)
 
     def completed(self, out: torch.Tensor, given: Operands, zeros: bool) -> torch.Tensor:
         """`out` with NaN in the rows that see no key, as the problem wants it; with 0 too, where the kernel is not known to give
@@ -160,14 +143,9 @@ class EfficientLibrary(FusedLibrary):
         return aligned and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        group = given.q.shape[1] // given.k.shape[1]
-        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
-        result = aten._efficient_attention_forward(
-            given.q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.aligned(given), None, None, None, None, 0.0,
-            CAUSAL_TYPES[self.problem.causal], self.problem.lse, scale=self.problem.scale,
-        )  # fmt: skip
-        out = self.completed(result[0].transpose(1, 2), given, zeros=True)
-        return out, result[1].narrow(2, 0, given.q.shape[2]) if self.problem.lse else None
+        problem = self.problem
+        out, lse = efficient(given.q, given.k, given.v, given.bias, problem.scale, problem.causal.value, problem.lse)
+        return self.completed(out, given, zeros=True), lse
 
 
 class CudnnLibrary(FusedLibrary):
@@ -271,13 +249,6 @@ def rows_without_a_key(bias: torch.Tensor) -> torch.Tensor:
     return bias.any(-1, keepdim=True).logical_not_() if bias.dtype == torch.bool else bias.amax(-1, keepdim=True) == EMPTY
 
 
-def once(bias: torch.Tensor) -> torch.Tensor:
-    """A bias without its repetitions: of size 1 where its stride is 0."""
-    for dim, (size, stride) in enumerate(zip(bias.shape, bias.stride(), strict=True)):
-        bias = bias.narrow(dim, 0, 1) if stride == 0 and size > 1 else bias
-    return bias
-
-
 @dataclass(frozen=True)
 class Kernels:
     """The library's kernels by where they run: on packed sequences, on a CPU, and on a GPU in canonical order."""
@@ -294,6 +265,7 @@ class Kernels:
         elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
             kernels += self.gpu if on_gpu else [self.cpu]
         kernels.append(MathLibrary)
+        kernels = [kernel for kernel in kernels if kernel.gives_bias_gradient or not problem.bias_gradient]
         return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
 
 

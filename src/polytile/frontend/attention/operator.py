@@ -139,7 +139,7 @@ def _of_backward(
     found = attend_backward(
         q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse
     )
-    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=True))
+    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=False))
     return dq, dk, dv
 
 

@@ -23,6 +23,7 @@ from polytile.frontend.attention.operator import PRODUCTS as PRODUCTS_OF
 from polytile.frontend.attention.pages import PAGED, read_in_place
 from polytile.frontend.attention.regions import Region, mark_computed, region_of
 from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
+from polytile.frontend.attention.trained import BACKWARD, TRAINED
 from polytile.frontend.attention.views import (
     CASTS,
     EXPAND,
@@ -330,12 +331,21 @@ def _without_copies(attention: torch.fx.Node) -> None:
                 copy.replace_all_uses_with(turned)
 
 
+def simplify_masks(graph: torch.fx.Graph) -> None:
+    """Replace masks that mask nothing, or are causal, in the graph of a training step, before it is split."""
+    for node in list(graph.nodes):
+        if node.target in (TRAINED, BACKWARD):
+            _without_mask_of_positions(graph, node)
+
+
 def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
     """Replace an attention's mask that masks nothing, or is causal, by the attribute."""
-    q, k, v, mask, scale, causal, fill, empty_is_0 = attention.args
-    if causal or not isinstance(mask, torch.fx.Node) or value(mask).dtype != torch.bool:
+    at_q, at_k, at_mask, at_causal = _PLACES[attention.target]
+    arguments = list(attention.args)
+    q, k, mask = arguments[at_q], arguments[at_k], arguments[at_mask]
+    if arguments[at_causal] or not isinstance(mask, torch.fx.Node) or value(mask).dtype != torch.bool:
         return False
-    found = simplified(mask)
+    found, fill = simplified(mask), arguments[6] if attention.target == ATTENTION else EMPTY
     if found is None or (found.causal and fill != EMPTY):
         return False
     left: torch.fx.Node | None = None
@@ -346,8 +356,13 @@ def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) 
             sizes = [(node, d, shape(node)[d]) for node, d in ((q, 0), (q, 1), (q, 2), (k, 2))]  # type: ignore[arg-type]
             known = [n if isinstance(n, int) else inserted(graph, aten.sym_size.int, node, d) for node, d, n in sizes]
             left = inserted(graph, EXPAND, left, known)
-    attention.args = (q, k, v, left, scale, found.causal, fill, empty_is_0)
+    arguments[at_mask], arguments[at_causal] = left, found.causal
+    attention.args = tuple(arguments)
     return True
+
+
+_PLACES: dict[Any, tuple[int, int, int, int]] = {ATTENTION: (0, 1, 3, 5), TRAINED: (0, 1, 3, 5), BACKWARD: (1, 2, 4, 8)}
+"""Which arguments of an operator are q, k, the mask and what a causal one is called."""
 
 
 def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED, OF_BACKWARD, WITH_LSE
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
+from polytile.frontend.attention.trained import BACKWARD, TRAINED
 from polytile.frontend.attention.views import (
     CASTS,
     COPIES,
@@ -44,7 +46,7 @@ ELEMENTS = (
 
 
 SCORED: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), OF_BACKWARD: (3, 4),
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE, TRAINED), (3,)), BACKWARD: (4,), OF_BACKWARD: (3, 4),
 }  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""
 
@@ -155,6 +157,14 @@ def mark_computed(graph: torch.fx.Graph) -> None:
             node.meta[COMPUTED] = True
 
 
+def recompute(graph: torch.fx.Graph) -> None:
+    """Have the backward part of a joint graph compute anew what only scores depend on, so that no mask is saved for it."""
+    mark_computed(graph)
+    for node in graph.nodes:
+        if node.meta.get(COMPUTED):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def _is_for_scores(node: torch.fx.Node) -> bool:
     fake, users = node.meta.get("val"), uses(node)
     if not isinstance(fake, torch.Tensor) or not users or node.target in SCORED:
@@ -162,7 +172,8 @@ def _is_for_scores(node: torch.fx.Node) -> bool:
     if node.target not in VIEWS and not _is_by_elements(node):
         return False
     pairs = fake.ndim >= 2 and not any(is_one(n) for n in fake.shape[-2:])
-    if not pairs or (len(users) > 1 and fake.dtype != torch.bool and COMPUTED not in node.meta):
+    apart = [user for user in users if user.target != BACKWARD] or users  # a derivative is no further attention
+    if not pairs or (len(apart) > 1 and fake.dtype != torch.bool and COMPUTED not in node.meta):
         return False
     return all(user.meta.get(COMPUTED) or _takes_scores(user, node) for user in users)
 

@@ -51,21 +51,20 @@ def attention(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value, attn_mask = (_cast_as_autocast(tensor, query.device.type) for tensor in (query, key, value, attn_mask))
     tensors = (query, key, value)
+    trains = _wants_gradient(*tensors, attn_mask)
     ours = _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if ours and _wants_gradient(*tensors, attn_mask):
-        if is_trained(*tensors, attn_mask, is_causal):
-            return TRAINED(*tensors, scale, is_causal)[0]
-        ours = False
-    if not ours:
+    if not ours or (trains and not is_trained(*tensors, is_causal)):
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     q, k, v = (_of_rank_4(tensor) for tensor in tensors)
     bias = None
     if attn_mask is not None:
-        bias = attn_mask[(None,) * (4 - attn_mask.ndim)] if query.ndim == 4 else _of_rank_4(attn_mask)
-        bias = bias.expand(*q.shape[:3], k.shape[2])
-    out = ATTENTION(q, k, v, bias, scale, "top left" if is_causal else "", EMPTY, True)
+        bias = (attn_mask if query.ndim == 4 else _of_rank_4(attn_mask)).expand(*q.shape[:3], k.shape[2])
+    causal = "top left" if is_causal else ""
+    if trains:
+        return TRAINED(q, k, v, bias, scale, causal)[0]
+    out = ATTENTION(q, k, v, bias, scale, causal, EMPTY, True)
     return out.squeeze(1) if query.ndim == 3 else out
 
 

@@ -88,7 +88,7 @@ def emit(
     keys = k_view.sizes[2] if placed is None else placed.keys
     points = (batch, heads, rows, keys)
     mask, scores = None, None
-    if bias is not None and not with_lse and is_expression(builder, bias):
+    if bias is not None and is_expression(builder, bias):
         scores = scores_with(builder, bias, points, causal, fill, keys - rows)
         causal, fill = "", EMPTY
     elif bias is not None:
@@ -276,7 +276,7 @@ def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     grad_lse: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
     return _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
@@ -286,18 +286,18 @@ def attention_of_backward(
 
 @lowers(TRAINED)
 def attention_trained(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str
 ) -> tuple[Tensor, Tensor | None]:
-    return emit(builder, q, k, v, None, scale, "top left" if causal else "", with_lse=True, output=0)
+    return emit(builder, q, k, v, bias, scale, causal, with_lse=True, output=0)
 
 
 @lowers(TRAINED_BACKWARD)
 def attention_trained_backward(
-    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
-    mask = "top left" if causal else ""
-    return _emit_gradients(builder, operands, grad, out, builder.stored(lse), scale, causal=mask)
+    builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float | None, causal: str, with_bias: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    made = emit_backward(builder, grad, q, k, v, bias, out, builder.stored(lse), 0.0, causal, scale, with_bias)
+    return made if with_bias else (*made, None)
 
 
 # ATen's operators ------------------------------------------------------------------------------------------------------
@@ -355,9 +355,9 @@ def used_results(builder: Builder) -> set[int]:
 
 def emit_backward(
     builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: View,
-    dropout: float, causal: str, scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Emit the gradients of q, k and v. `lse` is (batch, heads, m)."""
+    dropout: float, causal: str, scale: float | None, with_bias: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Emit the gradients of q, k and v, and of the bias `with_bias`. `lse` is (batch, heads, m)."""
     if dropout != 0:
         raise LoweringError("the gradient of attention with dropout is left to the library, whose random numbers it draws again.")
     given = (q, k, v, out, grad)
@@ -370,16 +370,18 @@ def emit_backward(
     if any(has_static_zero(view.sizes) for view in operands):
         raise LoweringError("the gradient of attention of nothing is left to the library.")
     views = agreed(*operands)
-    mask = expanded(builder.stored(bias), (*views[0].sizes[:3], views[1].sizes[2])) if bias is not None else None
-    return _emit_gradients(
-        builder, views, grad, out, lse, None if scale is None else float(scale), causal=causal, bias=mask
-    )
+    factor, points = None if scale is None else float(scale), (*views[0].sizes[:3], views[1].sizes[2])
+    if bias is not None and not with_bias and is_expression(builder, bias):
+        scores = scores_with(builder, bias, points, causal, EMPTY, points[3] - points[2])
+        return _emit_gradients(builder, views, grad, out, lse, factor, scores=scores)
+    mask = expanded(builder.stored(bias), points) if bias is not None else None
+    return _emit_gradients(builder, views, grad, out, lse, factor, with_bias=with_bias, causal=causal, bias=mask)
 
 
 def _emit_gradients(
     builder: Builder, operands: tuple[View, View, View], grad: Tensor, out: Tensor, lse: View, scale: float | None,
-    grad_lse: View | None = None, **masks: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_lse: View | None = None, with_bias: bool = False, **masks: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Emit the backward pass of an attention with these `masks` and scores (see Attention)."""
     strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
     if any(steps[3] != 1 for steps in strides):
@@ -393,14 +395,16 @@ def _emit_gradients(
     ]
     of_lse = replace(grad_lse, sizes=like_lse) if grad_lse is not None else None
     dq, dk, dv = map(whole, made)
-    gradients = Gradients(change, dq, dk, dv, of_lse)
+    by_score = whole(builder.new_buffer((*like_lse, operands[1].sizes[2]), q.dtype, grad.device)) if with_bias else None
+    gradients = Gradients(change, dq, dk, dv, of_lse, by_score)
     builder.emit(
         Attention(
             builder.name("attention_backward"), *operands, saved, scale, lse=replace(lse, sizes=like_lse),
             origins=(builder.origin,), gradients=gradients, **masks,
         )
     )  # fmt: skip
-    return stored(dq, grad.device), stored(dk, grad.device), stored(dv, grad.device)
+    written = (dq, dk, dv) if by_score is None else (dq, dk, dv, by_score)
+    return tuple(stored(view, grad.device) for view in written)
 
 
 def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
