@@ -37,6 +37,7 @@ class Operands:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
+    dscores: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     """Computes scores, and their slopes, from the scaled products, if the problem has an expression for them."""
@@ -48,10 +49,10 @@ class Operands:
     """`count` is the number of sequences; `rows` and `keys` are the most that one sequence has."""
 
     @property
-    def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where the gradients of q, k and v are written."""
+    def gradients(self) -> tuple[torch.Tensor, ...]:
+        """Where the gradients of q, k and v are written, and that of the scores if it is wanted."""
         assert self.dq is not None and self.dk is not None and self.dv is not None
-        return self.dq, self.dk, self.dv
+        return (self.dq, self.dk, self.dv, *([self.dscores] if self.dscores is not None else []))
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -134,7 +135,7 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
     elif problem.backward:
-        how |= {"scores": given.changed, "grad_lse": given.grad_lse}
+        how |= {"scores": given.changed, "grad_lse": given.grad_lse, "with_changes": problem.changes}
         found = attend_backward(given.q, given.k, given.v, *given.left, **how)
         for gradient, value in zip(given.gradients, found, strict=True):
             gradient.copy_(value)
@@ -190,7 +191,7 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
     args = [*tensors, *[full[name] for name in problem.size_names]]
     if problem.backward:
         given = operands(problem, args)
-        forward = replace(problem, backward=False, lse=True)
+        forward = replace(problem, backward=False, lse=True, changes=False)
         run_attention(forward, replace(given, out=given.left[0], lse=given.left[1]))
     return args
 

@@ -32,7 +32,10 @@ from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend.attention.flex_whole import write_out_whole
+from polytile.frontend.attention.held import write_out_held
+from polytile.frontend.attention.joint import recognise_in_training
 from polytile.frontend.attention.patterns import recognise
+from polytile.frontend.attention.regions import mark_computed
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.circular_pads import keep_pads_whole
@@ -245,6 +248,7 @@ def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    recognise_in_training(joint, given["num_fwd_outputs"])
     drop_plain_copies(joint.graph)
     keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
@@ -338,6 +342,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
+        write_out_held(graph)
         write_out_whole(graph)
         weights, waits_for, sized = weights_of(graph, self.kind), early.waits_for(), self.sized.graph_of(graph)
         traced, symbols = hinted.sizes_of(graph), Symbols.of(graph)
@@ -358,6 +363,7 @@ class _Compiler:
             if self.kind == "inference":
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
+            mark_computed(graph.graph)
             lowered = lower_graph(graph, name, weights)
         _trace(name, lowered.operators, lambda: program_text(lowered.program))
         if symbols.guards() != guards:

@@ -25,13 +25,14 @@ SCORES, SLOPES = "scores", "slopes"
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
     gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
-    that is used besides."""
+    that is used besides. `dscores`, (batch, heads, m, n), receives the gradient of the scores, if that is wanted."""
 
     grad: View
     dq: View
     dk: View
     dv: View
     lse: View | None = None
+    dscores: View | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Attention:
     @property
     def written(self) -> tuple[View, ...]:
         given = self.gradients
-        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv)
+        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv, given.dscores)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -222,9 +223,11 @@ def attend_backward(
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`. A row that
-    attends to no key, whose lse is -inf, contributes none, and neither does a key whose score is -inf."""
+    with_changes: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
+    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
+    whose score is -inf."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -238,7 +241,8 @@ def attend_backward(
     shares = torch.exp(changed - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
-    changes = shares * (grad @ v.transpose(-1, -2) - delta) * scale
+    of_scores = shares * (grad @ v.transpose(-1, -2) - delta)
+    changes = of_scores * scale
     for slope in slopes:
         changes = torch.where(changed == EMPTY, 0.0, changes * slope)
     if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
@@ -246,7 +250,8 @@ def attend_backward(
     dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
-    return changes @ k, dk, dv
+    found = changes @ k, dk, dv
+    return (*found, of_scores) if with_changes else found
 
 
 # sequences of their own lengths -----------------------------------------------------------------------------------------
@@ -311,7 +316,7 @@ def attend_sequences(
 
 def attend_sequences_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
+    gradients: tuple[torch.Tensor, ...], indices: Mapping[str, torch.Tensor], count: int, **settings: Any,
 ) -> None:  # fmt: skip
     """Write `attend_backward` of each of `count` sequences to its part of the gradients of q, k and v."""
     dq, dk, dv = gradients

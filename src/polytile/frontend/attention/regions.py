@@ -14,7 +14,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED, OF_BACKWARD, WITH_LSE
+from polytile.frontend.attention.operator import (
+    ATTENTION,
+    ATTENTION_OF,
+    COMPUTED,
+    OF_BACKWARD,
+    OF_BACKWARD_WITH_CHANGES,
+    WITH_LSE,
+)
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.views import (
@@ -44,7 +51,7 @@ ELEMENTS = (
 
 
 SCORED: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), OF_BACKWARD: (3, 4),
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), **dict.fromkeys((OF_BACKWARD, OF_BACKWARD_WITH_CHANGES), (3, 4)),
 }  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""
 
@@ -91,7 +98,7 @@ def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
         seen.add(node)
         if node.target in PRODUCTS:
             found.add(node)
-        elif node.target in VIEWS or _is_by_elements(node):
+        elif node.target in VIEWS or is_by_elements(node):
             stack += node.all_input_nodes
     return found.pop() if len(found) == 1 else None
 
@@ -121,7 +128,7 @@ def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tup
         if not inside & set(node.all_input_nodes) or node.target == aten.sym_size.int:
             continue
         unchanged = node.target in (EXPAND, *RESHAPES)
-        if not (unchanged or _is_by_elements(node)) or not same(shape(node), shape(root)):
+        if not (unchanged or is_by_elements(node)) or not same(shape(node), shape(root)):
             raise why
         inside.add(node)
         nodes.append(node)
@@ -130,7 +137,7 @@ def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tup
     return tuple(nodes)
 
 
-def _is_by_elements(node: torch.fx.Node) -> bool:
+def is_by_elements(node: torch.fx.Node) -> bool:
     """Whether a loop computes the node elementwise."""
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target not in TABLE or not isinstance(fake, torch.Tensor):
@@ -149,6 +156,8 @@ def _is_by_elements(node: torch.fx.Node) -> bool:
 def mark_computed(graph: torch.fx.Graph) -> None:
     """Mark the nodes that only scores depend on and that have an element for each query and key: regions and masks. A numeric
     bias that several attentions share is stored instead."""
+    if not any(node.target in SCORED for node in graph.nodes):
+        return
     load()
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and _is_for_scores(node):
@@ -159,7 +168,7 @@ def _is_for_scores(node: torch.fx.Node) -> bool:
     fake, users = node.meta.get("val"), uses(node)
     if not isinstance(fake, torch.Tensor) or not users or node.target in SCORED:
         return False
-    if node.target not in VIEWS and not _is_by_elements(node):
+    if node.target not in VIEWS and not is_by_elements(node):
         return False
     pairs = fake.ndim >= 2 and not any(is_one(n) for n in fake.shape[-2:])
     if not pairs or (len(users) > 1 and fake.dtype != torch.bool and COMPUTED not in node.meta):

@@ -12,7 +12,14 @@ import torch
 from torch._ops import OpOverload
 
 from polytile.errors import LoweringError
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, OF_BACKWARD, PRODUCTS, WITH_LSE
+from polytile.frontend.attention.operator import (
+    ATTENTION,
+    ATTENTION_OF,
+    OF_BACKWARD,
+    OF_BACKWARD_WITH_CHANGES,
+    PRODUCTS,
+    WITH_LSE,
+)
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
 from polytile.frontend.attention.trained import TRAINED
@@ -55,8 +62,8 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
-    aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
+    VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
 
@@ -230,9 +237,9 @@ def attention_of(
 
 @lowers(WITH_LSE)
 def attention_with_lse(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    return _scored(builder, q, k, v, scores, scale, True, 0)
+    return _scored(builder, q, k, v, scores, scale, empty_is_0, 0)
 
 
 def _scored(
@@ -273,14 +280,16 @@ def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor
 
 
 @lowers(OF_BACKWARD)
+@lowers(OF_BACKWARD_WITH_CHANGES)
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     grad_lse: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
     return _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
         grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
+        with_changes=builder.node is not None and builder.node.target == OF_BACKWARD_WITH_CHANGES,
     )  # fmt: skip
 
 
@@ -294,7 +303,7 @@ def attention_trained(
 @lowers(TRAINED_BACKWARD)
 def attention_trained_backward(
     builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
     mask = "top left" if causal else ""
     return _emit_gradients(builder, operands, grad, out, builder.stored(lse), scale, causal=mask)
@@ -356,7 +365,7 @@ def used_results(builder: Builder) -> set[int]:
 def emit_backward(
     builder: Builder, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: View,
     dropout: float, causal: str, scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Emit the gradients of q, k and v. `lse` is (batch, heads, m)."""
     if dropout != 0:
         raise LoweringError("the gradient of attention with dropout is left to the library, whose random numbers it draws again.")
@@ -378,13 +387,14 @@ def emit_backward(
 
 def _emit_gradients(
     builder: Builder, operands: tuple[View, View, View], grad: Tensor, out: Tensor, lse: View, scale: float | None,
-    grad_lse: View | None = None, **masks: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Emit the backward pass of an attention with these `masks` and scores (see Attention)."""
+    grad_lse: View | None = None, with_changes: bool = False, **masks: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Emit the backward pass of an attention with these `masks` and scores (see Attention); the gradient of the scores too if it
+    is wanted."""
     strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
     if any(steps[3] != 1 for steps in strides):
         raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
-    q, _, v = operands
+    q, k, v = operands
     like_lse, like_out = q.sizes[:3], (*q.sizes[:3], v.sizes[3])
     saved, change = (replace(_with_dense_rows(builder, tensor), sizes=like_out) for tensor in (out, grad))
     made = [
@@ -392,15 +402,17 @@ def _emit_gradients(
         for view, steps in zip(operands, strides, strict=True)
     ]
     of_lse = replace(grad_lse, sizes=like_lse) if grad_lse is not None else None
-    dq, dk, dv = map(whole, made)
-    gradients = Gradients(change, dq, dk, dv, of_lse)
+    if with_changes:
+        made.append(builder.new_buffer((*like_lse, k.sizes[2]), q.dtype, grad.device))
+    dq, dk, dv, *dscores = map(whole, made)
+    gradients = Gradients(change, dq, dk, dv, of_lse, *dscores)
     builder.emit(
         Attention(
             builder.name("attention_backward"), *operands, saved, scale, lse=replace(lse, sizes=like_lse),
             origins=(builder.origin,), gradients=gradients, **masks,
         )
     )  # fmt: skip
-    return stored(dq, grad.device), stored(dk, grad.device), stored(dv, grad.device)
+    return tuple(stored(each, grad.device) for each in (dq, dk, dv, *dscores))
 
 
 def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:
