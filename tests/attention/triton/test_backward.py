@@ -38,6 +38,16 @@ def test_biases_are_added_or_hide_keys(bias: Bias) -> None:
     check(AttentionProblem(F32, 0.3, Causal.TOP_LEFT, bias, backward=True), SIZE)
 
 
+@pytest.mark.parametrize("causal", Causal)
+def test_the_gradient_of_scores_is_kept_if_a_bias_wants_it(causal: Causal) -> None:
+    problem = AttentionProblem(F32, 0.3, causal, Bias(F32, "bhmn"), backward=True, changes=True)
+    made = check(problem, SIZE)
+    bias = made["bias"].double().requires_grad_()
+    q, k, v = (made[name].double() for name in "qkv")
+    (right,) = torch.autograd.grad(attended(problem, q, k, v, bias, SIZE)[0], bias, made["grad"].double())
+    torch.testing.assert_close(made["dscores"].double(), right.nan_to_num(0.0), atol=2e-5, rtol=2e-5)
+
+
 def test_half_types_and_wide_positions() -> None:
     check(AttentionProblem(BF16, None, Causal.BOTTOM_RIGHT, backward=True), SIZE)
     check(AttentionProblem(F32, None, backward=True), SIZE | {"Mq": 3, "Hkv": 4, "D": 16}, wide=True)
