@@ -5,8 +5,8 @@
     out[i, m, d] = Σ_n shares[i, m, n]·v[i, n, d]
 
 i runs over the key heads of all batches. The query heads that share a key head are rows of it: row h·Mq + m of i is row m of head
-h. Shares have the operands' dtype. So do scores on a GPU, as in eager; on a CPU they are float32, as in ATen's kernel, since those
-rounded to bfloat16 give a result that is three times as far from the exact one.
+h. Shares have the operands' dtype. So do scores on a GPU, as in eager. On a CPU they are float32, as in ATen's kernel: with
+scores rounded to bfloat16, the result is three times as far from the exact one.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ static inline void store_row(pt::bf16* p, Floats x) { store_weights(p, x); }
 KEPT = """\
 // Where the gradient of the score of row r of an item and key n is kept.
 static inline S* kept_at(const Call& c, long item, long r, long n) {
-  return c.dscores + item / c.Hkv * c.dscores_stride_b + head_of(c, item, r) * c.dscores_stride_h + r % c.Mq * c.dscores_stride_m + n;
+  const long b = item / c.Hkv, h = head_of(c, item, r), m = r % c.Mq;
+  return c.dscores + b * c.dscores_stride_b + h * c.dscores_stride_h + m * c.dscores_stride_m + n;
 }
 """
 NOT_KEPT = "static inline S* kept_at(const Call&, long, long, long) { return nullptr; }\n"

@@ -6,8 +6,8 @@
                    for each head of q that shares it, for each block of rows that see them:
                        p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
 
-`slope` is the derivative of a score by its product, where the problem has scores as an expression. Launch 0 stores the gradient of
-the scores if that is wanted; it then goes through all keys. A gradient of lse is taken
+`slope` is the derivative of a score by its product, where the problem has scores as an expression. Launch 0 stores the gradient
+of the scores if that is wanted; it then goes through all keys. A gradient of lse is taken
 from delta. The rows that see a block of keys are bounded by the mask's expression, as the keys of a block of rows are.
 
 A row that attends to no key has an lse of -inf and no gradient.
@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import torch
 
-from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.bounds import WHOLE
+from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.flash import order
 from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel

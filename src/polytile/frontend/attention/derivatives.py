@@ -18,7 +18,18 @@ import torch.fx
 
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.shifts import Shifts
-from polytile.frontend.attention.views import COPIES, EXPAND, PERMUTE, VIEWS, keeps_order, number, same, shape, source, value
+from polytile.frontend.attention.views import (
+    COPIES,
+    EXPAND,
+    PERMUTE,
+    VIEWS,
+    keeps_order,
+    number,
+    same,
+    shape,
+    source,
+    value,
+)
 from polytile.frontend.taken_apart import KEY, Name, Result
 
 aten = torch.ops.aten
@@ -62,10 +73,11 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Joint:
-    """A joint graph. `of_tangents`: nodes that depend on the gradients of its results; `derivatives`: the derivatives of its
-    softmaxes; `shifts`: those of its attentions so far."""
+    """A joint graph. `names`: its nodes by name; `of_tangents`: nodes that depend on the gradients of its results; `derivatives`:
+    the derivatives of its softmaxes; `shifts`: those of its attentions so far."""
 
     module: torch.fx.GraphModule
+    names: dict[str, torch.fx.Node]
     of_tangents: frozenset[torch.fx.Node]
     derivatives: Mapping[torch.fx.Node, torch.fx.Node]
     shifts: Shifts
@@ -73,7 +85,7 @@ class Joint:
     @classmethod
     def of(cls, module: torch.fx.GraphModule) -> Joint:
         found = set[torch.fx.Node]()
-        derivatives = {}
+        derivatives = dict[torch.fx.Node, torch.fx.Node]()
         names = {node.name: node for node in module.graph.nodes}
         for node in module.graph.nodes:
             if (node.op == "placeholder" and "tangents" in str(node.target)) or not found.isdisjoint(node.all_input_nodes):
@@ -83,7 +95,7 @@ class Joint:
                 arguments = [names.get(each.node) if isinstance(each, Name) else None for each in noted.call.args[:2]]
                 if arguments[1] is not None:
                     derivatives[_plain(arguments[1])] = node
-        return cls(module, frozenset(found), derivatives, Shifts(module))
+        return cls(module, names, frozenset(found), derivatives, Shifts(module))
 
     def gradients(
         self, softmax: torch.fx.Node, last: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node
@@ -114,8 +126,7 @@ class Joint:
 
     def _grad(self, changes: torch.fx.Node, last: torch.fx.Node) -> torch.fx.Node:
         """The gradient of the result of `last`, from which that of the softmax is a product with the values."""
-        names = {node.name: node for node in self.module.graph.nodes}
-        node, path = names.get(changes.meta[KEY].call.args[0].node), list[torch.fx.Node]()
+        node, path = self.names.get(changes.meta[KEY].call.args[0].node), list[torch.fx.Node]()
         while node is not None and node.target in VIEWS:
             path.insert(0, node)
             node = source(node)

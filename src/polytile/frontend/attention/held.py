@@ -26,7 +26,7 @@ EXPRESSION = "polytile_scores"
 
 @dataclass(frozen=True)
 class Expression:
-    """Scores, and in a backward pass their slopes, (batch, heads, m, n), as a graph of the scaled products and what is captured."""
+    """Scores (batch, heads, m, n), and in a backward pass their slopes, as a graph of scaled products and of what is captured."""
 
     graph: torch.fx.Graph
     scale: float

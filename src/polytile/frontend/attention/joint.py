@@ -10,7 +10,7 @@ query and key. Attention whose scores cannot be computed in kernels stays as it 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -26,7 +26,21 @@ from polytile.frontend.attention.patterns import REASON, Rewriting, erase_unused
 from polytile.frontend.attention.regions import Region, is_by_elements, region_of
 from polytile.frontend.attention.scores import PRODUCTS as MATRIX_PRODUCTS
 from polytile.frontend.attention.scores import NotAttention, Scores, scores_of
-from polytile.frontend.attention.views import BACKWARD, CASTS, PERMUTE, RESHAPES, UNSQUEEZE, VIEWS, loosen_views, number, same, shape, value
+from polytile.frontend.attention.trained import LONGEST
+from polytile.frontend.attention.views import (
+    BACKWARD,
+    CASTS,
+    PERMUTE,
+    RESHAPES,
+    UNSQUEEZE,
+    VIEWS,
+    loosen_views,
+    number,
+    same,
+    shape,
+    source,
+    value,
+)
 
 aten = torch.ops.aten
 
@@ -51,15 +65,16 @@ def recognise_in_training(module: torch.fx.GraphModule, results: int) -> None:
 
 def _recognise(module: torch.fx.GraphModule, candidates: Sequence[Any], results: int) -> None:
     graph = module.graph
-    with_results = _needed_by(graph.output_node().args[0][:results])  # type: ignore[index]
+    outputs: Any = graph.output_node().args[0]
+    with_results = _needed_by(outputs[:results])
     backward = [node for node in graph.nodes if node not in with_results and node.op == "call_function"]
     for node in backward:
         node.meta[BACKWARD] = True
-    joint, names = Joint.of(module), {node.name: node for node in graph.nodes}
+    joint = Joint.of(module)
     for node, found in candidates:
         if BACKWARD not in node.meta:
             try:
-                _Training(joint, node, *found, names).run()
+                _Training(joint, node, *found).run()
             except NotAttention as why:
                 node.meta[REASON] = f"no attention: {why}"
     for node in backward:
@@ -81,7 +96,8 @@ def _softmax_before_product(node: torch.fx.Node) -> tuple[torch.fx.Node, list[to
     return softmax_before(node) if node.target in MATRIX_PRODUCTS else None
 
 
-def _needed_by(outputs: Sequence[Any]) -> set[torch.fx.Node]:
+def _needed_by(outputs: Any) -> set[torch.fx.Node]:
+    """Some of a graph's outputs, and what they are computed from."""
     found, left = set[torch.fx.Node](), [node for node in outputs if isinstance(node, torch.fx.Node)]
     while left:
         node = left.pop()
@@ -94,10 +110,8 @@ def _needed_by(outputs: Sequence[Any]) -> set[torch.fx.Node]:
 class _Training(Rewriting):
     """The rewriting of one attention and of its derivative."""
 
-    def __init__(
-        self, joint: Joint, last: torch.fx.Node, softmax: torch.fx.Node, path: list[torch.fx.Node], names: dict[str, torch.fx.Node]
-    ) -> None:
-        super().__init__(joint.module, last, softmax, path, names)
+    def __init__(self, joint: Joint, last: torch.fx.Node, softmax: torch.fx.Node, path: list[torch.fx.Node]) -> None:
+        super().__init__(joint.module, last, softmax, path, joint.names)
         self.joint = joint
 
     def run(self) -> None:
@@ -115,6 +129,7 @@ class _Training(Rewriting):
             q, k, v, scale = self._operands(left, right, scored.scale)
             self._check_types(q, k, v)
             root, scores, slopes = self._computed(scored, gradients, q, k, argument)
+        self._check_sizes(q, v)
         forward, seen = expression_of(root, (scores,), empty_is_0)
         backward, seen_again = expression_of(root, (scores, slopes), empty_is_0)
         first = min(gradients.products)
@@ -130,6 +145,14 @@ class _Training(Rewriting):
             given = q, k, v, seen_again, out, lse, self._heads(gradients.grad)
             fakes = OF_BACKWARD_WITH_CHANGES(*map(value, (q, k, v, scores, slopes, *given[4:])), None, scale)
             self._replace_gradients(gradients, hold(self.graph, held_backward, backward, given, fakes))
+
+    def _check_sizes(self, q: torch.fx.Node, v: torch.fx.Node) -> None:
+        if not value(q).is_cuda:
+            return
+        if value(q).dtype == torch.float32:
+            raise NotAttention("on a GPU its gradient is computed in 16-bit types only")
+        if not all(isinstance(shape(each)[3], int) and shape(each)[3] <= LONGEST for each in (q, v)):
+            raise NotAttention(f"on a GPU its gradient is computed for heads of up to {LONGEST} that are known before a call")
 
     def _narrowed(
         self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node, scale: float
@@ -171,8 +194,7 @@ class _Training(Rewriting):
         self, scored: Region | Scores, gradients: Gradients, q: torch.fx.Node, k: torch.fx.Node, argument: torch.fx.Node
     ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node]:
         """New nodes for the scaled products, and for the scores and their slopes, (batch, heads, m, n)."""
-        root = value(argument if isinstance(scored, Scores) else scored.root)
-        products = self._insert(PRODUCTS, q, k, scored.scale, root.dtype)
+        products = self._insert(PRODUCTS, q, k, scored.scale, torch.float32)
         anew = dict[torch.fx.Node, torch.fx.Node]()
         if isinstance(scored, Scores):
             bias, fill = self._bias(scored, q, k)
@@ -180,8 +202,8 @@ class _Training(Rewriting):
         else:
             anew[scored.root] = self._as_softmax(products)
             for node in scored.nodes:
-                anew[node] = self.graph.node_copy(node, lambda given: anew.get(given, given))
-            scores = list(anew.values())
+                anew[node] = self._unrounded(node, anew)
+            scores = list(dict.fromkeys(anew.values()))
         shift = self.joint.shifts.of(self.graph, scores)
         last = scores[-1] if shift is None else self._insert(aten.sub.Tensor, scores[-1], shift)
         slopes = self._slopes(gradients, scored.scale, anew)
@@ -197,8 +219,8 @@ class _Training(Rewriting):
         return self._insert(aten.full.default, [], number, dtype=torch.float32, device=value(self.last).device)
 
     def _slopes(self, gradients: Gradients, scale: float, anew: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
-        """The derivative of the scores by the scaled products: what the steps of the backward pass make of 1. It broadcasts to the
-        shape of the softmax."""
+        """The derivative of the scores by the scaled products, in a shape that broadcasts to the softmax's: what the steps of the
+        backward pass make of 1."""
         slope, factor = self._full(1.0), 1 / scale
         for step in gradients.steps:
             others = [each for each in step.args if each not in self.joint.of_tangents]
@@ -224,8 +246,15 @@ class _Training(Rewriting):
         if node.target in VIEWS or is_by_elements(node):
             inputs = {each: self._anew(each, anew) for each in node.all_input_nodes}
             if any(each is not other for each, other in inputs.items()):
-                anew[node] = self.graph.node_copy(node, lambda given: inputs[given])
+                anew[node] = self._unrounded(node, inputs)
         return anew[node]
+
+    def _unrounded(self, node: torch.fx.Node, inputs: Mapping[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
+        """The same of other inputs, in float32: kernels do not round scores to 16 bits between operators."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda given: inputs.get(given, given))
+        if node.target in CASTS and value(node).is_floating_point():
+            return inputs[source(node)]
+        return self._insert(node.target, *args, **kwargs)
 
     # gradients ---------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Holds the CPU's calls of scaled_dot_product_attention in a joint graph whose masks the graph computes.
 
-    where(arange(n) <= arange(m)[:, None], 0, -inf) → flash(q, k, v, mask), flash_backward(…, mask)        →        held, held_backward
+    where(arange(n) <= arange(m)[:, None], 0, -inf) → flash(q, k, v, mask), flash_backward(…, mask)
+        →   held(q, k, v), held_backward(…)
 
 PyTorch's operators take a mask in memory, with an element for each query and key, and the forward pass may save it. Held calls
 compute it (held.py). A mask that comes from memory, or a bias with an element for each pair, stays an argument of the call.

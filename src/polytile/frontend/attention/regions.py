@@ -51,7 +51,8 @@ ELEMENTS = (
 
 
 SCORED: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)), **dict.fromkeys((OF_BACKWARD, OF_BACKWARD_WITH_CHANGES), (3, 4)),
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE), (3,)),
+    **dict.fromkeys((OF_BACKWARD, OF_BACKWARD_WITH_CHANGES), (3, 4)),
 }  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""
 

@@ -44,8 +44,8 @@ class Shifts:
         return self._known[steps]
 
     def _steps(self, scores: Sequence[torch.fx.Node]) -> tuple[tuple[Any, ...], ...]:
-        """The biases that are added and the masks that are applied last, the innermost first: the operator and its arguments, None
-        in place of scores."""
+        """The biases and masks that are applied last, the innermost first: the operator and its arguments, None in place of
+        scores."""
         steps, node, own = list[tuple[Any, ...]](), scores[-1], set(scores)
         while node is not scores[0]:
             if node.target in (aten.add.Tensor, aten.where.self) and not node.kwargs:

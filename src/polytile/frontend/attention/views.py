@@ -30,7 +30,7 @@ def shape(node: torch.fx.Node) -> tuple[Any, ...]:
 
 
 BACKWARD = "polytile_backward"
-"""The key in a node's `meta` that marks what no result of a forward pass needs, while attention is looked for in a joint graph."""
+"""The key in a node's `meta` that marks what only the backward pass needs, while attention is looked for in a joint graph."""
 
 
 def uses(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -261,8 +261,11 @@ def _scored(
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
 
 
-def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor, slopes: Tensor | None = None) -> Loop:
-    """The Loop of scores, and of slopes unless they are 1, that are computed from `products` at the same points."""
+def _loop_of(
+    builder: Builder, operands: tuple[View, View, View], scores: Tensor, slopes: Tensor | None = None
+) -> Loop | None:
+    """The Loop of scores, and of slopes unless they are 1, that are computed from `products` at the same points; None if scores
+    are the products."""
     q, k, _ = operands
     points = (*q.sizes[:3], k.sizes[2])
     axes = builder.axes(points)
@@ -276,6 +279,8 @@ def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor
     values = list(expr.rewrite(tuple(values), rule))
     if slopes is not None and isinstance(values[1], expr.Const) and values[1].value == 1:
         values.pop()
+    if values == [own]:
+        return None
     return scores_loop(builder, axes, *values)
 
 
