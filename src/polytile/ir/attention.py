@@ -224,6 +224,72 @@ def attend(
         Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
         their derivatives by the products may follow.
     """
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+    how |= {"precision": precision, "window": window}
+    if scores is not None:
+        return _attend(q, k, v, bias, **how, scores=scores)
+    out, lse = _joined(q, k, lambda head: _attend(*map(head, (q, k, v)), bias if bias is None else head(bias), **how))
+    return out, lse
+
+
+def attend_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
+    bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
+    precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
+    with_changes: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
+    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
+    whose score is -inf."""
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+    how |= {"precision": precision, "window": window}
+    how["with_changes"] = with_changes
+    if scores is not None:
+        return _attend_backward(q, k, v, out, lse, grad, bias, **how, scores=scores, grad_lse=grad_lse)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
+
+    def of_head(head: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        own: dict[str, Any] = {name: None if each is None else head(each) for name, each in given.items()}
+        return _attend_backward(**own, **how)
+
+    return _joined(q, k, of_head)
+
+
+def _joined(q: torch.Tensor, k: torch.Tensor, run: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """The results of `run` for each head of k of each batch, or for all at once if they have no more than BLOCK scores. `run` is
+    given a function that takes what belongs to the head from a tensor (batch, heads, …)."""
+    (batch, heads, rows, _), of_k, keys = q.shape, k.shape[1], k.shape[2]
+    if batch * heads * rows * keys <= BLOCK or batch * of_k == 0:
+        return run(lambda tensor: tensor)
+
+    def part(b: int, h: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def of(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor[b : b + 1] if tensor.shape[0] > 1 else tensor
+            count = max(1, tensor.shape[1] // of_k)
+            return tensor[:, h * count : (h + 1) * count] if tensor.shape[1] > 1 else tensor
+
+        return of
+
+    found = [[run(part(b, h)) for h in range(of_k)] for b in range(batch)]
+    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in found]
+    return tuple(torch.cat(each) for each in zip(*of_batches, strict=True))
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float | None,
+    causal: str = "",
+    fill: float = EMPTY,
+    empty_is_0: bool = True,
+    precision: torch.dtype | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
+    window: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     group = q.shape[1] // max(1, k.shape[1])
@@ -252,16 +318,13 @@ def _blocks(q: torch.Tensor, k: torch.Tensor, whole: bool) -> Iterator[Rows]:
         yield Rows(first, min(first + step, count), count)
 
 
-def attend_backward(
+def _attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
     with_changes: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
-    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
-    whose score is -inf."""
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
