@@ -176,6 +176,17 @@ def test_a_row_whose_keys_are_all_masked_by_a_number_attends_to_all(lowest: floa
     assert families(attend, (*weights(), kept), 1e-4) == ONE_EACH
 
 
+def test_the_scale_may_be_known_only_in_a_call() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        return scores.masked_fill(~kept, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+    arguments = heads(), heads(), heads(), torch.rand(2, 1, 1, 24) < 0.7
+    found, (forward, backward) = traced(attend, arguments)
+    check(found, step(attend, arguments))
+    assert operators(forward) == [WITH_LSE] and operators(backward) == [OF_BACKWARD]
+
+
 def test_scores_change_by_a_soft_cap_in_bfloat16() -> None:
     @projected
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

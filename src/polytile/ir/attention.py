@@ -228,7 +228,7 @@ def attend(
     how |= {"precision": precision, "window": window}
     if scores is not None:
         return _attend(q, k, v, bias, **how, scores=scores)
-    out, lse = _joined(q, k, lambda head: _attend(*map(head, (q, k, v)), bias if bias is None else head(bias), **how))
+    out, lse = _joined(q, k, lambda head: _attend(head(q), head(k), head(v), bias if bias is None else head(bias), **how))
     return out, lse
 
 

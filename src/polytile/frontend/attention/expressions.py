@@ -3,9 +3,9 @@
     where(arange(n) <= arange(m)[:, None], products, -inf) + padding[:, None, None, :]
         →   an Expression of products and padding
 
-Computed are the nodes with an element for each query and key, and what is made from positions alone. Read are the tensors with
-fewer elements, and numeric tensors with an element for each pair that come from memory or that several attentions share, unless
-they are made from smaller ones by a few operators.
+Computed are the nodes with an element for each query and key, single numbers, and what is made from positions alone. Read are
+tensors with fewer elements, and numeric tensors with an element for each pair that come from memory or that several attentions
+share, unless they are made from smaller ones by a few operators.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ FEW = 8
 
 
 def expression_of(
-    products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool
+    products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool, computed: Sequence[torch.fx.Node] = ()
 ) -> tuple[Expression, list[torch.fx.Node]]:
-    """The expression of these results, and the nodes that it reads besides the `products`. Raises NotAttention."""
-    taken = _Taken(products)
+    """The expression of these results, and the nodes that it reads besides the `products`. What depends on the nodes `computed`
+    is computed too. Raises NotAttention."""
+    taken = _Taken(products, computed)
     outputs = tuple(taken.copied(node) for node in results)
     taken.graph.output(outputs)
     _, _, scale, dtype = products.args
@@ -47,12 +48,12 @@ def expression_of(
 class _Taken:
     """A graph that grows by the nodes that a kernel computes."""
 
-    def __init__(self, products: torch.fx.Node) -> None:
+    def __init__(self, products: torch.fx.Node, computed: Sequence[torch.fx.Node]) -> None:
         self.graph = torch.fx.Graph()
         self.read: list[torch.fx.Node] = []
         self._copies = {products: self.graph.placeholder("products")}
         self._last = self._copies[products]
-        self._scored = {products: True}
+        self._scored = dict.fromkeys((products, *computed), True)
         self._products = products
 
     def copied(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -80,14 +81,14 @@ class _Taken:
             return True
         if not is_by_elements(node):
             return False
-        if self._is_scored(node) or not value(node).is_floating_point() or _depends_on_nothing(node):
+        if self._is_scored(node) or value(node).ndim == 0 or not value(node).is_floating_point() or _depends_on_nothing(node):
             return True
         others = [user for user in uses(node) if SHIFT not in user.meta]
         return has_pairs(node, self._products) and (len(others) == 1 or _is_cheap(node, self._products))
 
 
     def _is_scored(self, node: torch.fx.Node) -> bool:
-        """Whether it depends on the products through elementwise operators and views."""
+        """Whether it depends on the products, or on what is computed as they are, through elementwise operators and views."""
         if node not in self._scored:
             passes = node.op == "call_function" and (_is_view(node) or is_by_elements(node))
             self._scored[node] = passes and any(map(self._is_scored, node.all_input_nodes))

@@ -128,10 +128,10 @@ class _Training(Rewriting):
         with self.graph.inserting_before(self.last):
             q, k, v, scale = self._operands(left, right, scored.scale)
             self._check_types(q, k, v)
-            root, scores, slopes = self._computed(scored, gradients, q, k, argument)
+            root, scores, one, slopes = self._computed(scored, gradients, q, k, argument)
         self._check_sizes(q, v)
         forward, seen = expression_of(root, (scores,), empty_is_0)
-        backward, seen_again = expression_of(root, (scores, slopes), empty_is_0)
+        backward, seen_again = expression_of(root, (scores, slopes), empty_is_0, [one])
         first = min(gradients.products)
         if any(first < node for node in seen_again):
             raise NotAttention("the derivative of its scores needs tensors of the backward pass")
@@ -192,8 +192,8 @@ class _Training(Rewriting):
 
     def _computed(
         self, scored: Region | Scores, gradients: Gradients, q: torch.fx.Node, k: torch.fx.Node, argument: torch.fx.Node
-    ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node]:
-        """New nodes for the scaled products, and for the scores and their slopes, (batch, heads, m, n)."""
+    ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node, torch.fx.Node]:
+        """New nodes for the scaled products, the scores (batch, heads, m, n), a 1, and the slopes that are computed from it."""
         products = self._insert(PRODUCTS, q, k, scored.scale, torch.float32)
         anew = dict[torch.fx.Node, torch.fx.Node]()
         if isinstance(scored, Scores):
@@ -206,9 +206,10 @@ class _Training(Rewriting):
             scores = list(dict.fromkeys(anew.values()))
         shift = self.joint.shifts.of(self.graph, scores)
         last = scores[-1] if shift is None else self._insert(aten.sub.Tensor, scores[-1], shift)
-        slopes = self._slopes(gradients, scored.scale, anew)
+        one = self._full(1.0)
+        slopes = self._slopes(one, gradients, scored.scale, anew)
         with_heads = value(self.softmax).ndim == value(slopes).ndim == 3
-        return products, self._of_rank_4(last), self._insert(UNSQUEEZE, slopes, 1) if with_heads else slopes
+        return products, self._of_rank_4(last), one, self._insert(UNSQUEEZE, slopes, 1) if with_heads else slopes
 
     def _biased(self, products: torch.fx.Node, bias: torch.fx.Node, fill: float) -> torch.fx.Node:
         if value(bias).dtype != torch.bool:
@@ -218,10 +219,12 @@ class _Training(Rewriting):
     def _full(self, number: float) -> torch.fx.Node:
         return self._insert(aten.full.default, [], number, dtype=torch.float32, device=value(self.last).device)
 
-    def _slopes(self, gradients: Gradients, scale: float, anew: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
+    def _slopes(
+        self, one: torch.fx.Node, gradients: Gradients, scale: float, anew: dict[torch.fx.Node, torch.fx.Node]
+    ) -> torch.fx.Node:
         """The derivative of the scores by the scaled products, in a shape that broadcasts to the softmax's: what the steps of the
         backward pass make of 1."""
-        slope, factor = self._full(1.0), 1 / scale
+        slope, factor = one, 1 / scale
         for step in gradients.steps:
             others = [each for each in step.args if each not in self.joint.of_tangents]
             known = 1.0 if step.target == aten.neg.default else number(others[0], self.module)
