@@ -187,6 +187,15 @@ def test_the_scale_may_be_known_only_in_a_call() -> None:
     assert operators(forward) == [WITH_LSE] and operators(backward) == [OF_BACKWARD]
 
 
+def test_scores_may_be_added_to_what_is_made_of_them() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2) + bias
+        return (scores + scores.tanh() + 2.0).softmax(-1) @ v
+
+    arguments = heads(), heads(), heads(), normal(24, 24)
+    check(traced(attend, arguments)[0], step(attend, arguments))
+
+
 def test_scores_change_by_a_soft_cap_in_bfloat16() -> None:
     @projected
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class Joint:
         )
         found = [node for node in (of_q, of_k) if node is not None]
         if not found:
-            raise NotAttention("neither its queries nor its keys have a gradient")
+            raise NotAttention("the gradient of its scores leads to no product for queries or keys in linear steps")
         steps = [tuple(step for step in paths[node] if step.target not in VIEWS) for node in found]
         if any(each != steps[0] for each in steps):
             raise NotAttention("the gradients of its queries and keys come from different scores")

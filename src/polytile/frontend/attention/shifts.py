@@ -48,11 +48,15 @@ class Shifts:
         scores."""
         steps, node, own = list[tuple[Any, ...]](), scores[-1], set(scores)
         while node is not scores[0]:
-            if node.target in (aten.add.Tensor, aten.where.self) and not node.kwargs:
+            inner: list[Any] = [each for each in node.args if each in own]
+            known = node.target in (aten.add.Tensor, aten.where.self) and not node.kwargs
+            if len(inner) != 1 or (known and not all(isinstance(each, torch.fx.Node) for each in node.args)):
+                break
+            if known:
                 steps.insert(0, (node.target, *[None if each in own else each for each in node.args]))
             elif node.target not in (*CASTS, *COPIES):
                 break
-            node = next(each for each in node.all_input_nodes if each in own)
+            (node,) = inner
         return tuple(steps)
 
     def _may_be_small(self, step: tuple[Any, ...]) -> bool:
