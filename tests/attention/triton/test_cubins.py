@@ -67,5 +67,6 @@ def test_the_derivative_of_computed_scores_compiles(empty_cache: Path) -> None:
 
 
 def test_the_derivative_that_keeps_gradients_of_scores_compiles(empty_cache: Path) -> None:
+    """A few bytes spill."""
     problem = AttentionProblem(torch.bfloat16, None, bias=Bias(torch.bfloat16, "hmn"), backward=True, changes=True)
-    compiled("backward 64x64 s2 w4", problem, SIZE | {"Mq": 999}, spilled=64)
+    compiled("backward 64x64 s2 w4", problem, SIZE | {"Mq": 999}, spilled=96)
