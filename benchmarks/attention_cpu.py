@@ -2,8 +2,8 @@
 
 forward    attention without gradients, in turns with `aten._scaled_dot_product_flash_attention_for_cpu`
 backward   its derivative, in turns with ATen's kernel for that
-training   scaled_dot_product_attention and the gradients of q, k and v through autograd, in turns with eager, with and without
-           dropout: wall time of both, Dynamo's share included
+training   scaled_dot_product_attention, or attention that is written out, and the gradients of q, k, v and the bias through
+           autograd, in turns with eager, with and without dropout: wall time of both, Dynamo's share included
 
 Forward and backward are one dynamic compile for each kind of mask, without Dynamo's share of a call (`direct.py`). ATen's kernels
 are given masks in the form that they add. Errors are the largest differences from float64; in training, from eager, whose random
@@ -47,7 +47,7 @@ Call = Callable[[], Any]
 @dataclass(frozen=True)
 class Case:
     """q (batch, heads, rows, size), k and v (batch, groups, keys, size). `mask`: "", "causal", "keys" (booleans for each key of
-    each batch), "bias" (one for each head). `dropout` is the probability of it, in training."""
+    each batch), "bias" (one for each head). In training: `dropout` is its probability; `written` is by softmax and products."""
 
     name: str
     batch: int
@@ -59,6 +59,7 @@ class Case:
     mask: str = ""
     dtype: torch.dtype = torch.float32
     dropout: float = 0.0
+    written: bool = False
 
     def tensors(self) -> tuple[Tensor, ...]:
         """q, k, v and the mask, if there is one. Heads of a row lie side by side, as projections leave them."""
@@ -93,6 +94,9 @@ TRAINED = (
     Case("Llama 1×1024, groups of 4", 1, 16, 4, 1024, 1024, 128, "causal"),
     Case("BERT 4×384, dropout", 4, 12, 12, 384, 384, 64, dropout=0.1),
     Case("GPT-2 1×512, dropout", 1, 12, 12, 512, 512, 64, "causal", dropout=0.1),
+    Case("BERT 4×384, padding, written out", 4, 12, 12, 384, 384, 64, "keys", written=True),
+    Case("GPT-2 1×512, written out", 1, 12, 12, 512, 512, 64, "causal", written=True),
+    Case("T5 4×256, bias, written out", 4, 8, 8, 256, 256, 64, "bias", written=True),
 )  # fmt: skip
 
 
@@ -234,34 +238,47 @@ def name_of(case: Case, dtype: torch.dtype) -> str:
 def training(part: str, dtype: torch.dtype, seconds: float, words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What is found for each case of training that has one of these words, by name. One dynamic compile for each kind of mask and
     dropout."""
-    functions = {(case.mask, case.dropout): trained(case) for case in TRAINED}
+    functions = {_sort(case): trained(case) for case in TRAINED}
     made = {kind: torch.compile(each, backend="polytile", dynamic=True, options=OPTIONS) for kind, each in functions.items()}
     found = {}
     for case in named(TRAINED, words):
-        kind = case.mask, case.dropout
+        kind = _sort(case)
         found[name_of(case, dtype)] = steps(replace(case, dtype=dtype), functions[kind], made[kind], seconds)
     return found
 
 
+def _sort(case: Case) -> tuple[str, float, bool]:
+    return case.mask, case.dropout, case.written
+
+
 def trained(case: Case) -> Callable[..., Tensor]:
-    """scaled_dot_product_attention of a case's kind."""
+    """Attention of a case's kind."""
     is_causal, dropout = case.mask == "causal", case.dropout
+
+    def written(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if is_causal:
+            rows = torch.arange(q.shape[2])
+            scores = scores.masked_fill(rows[None, :] > rows[:, None], -torch.inf)
+        elif mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min) if mask.dtype == torch.bool else scores + mask
+        return torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=True)
 
-    return attention
+    return written if case.written else attention
 
 
 def steps(case: Case, eager: Callable[..., Tensor], compiled: Callable[..., Tensor], seconds: float) -> dict[str, Any]:
     """One cell. Raises AssertionError where results or gradients are not eager's."""
     torch.manual_seed(0)
     q, k, v, *mask = case.tensors()
-    leaves = [each.requires_grad_() for each in (q, k, v)]
-    grad = torch.randn_like(eager(*leaves, *mask).detach())
+    leaves = [each.requires_grad_() for each in (q, k, v, *(each for each in mask if each.is_floating_point()))]
+    grad = torch.randn_like(eager(q, k, v, *mask).detach())
 
     def step(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        out = function(*leaves, *mask)
+        out = function(q, k, v, *mask)
         return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
     step(compiled)

@@ -7,6 +7,7 @@ import torch
 
 from polytile.attention.problem import AttentionProblem, Bias
 from polytile.dispatch.define import _unfused_attention
+from polytile.ir.attention import attend
 from tests.candidates.test_attention import CPU, PROBLEMS, TOLERANCE, arguments, full, integers, outputs, wanted
 
 KINDS = (
@@ -36,3 +37,17 @@ def test_it_takes_no_part_where_there_is_no_product_or_too_much_memory() -> None
     assert candidate is not None
     assert not candidate.valid(full({"Mq": 1 << 16, "Mkv": 1 << 16}))
     assert not candidate.valid(full({"Mkv": 0}))
+
+
+def test_in_bfloat16_it_is_as_exact_as_atens_kernel() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 8, 150, 80).bfloat16() for _ in range(3))
+    problem = AttentionProblem(torch.bfloat16, None)
+    candidate = _unfused_attention(problem, CPU, {})
+    assert candidate is not None
+    sizes = {"B": 2, "Hq": 8, "Hkv": 8, "Mq": 150, "Mkv": 150, "D": 80, "Dv": 80}
+    mine, wanted = torch.empty_like(q), attend(q, k, v, scale=None, precision=torch.float64)[0]
+    integers_of_call = {**sizes, **problem.dense_strides(sizes)}
+    candidate.entry().call(q, k, v, mine, *[integers_of_call[name] for name in problem.size_names])
+    aten = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+    assert float((mine.double() - wanted).abs().max()) <= 2 * float((aten.double() - wanted).abs().max())

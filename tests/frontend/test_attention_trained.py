@@ -155,7 +155,7 @@ def test_a_bias_has_a_gradient_where_it_is_wanted(shape: tuple[int, ...]) -> Non
     found, right = (torch.autograd.grad(out, (q, bias), direction) for out in (call(q, bias), wanted))
     for mine, exact in zip(found, right, strict=True):
         assert_close(mine, exact, rtol=1e-4, atol=1e-5)
-    written = [each.gradients.dbias is not None for each in made_since(before) if each.gradients is not None]
+    written = [each.gradients.dscores is not None for each in made_since(before) if each.gradients is not None]
     assert written == [True]
 
 

@@ -37,7 +37,7 @@ class Operands:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
-    dbias: torch.Tensor | None = None
+    dscores: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     """Computes scores, and their slopes, from the scaled products, if the problem has an expression for them."""
@@ -50,9 +50,9 @@ class Operands:
 
     @property
     def gradients(self) -> tuple[torch.Tensor, ...]:
-        """Where the gradients of q, k and v, and of the bias if it is wanted, are written."""
+        """Where the gradients of q, k and v are written, and that of the scores if it is wanted."""
         assert self.dq is not None and self.dk is not None and self.dv is not None
-        return (self.dq, self.dk, self.dv) if self.dbias is None else (self.dq, self.dk, self.dv, self.dbias)
+        return (self.dq, self.dk, self.dv, *([self.dscores] if self.dscores is not None else []))
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -135,9 +135,9 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
     elif problem.backward:
-        how |= {"scores": given.changed, "grad_lse": given.grad_lse}
+        how |= {"scores": given.changed, "grad_lse": given.grad_lse, "with_changes": problem.changes}
         found = attend_backward(given.q, given.k, given.v, *given.left, **how)
-        for gradient, value in zip(given.gradients, found, strict=False):
+        for gradient, value in zip(given.gradients, found, strict=True):
             gradient.copy_(value)
     else:
         out, lse = attend(given.q, given.k, given.v, **how, scores=given.changed)
@@ -191,7 +191,7 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
     args = [*tensors, *[full[name] for name in problem.size_names]]
     if problem.backward:
         given = operands(problem, args)
-        forward = replace(problem, backward=False, lse=True, bias_gradient=False)
+        forward = replace(problem, backward=False, lse=True, changes=False)
         run_attention(forward, replace(given, out=given.left[0], lse=given.left[1]))
     return args
 

@@ -46,7 +46,7 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         scores=scores,
         window=attention.window,
         layout=_layout(attention.sequences),
-        bias_gradient=attention.gradients is not None and attention.gradients.dbias is not None,
+        changes=attention.gradients is not None and attention.gradients.dscores is not None,
     )
     strides = (stride for view in strided for stride in view.strides)
     read, written = ([_passed(view, buffers) for view in views] for views in (attention.read, attention.written))

@@ -34,13 +34,13 @@ DECIDING = {
 """The integers that a choice depends on, and whether by bucket or exactly. For strides, only divisibility by 16 matters."""
 
 AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd",
-        "grad_lse": "bhm", "dq": "bhmd", "dk": "bhnd", "dv": "bhnd", "dbias": "bhmn"}  # fmt: skip
+        "grad_lse": "bhm", "dq": "bhmd", "dk": "bhnd", "dv": "bhnd", "dscores": "bhmn"}  # fmt: skip
 """The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so no strides are passed for it."""
 EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
            "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
            "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "grad_lse": ("B", "Hq", "Mq"),
            "dq": ("B", "Hq", "Mq", "D"), "dk": ("B", "Hkv", "Mkv", "D"), "dv": ("B", "Hkv", "Mkv", "Dv"),
-           "dbias": ("B", "Hq", "Mq", "Mkv")}  # fmt: skip
+           "dscores": ("B", "Hq", "Mq", "Mkv")}  # fmt: skip
 """The sizes of each tensor."""
 
 
@@ -75,8 +75,8 @@ class AttentionProblem:
 
     The forward tensors are q, k, v, then `bias` or the tensors that `scores` loads ("a0", "a1", …), out, and `lse` if it is
     wanted: the natural log Σ_n exp(score) in float32. The `backward` tensors are q, k, v, bias, out, `saved` (the forward pass's
-    lse), grad (the gradient of out), grad_lse if lse has a gradient, those of `scores`, and the outputs dq, dk, dv and,
-    with `bias_gradient`, dbias, the gradient of every score. The
+    lse), grad (the gradient of out), grad_lse if lse has a gradient, those of `scores`, and the outputs dq, dk, dv and, if
+    it is wanted, dscores. The
     integers are SIZES, then the strides of each tensor but lse ("q_stride_b" and so on, as in AXES), then those of `scores`
     ("n0", …). Any size may be 0, and so may any stride of an input.
 
@@ -94,6 +94,8 @@ class AttentionProblem:
         Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled.
     lse
         Whether the log-sum-exp is wanted; in a backward problem, whether it has a gradient.
+    changes
+        Whether a backward problem also writes `dscores`, the gradient of the scores (B, Hq, Mq, Mkv).
     scores
         The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal, and in a backward problem their slopes (see
         ir.attention.Attention).
@@ -117,7 +119,7 @@ class AttentionProblem:
     scores: LoopKernel | None = None
     window: tuple[int, int] | None = None
     layout: Layout | None = None
-    bias_gradient: bool = False
+    changes: bool = False
 
     @property
     def family(self) -> str:
@@ -136,8 +138,7 @@ class AttentionProblem:
         loaded = self.scores.tensors if self.scores is not None else ()
         if self.backward:
             kept = [("out", self.dtype), ("saved", torch.float32), ("grad", self.dtype)]
-            names = ("dq", "dk", "dv", "dbias") if self.bias_gradient else ("dq", "dk", "dv")
-            written = (TensorArg(name, self.dtype, "out") for name in names)
+            written = (TensorArg(name, self.dtype, "out") for name in ("dq", "dk", "dv", *(["dscores"] if self.changes else [])))
             kept += [("grad_lse", torch.float32)] if self.lse else []
             return (*read, *bias, *(TensorArg(name, dtype, "in") for name, dtype in kept), *loaded, *written)
         lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
@@ -186,7 +187,7 @@ class AttentionProblem:
         scores = f"\n{self.scores.text}" if self.scores is not None else ""
         marks += f" | window {self.window}" if self.window is not None else ""
         marks += f" | {self.layout}" if self.layout is not None else ""
-        marks += " | dbias" if self.bias_gradient else ""
+        marks += " | changes" if self.changes else ""
         return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}{scores}"
 
     @cached_property

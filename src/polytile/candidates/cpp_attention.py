@@ -30,9 +30,7 @@ class CppAttention(CppCandidate):
 
 
 def attention_candidates(problem: AttentionProblem, name: str, threads: Sequence[int]) -> tuple[CppAttention, ...]:
-    """Every config with each number of threads, in canonical order. None gives the gradient of a bias. Raises CompilerMissing."""
-    if problem.bias_gradient:
-        return ()
+    """Every config with each number of threads, in canonical order. Raises CompilerMissing."""
     tool = toolchain.find()
     lanes, machine = max(tool.lanes, FEWEST_LANES), Machine.detected()
     made_from = digest(f"{tool.identity} {problem.digest}")

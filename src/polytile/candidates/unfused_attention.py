@@ -38,7 +38,8 @@ class UnfusedAttention(Composed):
     name = "stored"
     origin = "unfused"
 
-    def __init__(self, problem: AttentionProblem, steps: Sequence[Step]) -> None:
+    def __init__(self, problem: AttentionProblem, steps: Sequence[Step], scores: torch.dtype) -> None:
+        self.scores_dtype = scores
         self.problem, self.steps, self.inner = problem, tuple(steps), [step.run for step in steps]
         symbols = sorted({s for step in steps for e in step.integers for s in e.free_symbols}, key=str)
         self._names = tuple(symbol.name for symbol in symbols)
@@ -53,7 +54,7 @@ class UnfusedAttention(Composed):
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         scores = sizes["B"] * sizes["Hq"] * sizes["Mq"] * sizes["Mkv"]
-        return 0 < scores * self.problem.dtype.itemsize <= MOST_BYTES and min(sizes["Hkv"], sizes["D"], sizes["Dv"]) > 0
+        return 0 < scores * self.scores_dtype.itemsize <= MOST_BYTES and min(sizes["Hkv"], sizes["D"], sizes["Dv"]) > 0
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The best prediction for each of the three."""
@@ -99,10 +100,10 @@ class UnfusedAttention(Composed):
                                    ("v", given.v, given.k.shape[2])):  # fmt: skip
             each = tensor.reshape(items, rows, tensor.shape[3])
             tensors[name] = each if each.stride(2) == 1 else each.contiguous()
-        scores = tensors["q"].new_empty(items, tensors["q"].shape[1], given.k.shape[2])
-        tensors |= {"scores": scores, "shares": torch.empty_like(scores)}
-        shape = (items, scores.shape[1], given.v.shape[3])
-        tensors["out"] = given.out.view(shape) if given.out.is_contiguous() else scores.new_empty(shape)
+        shares = tensors["q"].new_empty(items, tensors["q"].shape[1], given.k.shape[2])
+        tensors |= {"scores": torch.empty_like(shares, dtype=self.scores_dtype), "shares": shares}
+        shape = (items, shares.shape[1], given.v.shape[3])
+        tensors["out"] = given.out.view(shape) if given.out.is_contiguous() else shares.new_empty(shape)
         return tensors if given.bias is None else {**tensors, "bias": given.bias}
 
     def _integers(self, sizes: Mapping[str, int]) -> list[list[int]]:

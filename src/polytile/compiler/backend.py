@@ -33,6 +33,8 @@ from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend import unprinted
 from polytile.frontend.attention.flex_whole import write_out_whole
+from polytile.frontend.attention.held import write_out_held
+from polytile.frontend.attention.joint import recognise_in_training
 from polytile.frontend.attention.patterns import recognise, simplify_masks
 from polytile.frontend.attention.regions import mark_computed, recompute
 from polytile.frontend.attention.whole import keep_whole
@@ -248,6 +250,7 @@ def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    recognise_in_training(joint, given["num_fwd_outputs"])
     drop_plain_copies(joint.graph)
     simplify_masks(joint.graph)
     recompute(joint.graph)
@@ -343,6 +346,7 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph's program: from disk; or lowered and compiled, or to be compiled in the background. Raises CompilerMissing
         where calls wait for a C++ compiler and there is none."""
+        write_out_held(graph)
         write_out_whole(graph)
         weights, waits_for, sized = weights_of(graph, self.kind), early.waits_for(), self.sized.graph_of(graph)
         traced, symbols = hinted.sizes_of(graph), Symbols.of(graph)
@@ -363,8 +367,7 @@ class _Compiler:
             if self.kind == "inference":
                 recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
-            else:
-                mark_computed(graph.graph)
+            mark_computed(graph.graph)
             lowered = lower_graph(graph, name, weights)
         _trace(name, lowered.operators, lambda: program_text(lowered.program))
         if symbols.guards() != guards:

@@ -204,7 +204,8 @@ def _unfused_attention(problem: AttentionProblem, target: torch.device, multiker
     parts = unfused_attention(problem, target)
     products = [define_template(product, parts.buffers, multikernels) for product in (parts.first, parts.last)]
     calls = (products[0], define_loop(parts.softmax, parts.buffers, multikernels), products[1])
-    return UnfusedAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
+    steps = [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls]
+    return UnfusedAttention(problem, steps, parts.buffers["scores"].dtype)
 
 
 def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:

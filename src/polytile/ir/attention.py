@@ -24,15 +24,15 @@ SCORES, SLOPES = "scores", "slopes"
 @dataclass(frozen=True)
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
-    gradients of q, k and v are written to `dq`, `dk` and `dv`, and that of a bias to `dbias`, if it is wanted. `lse`, (batch,
-    heads, m), is the gradient of the log-sum-exp, if that is used besides."""
+    gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
+    that is used besides. `dscores`, (batch, heads, m, n), receives the gradient of the scores, if that is wanted."""
 
     grad: View
     dq: View
     dk: View
     dv: View
     lse: View | None = None
-    dbias: View | None = None
+    dscores: View | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Attention:
     @property
     def written(self) -> tuple[View, ...]:
         given = self.gradients
-        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv, given.dbias)
+        own = (self.out, self.lse) if given is None else (given.dq, given.dk, given.dv, given.dscores)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -142,26 +142,46 @@ class Attention:
         return {view.buffer for view in self.written}
 
 
-def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.Tensor:
+BLOCK = 1 << 20
+"""Scores that `attend` and its derivative keep at once, if they can go through the rows in blocks: so many stay in a cache."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows [first, last) of `count`."""
+
+    first: int
+    last: int
+    count: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These of a tensor (batch, heads, m, …)."""
+        return tensor[:, :, self.first : self.last] if tensor.shape[2] == self.count else tensor
+
+    def seen(self, keys: int, device: torch.device) -> torch.Tensor:
+        return torch.ones(self.last - self.first, keys, dtype=torch.bool, device=device)
+
+
+def causal_mask(kind: str, rows: Rows, keys: int, device: torch.device) -> torch.Tensor:
     """Whether row m attends to key n, as booleans (rows, keys): n ≤ m for "top left", n - keys ≤ m - rows for "bottom right"."""
-    shift = keys - rows if kind == "bottom right" else 0
-    return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(shift)
+    shift = keys - rows.count if kind == "bottom right" else 0
+    return rows.seen(keys, device).tril(shift + rows.first)
 
 
-def window_mask(window: tuple[int, int], rows: int, keys: int, device: torch.device) -> torch.Tensor:
+def window_mask(window: tuple[int, int], rows: Rows, keys: int, device: torch.device) -> torch.Tensor:
     """Whether row m attends to key n, as booleans (rows, keys): -before ≤ n - m - (keys - rows) ≤ after, for `window` = (before,
     after). -1 means unbounded on that side."""
     before, after = window
-    seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
-    seen = seen if after < 0 else seen.tril(keys - rows + after)
-    return seen if before < 0 else seen.triu(keys - rows - before)
+    seen, shift = rows.seen(keys, device), keys - rows.count + rows.first
+    seen = seen if after < 0 else seen.tril(shift + after)
+    return seen if before < 0 else seen.triu(shift - before)
 
 
 def masked(
     scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY, added: bool = False,
-    window: tuple[int, int] | None = None,
+    window: tuple[int, int] | None = None, rows: Rows | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Apply mask and bias to scores (..., rows, keys).
+    """Apply mask and bias to scores (..., rows, keys), which are those of all rows unless `rows` are given.
 
     With `added`, a boolean mask adds -inf where it is false, so that NaN stays NaN; otherwise it sets the score to `fill`.
     """
@@ -169,11 +189,11 @@ def masked(
         scores = scores + torch.where(bias, 0.0, EMPTY).to(scores.dtype) if added else torch.where(bias, scores, fill)
     elif bias is not None:
         scores = scores + bias.to(scores.dtype)
+    count, keys = scores.shape[-2:]
+    rows = rows or Rows(0, count, count)
     if causal:
-        rows, keys = scores.shape[-2:]
         scores = torch.where(causal_mask(causal, rows, keys, scores.device), scores, EMPTY)
     if window is not None:
-        rows, keys = scores.shape[-2:]
         scores = torch.where(window_mask(window, rows, keys, scores.device), scores, EMPTY)
     return scores
 
@@ -204,18 +224,12 @@ def attend(
         Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
         their derivatives by the products may follow.
     """
-    dtype = precision or compute_dtype(q.dtype)
-    scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
-    group = q.shape[1] // max(1, k.shape[1])
-    if group != 1:
-        k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    products = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale
-    added = empty_is_0 and fill == EMPTY
-    changed = masked(products, bias, causal, fill, added, window) if scores is None else scores(products)[0]
-    shares = torch.softmax(changed, -1)
-    if empty_is_0:
-        shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
-    return shares @ v.to(dtype), torch.logsumexp(changed, -1)
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+    how |= {"precision": precision, "window": window}
+    if scores is not None:
+        return _attend(q, k, v, bias, **how, scores=scores)
+    out, lse = _joined(q, k, lambda head: _attend(head(q), head(k), head(v), bias if bias is None else head(bias), **how))
+    return out, lse
 
 
 def attend_backward(
@@ -223,10 +237,94 @@ def attend_backward(
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, and of the scores (batch, heads, m, n), which is that of an added bias, from its
-    results and the gradients of `out` and, if given, of `lse`. A row that attends to no key, whose lse is -inf, contributes none,
-    and neither does a key whose score is -inf."""
+    with_changes: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
+    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
+    whose score is -inf."""
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+    how |= {"precision": precision, "window": window}
+    how["with_changes"] = with_changes
+    if scores is not None:
+        return _attend_backward(q, k, v, out, lse, grad, bias, **how, scores=scores, grad_lse=grad_lse)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
+
+    def of_head(head: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        own: dict[str, Any] = {name: None if each is None else head(each) for name, each in given.items()}
+        return _attend_backward(**own, **how)
+
+    return _joined(q, k, of_head)
+
+
+def _joined(q: torch.Tensor, k: torch.Tensor, run: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """The results of `run` for each head of k of each batch, or for all at once if they have no more than BLOCK scores. `run` is
+    given a function that takes what belongs to the head from a tensor (batch, heads, …)."""
+    (batch, heads, rows, _), of_k, keys = q.shape, k.shape[1], k.shape[2]
+    if batch * heads * rows * keys <= BLOCK or batch * of_k == 0:
+        return run(lambda tensor: tensor)
+
+    def part(b: int, h: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def of(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor[b : b + 1] if tensor.shape[0] > 1 else tensor
+            count = max(1, tensor.shape[1] // of_k)
+            return tensor[:, h * count : (h + 1) * count] if tensor.shape[1] > 1 else tensor
+
+        return of
+
+    found = [[run(part(b, h)) for h in range(of_k)] for b in range(batch)]
+    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in found]
+    return tuple(torch.cat(each) for each in zip(*of_batches, strict=True))
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float | None,
+    causal: str = "",
+    fill: float = EMPTY,
+    empty_is_0: bool = True,
+    precision: torch.dtype | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
+    window: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = precision or compute_dtype(q.dtype)
+    scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
+    group = q.shape[1] // max(1, k.shape[1])
+    k, v = k.to(dtype), v.to(dtype)
+    if group != 1:
+        k, v = (each.repeat_interleave(group, 1) for each in (k, v))
+    added = empty_is_0 and fill == EMPTY
+    found = []
+    for rows in _blocks(q, k, whole=scores is not None):
+        products = rows.of(q).to(dtype) @ k.transpose(-1, -2) * scale
+        own = rows.of(bias) if bias is not None else None
+        changed = masked(products, own, causal, fill, added, window, rows) if scores is None else scores(products)[0]
+        shares = torch.softmax(changed, -1)
+        if empty_is_0:
+            shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
+        found.append((shares @ v, torch.logsumexp(changed, -1)))
+    out, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
+    return out, lse
+
+
+def _blocks(q: torch.Tensor, k: torch.Tensor, whole: bool) -> Iterator[Rows]:
+    """Blocks of rows with BLOCK scores; all rows at once if they have to be `whole`."""
+    count = q.shape[2]
+    step = max(1, count) if whole else max(1, BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    for first in range(0, max(1, count), step):
+        yield Rows(first, min(first + step, count), count)
+
+
+def _attend_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
+    bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
+    precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
+    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
+    with_changes: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -234,22 +332,32 @@ def attend_backward(
     q, k, v, out, grad = (each.to(dtype) for each in (q, k, v, out, grad))
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    products = q @ k.transpose(-1, -2) * scale
-    added = empty_is_0 and fill == EMPTY
-    changed, *slopes = scores(products) if scores is not None else (masked(products, bias, causal, fill, added, window),)
-    shares = torch.exp(changed - torch.where(lse == EMPTY, 0.0, lse).to(dtype).unsqueeze(-1))
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
-    by_score = shares * (grad @ v.transpose(-1, -2) - delta)
-    changes = by_score * scale
-    for slope in slopes:
-        changes = torch.where(changed == EMPTY, 0.0, changes * slope)
-    if bias is not None and bias.dtype == torch.bool:  # a replaced score does not depend on q and k
-        changes = torch.where(bias, changes, 0.0)
-    dk, dv = changes.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad
+    added = empty_is_0 and fill == EMPTY
+    found: list[tuple[torch.Tensor, ...]] = []
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for rows in _blocks(q, k, whole=scores is not None):
+        own_q, own_grad, own_lse = rows.of(q), rows.of(grad), rows.of(lse)
+        own = rows.of(bias) if bias is not None else None
+        products = own_q @ k.transpose(-1, -2) * scale
+        changed, *slopes = scores(products) if scores is not None else (
+            masked(products, own, causal, fill, added, window, rows),
+        )  # fmt: skip
+        shares = torch.exp(changed - torch.where(own_lse == EMPTY, 0.0, own_lse).to(dtype).unsqueeze(-1))
+        of_scores = shares * (own_grad @ v.transpose(-1, -2) - rows.of(delta))
+        changes = of_scores * scale
+        for slope in slopes:
+            changes = torch.where(changed == EMPTY, 0.0, changes * slope)
+        if own is not None and own.dtype == torch.bool:  # a replaced score does not depend on q and k
+            changes = torch.where(own, changes, 0.0)
+        dk += changes.transpose(-1, -2) @ own_q
+        dv += shares.transpose(-1, -2) @ own_grad
+        found.append((changes @ k, of_scores) if with_changes else (changes @ k,))
+    dq, *more = (torch.cat(each, 2) for each in zip(*found, strict=True))
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
-    return changes @ k, dk, dv, by_score
+    return dq, dk, dv, *more
 
 
 # sequences of their own lengths -----------------------------------------------------------------------------------------

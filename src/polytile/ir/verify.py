@@ -246,8 +246,8 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         given, own = operation.gradients, (operation.out, operation.q, operation.k, operation.v)
         for gradient, of in zip((given.grad, given.dq, given.dk, given.dv), own, strict=True):
             pairs += zip((f"gradient's {d}" for d in "bhmd"), gradient.sizes, of.sizes, strict=True)
-        if given.dbias is not None:
-            pairs += zip((f"bias gradient's {d}" for d in "bhmn"), given.dbias.sizes, (batch, heads, m, n), strict=True)
+        if given.dscores is not None:
+            pairs += zip((f"scores' gradient's {d}" for d in "bhmn"), given.dscores.sizes, (batch, heads, m, n), strict=True)
     if operation.scores is not None:
         extents = [axis.size for axis in operation.scores.axes + operation.scores.reduced]
         stored = tuple(store.buffer for store in operation.scores.stores)

@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_with_path
 
 from polytile.errors import PackageError
 from polytile.frontend.attention.patterns import recognise
+from polytile.frontend.attention.regions import mark_computed
 from polytile.frontend.attention.whole import attention
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.graph import Lowered, lower_graph
@@ -121,6 +122,7 @@ def capture(program: ExportedProgram, name: str) -> Captured:
         raise PackageError(f"the program cannot be packaged: {why}.")
     device = _device(graph)
     recognise(graph)
+    mark_computed(graph.graph)
     lay_channels_last(graph.graph, training=False, weights={})
     traced = sizes_of(graph)
     lowered = lower_graph(graph, name, {})

@@ -68,6 +68,15 @@ def test_biases_are_added_or_hide_keys(bias: Bias) -> None:
     check(AttentionProblem(F32, -0.3, bias=bias, backward=True), SIZE)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_gradient_of_scores_is_kept_if_a_bias_wants_it(dtype: torch.dtype) -> None:
+    """Zeros where a mask hides a key, in tiles that are left out too."""
+    for causal in Causal:
+        kept = check(AttentionProblem(dtype, 0.3, causal, backward=True, changes=True), {"Mq": 150, "Mkv": 90})
+        assert kept.dscores is not None and kept.dscores[0, 0, -1].any()
+    check(AttentionProblem(dtype, None, bias=Bias(torch.float32, "hmn"), backward=True, changes=True), {"Mq": 33, "Mkv": 300})
+
+
 def test_columns_that_lie_apart() -> None:
     strides = {"q_stride_d": 37, "q_stride_m": 1, "k_stride_d": 150, "k_stride_n": 1, "v_stride_d": 150, "v_stride_n": 1}
     for dtype in (F32, BF16):

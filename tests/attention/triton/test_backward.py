@@ -40,17 +40,25 @@ def test_biases_are_added_or_hide_keys(bias: Bias) -> None:
 
 @pytest.mark.parametrize("bias", [Bias(F32, "hmn"), Bias(F32, "bn")], ids=str)
 def test_a_bias_has_a_gradient_for_each_row_and_key(bias: Bias) -> None:
-    problem = AttentionProblem(F32, 0.3, bias=bias, backward=True, bias_gradient=True)
+    problem = AttentionProblem(F32, 0.3, bias=bias, backward=True, changes=True)
     made = check(problem, SIZE)
     given = made["bias"].expand(1, 4, 21, 37).double().requires_grad_()
     out, _ = attended(problem, *[made[name].double() for name in "qkv"], given, SIZE)
     (right,) = torch.autograd.grad(out, given, made["grad"].double())
-    torch.testing.assert_close(made["dbias"].double(), right, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(made["dscores"].double(), right, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("rows", [40, 9])
 def test_windows_that_end_before_the_first_row_or_key(rows: int) -> None:
     check(AttentionProblem(F32, 0.3, window=(5, 0), backward=True), SIZE | {"Mq": rows, "Mkv": 49 - rows})
+@pytest.mark.parametrize("causal", Causal)
+def test_the_gradient_of_scores_is_kept_if_a_bias_wants_it(causal: Causal) -> None:
+    problem = AttentionProblem(F32, 0.3, causal, Bias(F32, "bhmn"), backward=True, changes=True)
+    made = check(problem, SIZE)
+    bias = made["bias"].double().requires_grad_()
+    q, k, v = (made[name].double() for name in "qkv")
+    (right,) = torch.autograd.grad(attended(problem, q, k, v, bias, SIZE)[0], bias, made["grad"].double())
+    torch.testing.assert_close(made["dscores"].double(), right.nan_to_num(0.0), atol=2e-5, rtol=2e-5)
 
 
 def test_half_types_and_wide_positions() -> None:

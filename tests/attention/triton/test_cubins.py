@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polytile.attention.layout import Layout
-from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.problem import AttentionProblem, Bias, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
 from polytile.candidates.triton import WORKER, job_of, triton_version
@@ -64,3 +64,9 @@ def test_the_derivative_of_computed_scores_compiles(empty_cache: Path) -> None:
     """With a soft cap, a table, a mask of lengths and the gradient of the log-sum-exp, a few bytes spill."""
     problem = scored(torch.bfloat16, soft_capped(), soft_capped_slope(), lse=True, backward=True)
     compiled("backward 64x64 s2 w4", problem, SIZE | {"Mq": 999}, spilled=64)
+
+
+def test_the_derivative_that_keeps_gradients_of_scores_compiles(empty_cache: Path) -> None:
+    """A few bytes spill."""
+    problem = AttentionProblem(torch.bfloat16, None, bias=Bias(torch.bfloat16, "hmn"), backward=True, changes=True)
+    compiled("backward 64x64 s2 w4", problem, SIZE | {"Mq": 999}, spilled=96)

@@ -7,7 +7,8 @@ each tile of rows that sees some of them,
     ds[rows, keys]  = p · (grad · vᵀ - delta) · slope,    delta = Σ_d grad · out - grad_lse
     dv[keys, :]    += pᵀ · grad,    dk[keys, :] += dsᵀ · q,    dq[rows, :] += ds · k
 
-`slope` is the derivative of a score by its product, where scores are expressions. A unit takes rows in chunks of bounded size,
+`slope` is the derivative of a score by its product, where scores are expressions. If the gradient of the scores is wanted, for
+that of a bias, p · (grad · vᵀ - delta) is stored besides. A unit takes rows in chunks of bounded size,
 and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added
 in the order of the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
@@ -42,6 +43,15 @@ static inline void store_pair(T* p, const Floats* x) {
 static inline void store_row(pt::bf16* p, Floats x) { store_weights(p, x); }
 """
 
+KEPT = """\
+// Where the gradient of the score of row r of an item and key n is kept.
+static inline S* kept_at(const Call& c, long item, long r, long n) {
+  const long b = item / c.Hkv, h = head_of(c, item, r), m = r % c.Mq;
+  return c.dscores + b * c.dscores_stride_b + h * c.dscores_stride_h + m * c.dscores_stride_m + n;
+}
+"""
+NOT_KEPT = "static inline S* kept_at(const Call&, long, long, long) { return nullptr; }\n"
+
 NO_SLOPE = "static inline Floats slope(const Call&, Floats x, const At&, long, long) { return x; }\n"
 GRAD_LSE = """\
 static inline float grad_lse_at(const Call& c, long b, long h, long m) {
@@ -73,7 +83,7 @@ template <class At> static void pack(const At& at, long stride, long length, lon
 
 CHANGES = """\
 // A row before a block of keys: where it stands, how many of the keys it may see, and whether a mask hides some of those.
-struct Line { At at; Row row; long seen; bool hides; };
+struct Line { At at; Row row; long seen; bool hides; S* kept; };
 
 static void row_of(const Call& c, long item, long r, Row& row) {
   const long b = item / c.Hkv, h = head_of(c, item, r), m = r % c.Mq;
@@ -96,6 +106,7 @@ static inline void differentiate(const Call& c, const Line& line, long j, Floats
   const bool plain = !CHANGED && !line.hides && n >= L;
   p = pt::exp(plain ? pt::mad(x, Floats(c.scale), Floats(-line.row.log)) : s - Floats(line.row.log));
   ds = p * (g - Floats(line.row.delta));
+  if constexpr (KEEPS) pt::store_n(line.kept + j, ds, least(n, L));
   if constexpr (SLOPED) ds = pt::select(s == Floats(NONE), Floats(0.0f), ds * slope(c, x * Floats(c.scale), line.at, j, n));
 }
 
@@ -107,7 +118,8 @@ static void change(const Call& c, const Scratch& s, long item, long i, long rows
       const long row = s.first + i + r + u;
       const Span own = span(c, item, row, row + 1);
       const long seen = most(0, least(count, own.high - n));
-      lines[u] = {at_of(c, item, row, n), s.rows[i + r + u], seen, MASKED && (own.all_low > n || own.all_high < n + seen)};
+      const bool hides = MASKED && (own.all_low > n || own.all_high < n + seen);
+      lines[u] = {at_of(c, item, row, n), s.rows[i + r + u], seen, hides, kept_at(c, item, row, n)};
     }
     T *x = s.scores + r * STRIDE, *g = s.changes + r * STRIDE;
     for (long j = 0; j < wide; j += L) {
@@ -262,6 +274,11 @@ static void unit(const Call& c, const Plan& plan, Scratch& s, T* dq, long item, 
   } while (s.first < c.rows);
 }
 
+// Clears what is kept of gradients of scores, as tiles that no row sees are left out.
+static void clear_kept(const Call& c, long item) {
+  for (long r = 0; r < c.rows; ++r) __builtin_memset(kept_at(c, item, r, 0), 0, c.Mkv * sizeof(S));
+}
+
 static Plan plan_of(const Call& c) {
   const long blocks = ceil_div(c.Mkv, KEYS), row = (2 * whole(c.D) + whole(c.Dv)) * sizeof(T);
   const long fits = MOST_BYTES / most(1, c.items * c.rows * whole(c.D) * sizeof(T));
@@ -293,6 +310,9 @@ static long run(const Call& c, long threads) {
   char* begin = (char*)(((unsigned long)memory + 63) / 64 * 64);
   T* left = (T*)(begin + threads * bytes);
   long next = 0;
+  if constexpr (KEEPS && (CAUSAL || MASKED)) pt::parallel(threads, [&](long thread, long workers) {
+    for (long item = thread; item < c.items; item += workers) clear_kept(c, item);
+  });
   pt::parallel(threads, [&](long thread, long) {
     Scratch s;
     lay_out(c, plan, begin + thread * bytes, s);
@@ -322,7 +342,7 @@ def backward(problem: AttentionProblem, config: Config, name: str, lanes: int) -
     pairs = bool(config.get("pairs"))
     mr, nv = int(config["mr"]), int(config["nv"])
     known = scores_of(problem)
-    flags = {"CHANGED": known.score is not None, "SLOPED": known.slope is not None}
+    flags = {"CHANGED": known.score is not None, "SLOPED": known.slope is not None, "KEEPS": problem.changes}
     return "".join(
         (
             opening(problem, lanes),
@@ -339,6 +359,7 @@ def backward(problem: AttentionProblem, config: Config, name: str, lanes: int) -
             PAIRS if pairs else SINGLES,
             call(problem),
             NO_SLOPE if known.slope is None else "",
+            KEPT if problem.changes else NOT_KEPT,
             GRAD_LSE if problem.lse else NO_GRAD_LSE,
             unroll.SHUFFLE_MACRO,
             unroll.shuffles(lanes),

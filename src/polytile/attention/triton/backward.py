@@ -6,7 +6,8 @@
                    for each head of q that shares it, for each block of rows that see them:
                        p, ds as above;  dv += pᵀ·grad;  dk += dsᵀ·q
 
-`slope` is the derivative of a score by its product, where the problem has scores as an expression. A gradient of lse is taken
+`slope` is the derivative of a score by its product, where the problem has scores as an expression. Launch 0 stores the gradient
+of the scores if that is wanted; it then goes through all keys. A gradient of lse is taken
 from delta. The rows that see a block of keys are bounded by the mask's expression, as the keys of a block of rows are.
 
 A row that attends to no key has an lse of -inf and no gradient.
@@ -17,15 +18,17 @@ recompute the scores. FlashAttention-2 computes them once and accumulates dq by 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from polytile.attention.bounds import WHOLE
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.triton.flash import order
 from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.text import value_type
 from polytile.codegen.triton.tile import blocks
-from polytile.errors import LoweringError
 from polytile.ir import sizes
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -51,18 +54,14 @@ def _of_queries(unit: Unit) -> Launch:
     unit.keys_at()
     unit.hoist()
     line("acc_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)")
-    if unit.problem.bias_gradient and unit.scores.mask is not None:
-        raise LoweringError("the gradient of a bias under a mask, of which no kernel writes the hidden elements")
-    for part in unit.parts(unit.bounds()):
+    seen = replace(unit.bounds(), some=WHOLE.some, all=None) if unit.problem.changes else unit.bounds()
+    for part in unit.parts(seen):
         with unit.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
             line("j = tl.multiple_of(j, BLOCK_N)")
             line(f"k_block = {unit.key_block('k', 'D', part.masked)}")
             line(f"v_block = {unit.key_block('v', 'Dv', part.masked)}")
-            _changes(unit, part.masked)
+            _changes(unit, part.masked, kept=unit.problem.changes)
             line(f"acc_q = {unit.dot('ds', 'k_block', 'acc_q')}")
-            if unit.problem.bias_gradient:
-                line(f"dbias_at = {unit.base('dbias', 'p1')} + p2 * {unit.number('dbias_stride_m')} + p3")
-                line(f"tl.store(dbias_at, ds, mask=inside[:, None] & (p3 < {unit.number('Mkv')}))")
     _store(unit, "dq", "D", f"acc_q * {unit.scale!r}", "p1", "p2", "inside[:, None]")
     return unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE))
 
@@ -120,10 +119,11 @@ def _row(unit: Unit) -> str:
     return f"(p0.to(tl.int64) * {unit.number('Hq')} + p1) * {unit.most('Mq')} + row"
 
 
-def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
+def _changes(unit: Unit, masked: bool, once: bool = False, kept: bool = False) -> None:
     """Emit the softmax weights `p` of a tile of scores, and the gradient `ds` of its products.
 
-    With `once`, rows past the end are masked: they repeat the last row, and here no masked store drops what they add.
+    With `once`, rows past the end are masked: they repeat the last row, and here no masked store drops what they add. With
+    `kept`, the gradient of the scores is stored.
     """
     line = unit.out.line
     line(f"s = {unit.dot('q_block', 'k_block.T')}")
@@ -132,6 +132,11 @@ def _changes(unit: Unit, masked: bool, once: bool = False) -> None:
     if once:
         line("p = tl.where(inside[:, None], p, 0.0)")
     line(f"ds = p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])")
+    if kept:
+        line("keys = j + tl.arange(0, BLOCK_N)")
+        at = f"{unit.base('dscores', 'p1')} + row[:, None].to(tl.int64) * {unit.number('dscores_stride_m')} + keys[None, :]"
+        mask = f"inside[:, None] & (keys < {unit.number('Mkv')})[None, :]"
+        line(f"tl.store({at}, ds.to(dscores.dtype.element_ty), mask={mask})")
     slope = " * slope" if unit.scores.slope is not None else ""
     line(f"ds = (ds{slope}).to({value_type(unit.problem.dtype)})")
 

@@ -118,7 +118,7 @@ def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
     """Every config in canonical order, for all head sizes: plain tiles, packed tiles, split keys and specialised warps, or those
     of the backward pass."""
     plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
-    specialised = plain and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
+    specialised = plain and not problem.changes and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
     if problem.backward:
         return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised and problem.scale != 0)
     return _space(problem.dtype.itemsize, device.shared_per_block, specialised)

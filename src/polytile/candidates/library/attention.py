@@ -18,13 +18,13 @@ import torch
 from torch.nn.functional import pad
 
 from polytile.attention.arguments import Operands, operands, run_attention
-from polytile.attention.efficient import added, aligned, efficient, once
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost import library_attention as prior
 from polytile.ir.attention import EMPTY
 from polytile.problem import Config, digest
+from polytile.runtime.efficient_attention import added, aligned, efficient, once
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -38,8 +38,8 @@ class AttentionLibrary(Candidate):
     origin = "sdpa"
     config = Config()
     recordable = True
-    gives_bias_gradient = False
-    """Whether the derivative may include that of the bias."""
+    gives_changes = False
+    """Whether the derivative may include that of the scores."""
 
     def __init__(self, problem: AttentionProblem, target: torch.device) -> None:
         self.problem, self.target = problem, target
@@ -72,7 +72,7 @@ class MathLibrary(AttentionLibrary):
     """Scores in memory, in the type in which they are computed."""
 
     name = "math"
-    gives_bias_gradient = True
+    gives_changes = True
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
@@ -265,7 +265,7 @@ class Kernels:
         elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
             kernels += self.gpu if on_gpu else [self.cpu]
         kernels.append(MathLibrary)
-        kernels = [kernel for kernel in kernels if kernel.gives_bias_gradient or not problem.bias_gradient]
+        kernels = [kernel for kernel in kernels if kernel.gives_changes or not problem.changes]
         return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
 
 

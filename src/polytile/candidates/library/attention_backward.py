@@ -13,7 +13,6 @@ import torch
 from torch.nn.functional import pad
 
 from polytile.attention.arguments import Operands, operands
-from polytile.attention.efficient import efficient_backward, hidden, no_state
 from polytile.attention.problem import Causal
 from polytile.candidates.library.attention import (
     AttentionLibrary,
@@ -24,6 +23,7 @@ from polytile.candidates.library.attention import (
     Kernels,
     PackedFlashLibrary,
 )
+from polytile.runtime.efficient_attention import efficient_backward, hidden, no_state
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ class FlashBackward(_Backward, FlashLibrary):
 class EfficientBackward(_Backward, EfficientLibrary):
     """The memory-efficient ones, whose causal mask counts from the top left."""
 
-    gives_bias_gradient = True
+    gives_changes = True
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
@@ -84,7 +84,7 @@ class EfficientBackward(_Backward, EfficientLibrary):
 
     def gradients(self, given: Operands) -> Gradients:
         (out, saved, grad), problem = given.left, self.problem
-        how = problem.scale, problem.causal is not Causal.NO, problem.bias_gradient
+        how = problem.scale, problem.causal is not Causal.NO, problem.changes
         return efficient_backward(grad, given.q, given.k, given.v, given.bias, out, saved, *how)
 
 

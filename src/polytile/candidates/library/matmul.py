@@ -53,8 +53,12 @@ class MatmulLibrary(Candidate):
         return self.unfused is not None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """Products of 8-bit types need both operands dense along k, and K and N divisible by 16."""
-        if self.kernel.in_dtype.itemsize > 1 or self.target is None:
+        """Products of 8-bit types need both operands dense along k, and K and N divisible by 16, on a GPU. A CPU's products of
+        16-bit types are rounded to these, which is too coarse where float32 is stored."""
+        if self.target is None:
+            exact = self.unfused is None and self.kernel.spec.out_dtype == "float32"
+            return not (exact and self.kernel.in_dtype.itemsize == 2)
+        if self.kernel.in_dtype.itemsize > 1:
             return True
         spec = self.kernel.spec
         sizes_fit = sizes["batch"] == 1 and sizes["K"] % 16 == 0 and sizes["N"] % 16 == 0 and sizes["M"] > 16

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from polytile.frontend.attention.flex import at_all, is_elementwise
 from polytile.frontend.attention.operator import COMPUTED, OF_BACKWARD, PRODUCTS, WITH_LSE
-from polytile.frontend.attention.regions import SCORED, mark_computed
+from polytile.frontend.attention.regions import SCORED
 from polytile.frontend.lower.decompositions import decompositions
 
 prims = torch.ops.prims
@@ -49,7 +49,6 @@ def write_out_whole(module: torch.fx.GraphModule) -> None:
         module.graph.eliminate_dead_code()
         module.graph.lint()
         module.recompile()
-        mark_computed(module.graph)
 
 
 @dataclass(frozen=True)

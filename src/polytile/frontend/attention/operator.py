@@ -3,14 +3,16 @@
     attention(q, k, v, bias, scale, causal, fill, empty_is_0)
 
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
-                                                         → attention_with_lse(q, k, v, scores, scale) -> (out, lse)
+                                                         → attention_with_lse(q, k, v, scores, scale, empty_is_0) -> (out, lse)
         → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale) -> (dq, dk, dv)
+        → attention_of_backward_with_changes(…the same…) -> (dq, dk, dv, changes)
 
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
 bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.attention.Attention for the rest. `products` returns
 the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them. `slopes` are the
 derivatives of the scores by the products; `lse`, (batch, heads, m) in float32, is the natural logarithm, and -inf in a row that
-attends to no key, whose result is 0.
+attends to no key, whose result is 0 or, without `empty_is_0`, NaN. `changes`, (batch, heads, m, n) in q's dtype, are the
+derivatives by the scores.
 """
 
 from __future__ import annotations
@@ -102,16 +104,20 @@ _library.impl("attention_of", _attention_of, "CompositeExplicitAutograd")
 
 PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile.attention_of.default
 
-_library.define("attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale) -> (Tensor, Tensor)")
 _library.define(
-    "attention_of_backward(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, "
-    "Tensor? grad_lse, float scale) -> (Tensor, Tensor, Tensor)"
+    "attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale, bool empty_is_0=True) -> (Tensor, Tensor)"
 )
+_OF_BACKWARD = (
+    "(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, "
+    "float scale) -> (Tensor, Tensor, Tensor"
+)
+_library.define(f"attention_of_backward{_OF_BACKWARD})")
+_library.define(f"attention_of_backward_with_changes{_OF_BACKWARD}, Tensor)")
 
 
 @torch.library.register_fake("polytile::attention_with_lse", lib=_library)
 def _fake_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return _permute_strides(out, q.stride()), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -125,28 +131,41 @@ def _fake_of_backward(
     return dq, dk, dv
 
 
+@torch.library.register_fake("polytile::attention_of_backward_with_changes", lib=_library)
+def _fake_of_backward_with_changes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return *_fake_of_backward(q, k, v), q.new_empty((*q.shape[:3], k.shape[2]))
+
+
 def _with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = attend(q, k, v, scale=scale, scores=lambda products: (scores,))
+    out, lse = attend(q, k, v, scale=scale, empty_is_0=empty_is_0, scores=lambda products: (scores,))
     return _permute_strides(out.to(q.dtype), q.stride()), lse
 
 
-def _of_backward(
+def _of_backward_with_changes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, slopes: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    found = attend_backward(
-        q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    *found, changes = attend_backward(
+        q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse, with_changes=True
     )
-    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=False))
-    return dq, dk, dv
+    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv, changes.to(q.dtype)
+
+
+def _of_backward(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _of_backward_with_changes(*given)[:3]
 
 
 _library.impl("attention_with_lse", _with_lse, "CompositeExplicitAutograd")
 _library.impl("attention_of_backward", _of_backward, "CompositeExplicitAutograd")
+_library.impl("attention_of_backward_with_changes", _of_backward_with_changes, "CompositeExplicitAutograd")
 
 WITH_LSE, OF_BACKWARD = torch.ops.polytile.attention_with_lse.default, torch.ops.polytile.attention_of_backward.default
+OF_BACKWARD_WITH_CHANGES = torch.ops.polytile.attention_of_backward_with_changes.default
 
 COMPUTED = "polytile_in_attention"
 """The key in a node's `meta` that marks values needed only by scores inside kernels, which are not stored."""

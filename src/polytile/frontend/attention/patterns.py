@@ -20,8 +20,8 @@ import torch.fx
 from polytile.frontend.attention.masks import simplified
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
 from polytile.frontend.attention.operator import PRODUCTS as PRODUCTS_OF
-from polytile.frontend.attention.pages import PAGED, read_in_place
-from polytile.frontend.attention.regions import Region, mark_computed, region_of
+from polytile.frontend.attention.pages import read_in_place
+from polytile.frontend.attention.regions import Region, region_of
 from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
 from polytile.frontend.attention.trained import BACKWARD, TRAINED
 from polytile.frontend.attention.views import (
@@ -62,12 +62,12 @@ def recognise(module: torch.fx.GraphModule) -> None:
     names = {node.name: node for node in graph.nodes}
     changed = False
     for node in list(graph.nodes):
-        found = _softmax_before(node) if node.target in PRODUCTS else None
+        found = softmax_before(node) if node.target in PRODUCTS else None
         if found is None:
             continue
         changed = True  # nodes inserted by a failed rewriting are erased again
         try:
-            _Rewriting(module, node, *found, names).run()
+            Rewriting(module, node, *found, names).run()
         except NotAttention as why:
             node.meta[REASON] = f"no attention: {why}"
     for node in list(graph.nodes):
@@ -78,19 +78,22 @@ def recognise(module: torch.fx.GraphModule) -> None:
         if node.target == ATTENTION:
             changed = read_in_place(graph, node) or changed
     if changed:
-        _erase_unused(graph)
+        erase_unused(graph)
         graph.lint()
         module.recompile()
-    if any(node.target in (ATTENTION, ATTENTION_OF, PAGED) for node in graph.nodes):
-        mark_computed(graph)
 
 
-def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
+def is_softmax(node: torch.fx.Node) -> bool:
+    noted = node.meta.get(KEY)
+    return isinstance(noted, Result) and noted.call.target in SOFTMAXES
+
+
+def softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
     """The softmax over the last dimension that is the left operand of a product, and the views between them."""
     node, path = product.args[0], list[torch.fx.Node]()
     while isinstance(node, torch.fx.Node) and len(path) < MOST_VIEWS:
-        noted = node.meta.get(KEY)
-        if isinstance(noted, Result) and noted.call.target in SOFTMAXES:
+        if is_softmax(node):
+            noted = node.meta[KEY]
             argument, dim = noted.call.args[:2]
             last = isinstance(argument, Name) and dim in (-1, value(node).ndim - 1)
             return (node, path) if last else None
@@ -101,7 +104,7 @@ def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.f
     return None
 
 
-class _Rewriting:
+class Rewriting:
     """The rewriting of one attention, with the `path` from `softmax` to the second product `last`."""
 
     def __init__(
@@ -113,15 +116,7 @@ class _Rewriting:
 
     def run(self) -> None:
         """Raises NotAttention before any node is replaced."""
-        if any(len(uses(node)) != 1 for node in (self.softmax, *self.path)):
-            raise NotAttention("the softmax is used besides")
-        call = self.softmax.meta[KEY].call
-        argument = self.names.get(call.args[0].node)
-        if argument is None or not 2 <= value(self.softmax).ndim <= 4:
-            raise NotAttention(f"the softmax has {value(self.softmax).ndim} dimensions")
-        if not keeps_order(self.softmax, self.path):
-            raise NotAttention("the softmax is transposed before the second product")
-        empty_is_0 = SOFTMAXES[call.target]
+        argument, empty_is_0 = self._argument()
         try:
             scores = scores_of(argument, self.module)
         except NotAttention as why:
@@ -132,6 +127,18 @@ class _Rewriting:
         with self.graph.inserting_before(self.last):
             attention = self._attention(scores, empty_is_0)
             self._replace(attention)
+
+    def _argument(self) -> tuple[torch.fx.Node, bool]:
+        """The softmax's argument, and whether a row of -inf gives 0."""
+        if any(len(uses(node)) != 1 for node in (self.softmax, *self.path)):
+            raise NotAttention("the softmax is used besides")
+        call = self.softmax.meta[KEY].call
+        argument = self.names.get(call.args[0].node)
+        if argument is None or not 2 <= value(self.softmax).ndim <= 4:
+            raise NotAttention(f"the softmax has {value(self.softmax).ndim} dimensions")
+        if not keeps_order(self.softmax, self.path):
+            raise NotAttention("the softmax is transposed before the second product")
+        return argument, SOFTMAXES[call.target]
 
     # the operator ------------------------------------------------------------------------------------------------------
 
@@ -376,7 +383,7 @@ def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> boo
     return True
 
 
-def _erase_unused(graph: torch.fx.Graph) -> None:
+def erase_unused(graph: torch.fx.Graph) -> None:
     """Erase operators without users. A size that the graph knows under an earlier name keeps nothing alive."""
     known: dict[Any, torch.fx.Node] = {}
     for node in list(graph.nodes):

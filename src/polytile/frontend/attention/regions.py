@@ -15,7 +15,14 @@ import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED, OF_BACKWARD, WITH_LSE
+from polytile.frontend.attention.operator import (
+    ATTENTION,
+    ATTENTION_OF,
+    COMPUTED,
+    OF_BACKWARD,
+    OF_BACKWARD_WITH_CHANGES,
+    WITH_LSE,
+)
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.trained import BACKWARD, TRAINED
@@ -46,7 +53,9 @@ ELEMENTS = (
 
 
 SCORED: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE, TRAINED), (3,)), BACKWARD: (4,), OF_BACKWARD: (3, 4),
+    **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE, TRAINED), (3,)),
+    **dict.fromkeys((OF_BACKWARD, OF_BACKWARD_WITH_CHANGES), (3, 4)),
+    BACKWARD: (4,),
 }  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""
 
@@ -93,7 +102,7 @@ def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
         seen.add(node)
         if node.target in PRODUCTS:
             found.add(node)
-        elif node.target in VIEWS or _is_by_elements(node):
+        elif node.target in VIEWS or is_by_elements(node):
             stack += node.all_input_nodes
     return found.pop() if len(found) == 1 else None
 
@@ -123,7 +132,7 @@ def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tup
         if not inside & set(node.all_input_nodes) or node.target == aten.sym_size.int:
             continue
         unchanged = node.target in (EXPAND, *RESHAPES)
-        if not (unchanged or _is_by_elements(node)) or not same(shape(node), shape(root)):
+        if not (unchanged or is_by_elements(node)) or not same(shape(node), shape(root)):
             raise why
         inside.add(node)
         nodes.append(node)
@@ -132,7 +141,7 @@ def _between(root: torch.fx.Node, last: torch.fx.Node, why: NotAttention) -> tup
     return tuple(nodes)
 
 
-def _is_by_elements(node: torch.fx.Node) -> bool:
+def is_by_elements(node: torch.fx.Node) -> bool:
     """Whether a loop computes the node elementwise."""
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target not in TABLE or not isinstance(fake, torch.Tensor):
@@ -151,6 +160,8 @@ def _is_by_elements(node: torch.fx.Node) -> bool:
 def mark_computed(graph: torch.fx.Graph) -> None:
     """Mark the nodes that only scores depend on and that have an element for each query and key: regions and masks. A numeric
     bias that several attentions share is stored instead."""
+    if not any(node.target in SCORED for node in graph.nodes):
+        return
     load()
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and _is_for_scores(node):
@@ -169,7 +180,7 @@ def _is_for_scores(node: torch.fx.Node) -> bool:
     fake, users = node.meta.get("val"), uses(node)
     if not isinstance(fake, torch.Tensor) or not users or node.target in SCORED:
         return False
-    if node.target not in VIEWS and not _is_by_elements(node):
+    if node.target not in VIEWS and not is_by_elements(node):
         return False
     pairs = fake.ndim >= 2 and not any(is_one(n) for n in fake.shape[-2:])
     apart = [user for user in users if user.target != BACKWARD] or users  # a derivative is no further attention

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from polytile.attention.efficient import efficient, efficient_backward, hidden, no_state
 from polytile.frontend.attention.operator import new_result
 from polytile.ir.attention import EMPTY, attend, attend_backward
+from polytile.runtime.efficient_attention import efficient, efficient_backward, hidden, no_state
 
 aten = torch.ops.aten
 
@@ -91,8 +91,8 @@ def _run_backward(
     elif _has_efficient(q, k, causal):
         found = efficient_backward(grad, q, k, v, bias, out, lse, scale, bool(causal), with_bias)
     else:
-        found = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal)
-    for result, value in zip(results[: 3 + with_bias], found, strict=False):
+        found = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal, with_changes=with_bias)
+    for result, value in zip(results[: 3 + with_bias], found, strict=True):
         result.copy_(value)
     return results
 

@@ -29,9 +29,13 @@ def shape(node: torch.fx.Node) -> tuple[Any, ...]:
     return tuple(value(node).shape)
 
 
+BACKWARD = "polytile_backward"
+"""The key in a node's `meta` that marks what only the backward pass needs, while attention is looked for in a joint graph."""
+
+
 def uses(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The users of a node that need more than its sizes."""
-    return [user for user in node.users if user.target != aten.sym_size.int]
+    """The users of a node that need more than its sizes, those in a backward pass left out."""
+    return [user for user in node.users if user.target != aten.sym_size.int and BACKWARD not in user.meta]
 
 
 def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -99,6 +103,15 @@ def plain(node: torch.fx.Node) -> torch.fx.Node:
             node = source(node)
         else:
             return node
+
+
+def loosen_views(node: torch.fx.Node) -> None:
+    """Let views of a node copy where its place in memory asks for it, as that has changed since they were traced."""
+    for user in node.users:
+        if user.target == aten.view.default:
+            user.target = aten.reshape.default
+        if user.target in (*RESHAPES, *COPIES, UNSQUEEZE, *SQUEEZES, EXPAND, PERMUTE, SLICE):
+            loosen_views(user)
 
 
 def is_whole_slice(node: torch.fx.Node) -> bool:

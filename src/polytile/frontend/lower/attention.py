@@ -12,7 +12,14 @@ import torch
 from torch._ops import OpOverload
 
 from polytile.errors import LoweringError
-from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, OF_BACKWARD, PRODUCTS, WITH_LSE
+from polytile.frontend.attention.operator import (
+    ATTENTION,
+    ATTENTION_OF,
+    OF_BACKWARD,
+    OF_BACKWARD_WITH_CHANGES,
+    PRODUCTS,
+    WITH_LSE,
+)
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
 from polytile.frontend.attention.trained import TRAINED
@@ -55,8 +62,8 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN, VARLEN_BACKWARD,
-    aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
+    VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
 
@@ -230,9 +237,9 @@ def attention_of(
 
 @lowers(WITH_LSE)
 def attention_with_lse(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    return _scored(builder, q, k, v, scores, scale, True, 0)
+    return _scored(builder, q, k, v, scores, scale, empty_is_0, 0)
 
 
 def _scored(
@@ -254,8 +261,11 @@ def _scored(
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
 
 
-def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor, slopes: Tensor | None = None) -> Loop:
-    """The Loop of scores, and of slopes unless they are 1, that are computed from `products` at the same points."""
+def _loop_of(
+    builder: Builder, operands: tuple[View, View, View], scores: Tensor, slopes: Tensor | None = None
+) -> Loop | None:
+    """The Loop of scores, and of slopes unless they are 1, that are computed from `products` at the same points; None if scores
+    are the products."""
     q, k, _ = operands
     points = (*q.sizes[:3], k.sizes[2])
     axes = builder.axes(points)
@@ -269,10 +279,13 @@ def _loop_of(builder: Builder, operands: tuple[View, View, View], scores: Tensor
     values = list(expr.rewrite(tuple(values), rule))
     if slopes is not None and isinstance(values[1], expr.Const) and values[1].value == 1:
         values.pop()
+    if values == [own]:
+        return None
     return scores_loop(builder, axes, *values)
 
 
 @lowers(OF_BACKWARD)
+@lowers(OF_BACKWARD_WITH_CHANGES)
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     grad_lse: Tensor | None, scale: float,
@@ -281,6 +294,7 @@ def attention_of_backward(
     return _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
         grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
+        with_changes=builder.node is not None and builder.node.target == OF_BACKWARD_WITH_CHANGES,
     )  # fmt: skip
 
 
@@ -375,18 +389,19 @@ def emit_backward(
         scores = scores_with(builder, bias, points, causal, EMPTY, points[3] - points[2])
         return _emit_gradients(builder, views, grad, out, lse, factor, scores=scores)
     mask = expanded(builder.stored(bias), points) if bias is not None else None
-    return _emit_gradients(builder, views, grad, out, lse, factor, with_bias=with_bias, causal=causal, bias=mask)
+    return _emit_gradients(builder, views, grad, out, lse, factor, with_changes=with_bias, causal=causal, bias=mask)
 
 
 def _emit_gradients(
     builder: Builder, operands: tuple[View, View, View], grad: Tensor, out: Tensor, lse: View, scale: float | None,
-    grad_lse: View | None = None, with_bias: bool = False, **masks: Any,
+    grad_lse: View | None = None, with_changes: bool = False, **masks: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Emit the backward pass of an attention with these `masks` and scores (see Attention)."""
+    """Emit the backward pass of an attention with these `masks` and scores (see Attention); the gradient of the scores too if it
+    is wanted."""
     strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
     if any(steps[3] != 1 for steps in strides):
         raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
-    q, _, v = operands
+    q, k, v = operands
     like_lse, like_out = q.sizes[:3], (*q.sizes[:3], v.sizes[3])
     saved, change = (replace(_with_dense_rows(builder, tensor), sizes=like_out) for tensor in (out, grad))
     made = [
@@ -394,17 +409,17 @@ def _emit_gradients(
         for view, steps in zip(operands, strides, strict=True)
     ]
     of_lse = replace(grad_lse, sizes=like_lse) if grad_lse is not None else None
-    dq, dk, dv = map(whole, made)
-    by_score = whole(builder.new_buffer((*like_lse, operands[1].sizes[2]), q.dtype, grad.device)) if with_bias else None
-    gradients = Gradients(change, dq, dk, dv, of_lse, by_score)
+    if with_changes:
+        made.append(builder.new_buffer((*like_lse, k.sizes[2]), q.dtype, grad.device))
+    dq, dk, dv, *dscores = map(whole, made)
+    gradients = Gradients(change, dq, dk, dv, of_lse, *dscores)
     builder.emit(
         Attention(
             builder.name("attention_backward"), *operands, saved, scale, lse=replace(lse, sizes=like_lse),
             origins=(builder.origin,), gradients=gradients, **masks,
         )
     )  # fmt: skip
-    written = (dq, dk, dv) if by_score is None else (dq, dk, dv, by_score)
-    return tuple(stored(view, grad.device) for view in written)
+    return tuple(stored(each, grad.device) for each in (dq, dk, dv, *dscores))
 
 
 def _with_dense_rows(builder: Builder, tensor: Tensor) -> View:

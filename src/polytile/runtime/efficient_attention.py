@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from polytile.ir.attention import EMPTY
-
 aten = torch.ops.aten
 
 BIAS_ALIGNMENT = 16
@@ -64,7 +62,7 @@ def added(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """A bias (batch, heads, m, n) in another dtype, of size 1 where its stride is 0; 0 or -inf for one of booleans."""
     bias = once(bias)
     if bias.dtype == torch.bool:
-        bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(bias.logical_not(), EMPTY)
+        bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(bias.logical_not(), -float("inf"))
     return bias.to(dtype)
 
 
@@ -92,7 +90,7 @@ def once(bias: Tensor) -> Tensor:
 
 def hidden(lse: Tensor) -> Tensor:
     """The log-sum-exp as the library's kernels want it, row-major: infinite in rows that see no key, whose weights are 0 then."""
-    return torch.where(lse == EMPTY, float("inf"), lse).contiguous()
+    return torch.where(lse == -float("inf"), float("inf"), lse).contiguous()
 
 
 def no_state(near: Tensor) -> tuple[Tensor, Tensor]:
