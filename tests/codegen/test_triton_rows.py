@@ -54,6 +54,25 @@ def test_neighbours_enter_a_softmax_together(variant: str, length: int) -> None:
     torch.testing.assert_close(out, torch.softmax(x.double(), -1).float(), rtol=2e-5, atol=1e-30, equal_nan=True)
 
 
+@pytest.mark.parametrize("variant", ["persistent", "looped", "split", "cluster"])
+def test_the_largest_of_nothing_but_minus_infinity(variant: str) -> None:
+    """As in attention, where rows that see no key are 0."""
+    x = load("x", P0 * S1 + R0)
+    most = expr.reduce("max", F32, x)
+    power = op("exp", op("sub", x, most))
+    empty = expr.op("eq", torch.bool, most, expr.const(-float("inf"), F32))
+    share = op("where", empty, expr.const(0.0, F32), op("div", power, expr.reduce("sum", F32, power)))
+    kernel = kernel_of(loop([store("o", P0 * S1 + R0, share)], {P0: S0}, {R0: S1}))
+    shared = {"splits": 4} if variant in ("split", "cluster") else {}
+    config = Config.of(variant=variant, x=1, r={"persistent": 4096, "cluster": 1024}.get(variant, 512), warps=2, **shared)
+    given = torch.randn(3, 2500)
+    given[0], given[1, :1000] = -float("inf"), -float("inf")
+    out = torch.full_like(given, 7.0)
+    args = dict(zip((t.name for t in kernel.tensors), (given, out), strict=True))
+    interpret.run(generate(kernel, config, Facts()), args, {"n0": 3, "n1": 2500})
+    torch.testing.assert_close(out, torch.softmax(given, -1).nan_to_num(0.0), rtol=2e-5, atol=1e-30)
+
+
 @pytest.mark.parametrize("known,run", [
     (Facts(), 1), (Facts(aligned=ALIGNED), 1), (Facts(aligned=ALIGNED, powers=(("n1", 2),)), 2),
 ])  # fmt: skip

@@ -247,7 +247,17 @@ class Reduction:
         return [n for n in exps if isinstance(n.args[0], Op) and n.args[0].name == "sub" and self._is_shifted(*n.args[0].args)]
 
     def _is_shifted(self, value: Node, most: Node) -> bool:
-        return value is self.node.args[0] and isinstance(most, Result) and most.node is self.node and most.k == 0
+        return value is self.node.args[0] and self._is_maximum(most)
+
+    def _is_maximum(self, node: Node) -> bool:
+        return isinstance(node, Result) and node.node is self.node and node.k == 0
+
+    def _uses_maximum(self) -> bool:
+        """Whether an online_softmax's maximum is used besides in exp(x - m)."""
+        nest = self.body.nest
+        shifts = [n for n in nest.nodes if isinstance(n, Op) and n.name == "sub" and self._is_shifted(*n.args)]
+        others = [n for n in nest.nodes if not any(n is shift for shift in shifts)]
+        return any(self._is_maximum(node) for node in (*nest.loop.roots, *(child for n in others for child in n.children)))
 
     def _rescaled(self, node: Op, scope: Scope) -> str:
         """The block's exponentials relative to the row's maximum."""
@@ -266,6 +276,8 @@ class Reduction:
             scope.lines.append(f"{names[0]} = {names[0]} != 0")
         if self.kind == "welford":  # of no points
             scope.lines.append(f'{names[0]} = tl.where({names[2]} == 0, float("nan"), {names[0]})')
+        if self.kind == "online_softmax" and self._uses_maximum():  # a row of -inf alone has no terms
+            scope.lines.append(f'{names[0]} = tl.where({names[1]} == 0, float("-inf"), {names[0]})')
         if self.kind == "online_softmax":  # as exp(inf - inf) would be
             scope.lines.append(f'{names[1]} = tl.where({names[0]} == float("inf"), float("nan"), {names[1]})')
 
