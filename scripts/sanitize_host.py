@@ -51,6 +51,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/record.c": ("tests/runtime/test_profiler.py",),
     "runtime/table.c": (LAUNCHER, "tests/runtime/test_regime.py"),
     "runtime/trial.c": (TRIALS,),
+    "runtime/tuned_launch.c": ("tests/autotuner/test_launches.py",),
     "runtime/triton_launch.c": ("tests/runtime/cuda/test_triton_launch.py",),
     "runtime/weights.c": (WEIGHTS,),
     "runtime/cuda/graph_calls.c": (GRAPHS,),

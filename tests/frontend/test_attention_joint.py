@@ -241,3 +241,10 @@ def test_checkpointing_computes_attention_again() -> None:
     found, (forward, backward) = traced(function, arguments)
     check(found, step(function, arguments))
     assert operators(forward) == [WITH_LSE] and operators(backward) == [WITH_LSE, OF_BACKWARD]
+
+
+@pytest.mark.parametrize("batch", [(), (4,)], ids=str)
+def test_the_function_without_heads_is_compiled(batch: tuple[int, ...]) -> None:
+    """PyTorch takes it apart; the gradient of the keys is turned before it is returned."""
+    given = normal(*batch, 3, 8), normal(*batch, 6, 8), normal(*batch, 6, 8)
+    check(step(compiled(F.scaled_dot_product_attention, tune="off"), given), step(F.scaled_dot_product_attention, given))

@@ -172,7 +172,7 @@ class _Product:
         for rows, access in zip((block_m, block_n), self.accesses, strict=True):
             size = self.bytes_of(access)
             run = min(longest, (block_k if access.along_k else rows) * size)
-            asked += rows * block_k * size * (1.0 + self.constants.run / run)
+            asked += rows * block_k * size * (1.0 + self.constants.run / run) if run else 0.0  # 0: it is one row for all
         return asked
 
     @property
@@ -184,7 +184,7 @@ class _Product:
     def blocks(self) -> int:
         """Blocks of the result; those of a cluster are one below the other, whether there are rows for them or not."""
         cluster = int(self.config.get("cluster", 1) or 1)
-        return self.batch * cluster * math.ceil(self.m / (cluster * self.block[0])) * math.ceil(self.n / self.block[1])
+        return max(1, self.batch * cluster * math.ceil(self.m / (cluster * self.block[0])) * math.ceil(self.n / self.block[1]))
 
     def places(self) -> int:
         """Number of programs that one multiprocessor holds at once (occupancy)."""
@@ -356,7 +356,7 @@ def _stream(product: _Product) -> Parts:
 def _rows(product: _Product) -> Parts:
     """Bound by reading B: loads in flight on all multiprocessors, and multiply-adds outside the tensor cores."""
     constants, device, (_, block_n, block_k, _, _) = product.constants, product.device, product.block
-    programs = product.batch * math.ceil(product.n / block_n)
+    programs = max(1, product.batch * math.ceil(product.n / block_n))
     steps, busiest = math.ceil(product.k / block_k), math.ceil(programs / device.sms)
     places = max(1, min(8, device.threads_per_sm // product.threads))
     rounds = math.ceil(programs / (device.sms * places))

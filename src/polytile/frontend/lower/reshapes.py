@@ -111,9 +111,10 @@ def view(builder: Builder, source: Tensor, size: Sequence[Size]) -> Tensor:
 
 
 def _traced_view(builder: Builder, source: Tensor) -> Shape | None:
-    """The traced strides of the result; they apply if `source` has its traced layout."""
+    """The traced strides of the result; they apply if `source` has its traced layout. A reshape stands for a view whose source
+    has been replaced since it was traced (attention/views.py): they do not apply there."""
     traced = traced_argument(builder)
-    if source.view is None or traced is None:
+    if source.view is None or traced is None or (builder.node is not None and builder.node.target == aten.reshape.default):
         return None
     layouts = zip(source.sizes, source.view.strides, traced_strides(traced), strict=True)
     return traced_strides(builder.result()) if all(n == 1 or sizes.equal(a, b) for n, a, b in layouts) else None
