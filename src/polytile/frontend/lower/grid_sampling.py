@@ -120,7 +120,7 @@ class Axis:
         """`there`, moved into the image unless padding is zeros. NaN becomes 0 where positions are moved."""
         if self.padding is Padding.REFLECTION:
             there = self._reflected(there)
-        if self.padding is not Padding.ZEROS:
+        if self.padding in (Padding.BORDER, Padding.REFLECTION):
             zero = self._const(0.0)
             positive = expr.op("where", self.wide, expr.op("gt", torch.bool, there, zero), there, zero)
             return self._op("minimum", positive, self._number(self.size - 1))
