@@ -243,8 +243,7 @@ def attend_backward(
     `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
     whose score is -inf."""
     how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
-    how |= {"precision": precision, "window": window}
-    how["with_changes"] = with_changes
+    how |= {"precision": precision, "window": window, "with_changes": with_changes}
     if scores is not None:
         return _attend_backward(q, k, v, out, lse, grad, bias, **how, scores=scores, grad_lse=grad_lse)
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
