@@ -1,7 +1,7 @@
-"""Facts about a call, besides the numbers themselves: typed values that know how they are written.
+"""Facts about a call beyond the numbers themselves: typed values that know their text.
 
-A regime, a problem, a plan and the code generated for a regime are told apart by such facts. The store, plan files and
-messages have them as text. FORM is that text, and `read` reads it back by the same FORM: nothing else formats or parses it.
+Such facts distinguish regimes, problems, plans, and the code generated for regimes. The store, plan files and messages contain
+them as text. FORM is that text, and `read` reads it back by the same FORM: nothing else formats or parses it.
 
     Size, Between, MultiplesBetween   M=7   N=363..512   N=363..512%16   the sizes of a regime
     Divisible, PowerOfTwo             K%16   N=2^k                       more about an integer argument
@@ -126,7 +126,7 @@ class Wide(Fact):
 
 @dataclass(frozen=True)
 class Layout(Fact):
-    """What a family says of its arguments in a word of its own."""
+    """A property of arguments that a family names by its own word."""
 
     FORM = "{text}"
     text: str
@@ -142,7 +142,7 @@ class Threads(Fact):
 
 @dataclass(frozen=True)
 class OptionValue(Fact):
-    """A registered option that is not at its default; `value` as Python writes it."""
+    """A registered option that is not at its default; `value` is its repr."""
 
     FORM = "option {name}={value}"
     name: str
@@ -198,7 +198,7 @@ def read_regime(text: str) -> Regime:
 
 
 def texts(facts: Iterable[Fact]) -> tuple[str, ...]:
-    """The facts as the store and plan files have them."""
+    """The facts as text, for the store and plan files."""
     return tuple(map(str, facts))
 
 

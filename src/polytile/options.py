@@ -27,7 +27,7 @@ PREFIX = "POLYTILE_"
 """Prefix of the environment variables that set options."""
 
 KERNELS, PROGRAMS, NOTHING = "kernels", "programs", "nothing"
-"""What an option's values keep apart; see Option."""
+"""What the values of an option distinguish; see Option."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ TABLE: tuple[Option, ...] = (
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of torch.compile: the options that it stands for, and what it does in words."""
+    """A mode of torch.compile: the options that it stands for, and a description."""
 
     name: str
     options: Mapping[str, Any]
@@ -239,7 +239,7 @@ def _named(name: str) -> Option:
 
 
 def _of_type(kind: type, value: Any) -> Any:
-    """`value` as an option of that type has it: texts, as the environment has them, are read. Raises ValueError."""
+    """`value` as one of that type. Text, as from the environment, is parsed. Raises ValueError."""
     if kind is bool and isinstance(value, str):
         low = value.strip().lower()
         if low not in _TRUE + _FALSE:
@@ -255,7 +255,7 @@ def _of_type(kind: type, value: Any) -> Any:
 
 
 def _checked(option: Option, value: Any, origin: str) -> Any:
-    """`value` as the option has it; raises OptionError, which names `origin`, for what it does not take."""
+    """The checked value of an option. Raises OptionError, which names `origin`, for a value that the option does not take."""
     try:
         value = _of_type(option.type, value)
     except (TypeError, ValueError):
@@ -277,7 +277,7 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
 
 
 def _brought(group: str) -> tuple[str, ...]:
-    """The choices that installed packages bring."""
+    """The choices that installed packages add."""
     return tuple(entry.name for entry in importlib.metadata.entry_points(group=group)) if group else ()
 
 
@@ -291,7 +291,7 @@ _first_asked = functools.cache(_absolute)
 
 
 def parts(value: str) -> tuple[str, ...]:
-    """What stands in a comma-separated value, in its order."""
+    """The parts of a comma-separated value, in order."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 

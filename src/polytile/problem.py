@@ -39,8 +39,8 @@ def time_text(seconds: float) -> str:
 class Config:
     """The tunable numbers of one kernel (variant, threads, blocks, ...), in a fixed order.
 
-    `hint` names the sizes the config was made for; it is part of the identity, so equal numbers made for
-    different hints stay apart. Raises ValueError for a number that is infinite or not a number: stores have no word for it.
+    `hint` names the sizes the config was made for; it is part of the identity, so equal numbers made for different hints stay
+    apart. Raises ValueError for infinity and NaN, which stores cannot hold.
     """
 
     values: tuple[tuple[str, Scalar], ...] = ()
@@ -120,8 +120,8 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler says a kernel takes of the device: registers of a thread, bytes of a thread that spill to memory,
-    bytes of shared memory of a block. None: not known, or the device has no such thing."""
+    """The resources of a kernel as the compiler reports them: registers per thread, spilled bytes per thread, bytes of shared
+    memory per block. None if unknown, or if the device has none."""
 
     registers: int | None = None
     spilled_bytes: int | None = None

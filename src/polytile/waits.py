@@ -1,6 +1,6 @@
 """What a call or a command waits for. On a terminal it is shown once it takes more than a second, and in a log never.
 
-Work that nobody waits for, such as compiling in the background, is not shown: the terminal is the program's own meanwhile.
+Work that nobody waits for, such as compiling in the background, is not shown: the terminal then belongs to the program.
 """
 
 from __future__ import annotations

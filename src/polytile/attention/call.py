@@ -75,7 +75,7 @@ def _sizes(attention: Attention, problem: AttentionProblem) -> tuple[sympy.Expr,
 def _scores(
     attention: Attention, buffers: Mapping[str, Buffer]
 ) -> tuple[LoopKernel | None, tuple[str, ...], tuple[sympy.Expr, ...]]:
-    """The scores under the problem's names, the buffers that they load, and the integers that they need besides the sizes."""
+    """The scores under the problem's names, the buffers that they load, and the further integers that they need."""
     if attention.scores is None:
         return None, (), ()
     made = {name: _like_scores(name, attention, buffers) for name in (SCORES, SLOPES)}

@@ -100,7 +100,8 @@ class AttentionProblem:
         The scores as a loop over (B, Hq, Mq, Mkv), in place of bias and causal, and in a backward problem their slopes (see
         ir.attention.Attention).
     window
-        How many keys before and after the bottom-right diagonal a row attends to, besides the diagonal; -1 means unlimited.
+        How many keys before and after the bottom-right diagonal a row attends to, in addition to the diagonal; -1 means
+        unlimited.
     layout
         The memory layout of sequences of varying length (attention/layout.py). Its index tensors follow the bias, and lse is then
         a

@@ -12,7 +12,7 @@ from polytile.autotuner.effects import Effects, effects_of, python_function
 
 @dataclass(frozen=True)
 class Hazard:
-    """A hazard of a kernel: `what` is the problem and `then` its consequence, in words; `line` is in the kernel's file."""
+    """A hazard of a kernel: `what` describes the problem and `then` its consequence; `line` is in the kernel's file."""
 
     kernel: str
     line: int

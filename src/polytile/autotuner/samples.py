@@ -1,4 +1,4 @@
-"""Arguments for measuring an autotuned kernel apart from its calls: made by `make_args`, or copied from earlier calls."""
+"""Arguments for measuring an autotuned kernel outside its calls: made by `make_args`, or copied from earlier calls."""
 
 from __future__ import annotations
 

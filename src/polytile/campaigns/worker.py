@@ -271,7 +271,7 @@ def _failed(unit: Unit, error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _signs_of_life(board: Board, worker: str, name: str, seconds: float, bench: Bench) -> Iterator[None]:
-    """Within the block, which may take `seconds` besides waiting for turns."""
+    """Within the block, which may take `seconds`; waiting for turns does not count."""
     ended, deadline = threading.Event(), time.monotonic() + seconds - bench.waited
 
     def beat() -> None:

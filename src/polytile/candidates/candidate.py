@@ -39,11 +39,11 @@ class Candidate(ABC):
     """The source that it comes from: "cpp", "triton", "library", "user", ..."""
 
     config: Config
-    """The numbers that set it apart from others of its kind; an empty Config if there are none."""
+    """The tunable numbers that distinguish it from others of its kind; an empty Config if it has none."""
 
     recipe: str = ""
-    """What its source is made from, known before that is generated: name, config and recipe tell sources apart. "": `source_hash`
-    serves instead."""
+    """What determines its source, known before the source is generated: candidates with equal name, config and recipe have
+    equal sources. "": `source_hash` serves instead."""
 
     hard_limits: bool = False
     """Whether running it at sizes that are not `valid` does harm, so that it must be valid all over a regime."""
@@ -84,8 +84,8 @@ class Candidate(ABC):
         return False
 
     def handle(self) -> Handle | None:
-        """How another process gets the kernel (tuning/isolation); runs nothing of it. Default: None, and the first run is in this
-        process."""
+        """How another process obtains the kernel (tuning/isolation). Does not run the kernel. Default: None; the first run is
+        then in this process."""
         return None
 
     def handle_for(self, args: Sequence[Any]) -> Handle | None:

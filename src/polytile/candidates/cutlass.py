@@ -80,13 +80,13 @@ class CutlassCandidate(TritonCandidate):
 
 
 class _Specialised(OneArchitecture):
-    """The form for a regime; there is none if the copy engine does not accept the regime's operands."""
+    """The form for a regime; it fails to compile if the copy engine does not accept the regime's operands."""
 
     origin = CutlassCandidate.origin
 
 
 def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[CutlassCandidate, ...]:
-    """Every config that fits the device, in canonical order; none where CUTLASS has no such product, or none for the device.
+    """Every config that fits the device, in canonical order; empty if CUTLASS has no such product, or none for the device.
     Raises CompilerMissing where headers or a compiler are missing."""
     device, kind = Target.of(target).facts, Kind.of(kernel)
     if device.capability != configs.CAPABILITY or not text.able(kernel):

@@ -12,7 +12,7 @@ from polytile.problem import Config
 
 
 class Spec(Protocol):
-    """What a caller must know of the kernel: the names of its integers, in the order of a call."""
+    """What a caller must know about the kernel: the names of its integers, in the order of a call."""
 
     @property
     def size_names(self) -> tuple[str, ...]: ...
@@ -46,8 +46,8 @@ def prepare_first(kernel: InnerKernel) -> None:
 
 
 class Composed(Candidate):
-    """A candidate that runs inner kernels one after the other, each by the best of its own candidates. It is measured as a
-    library's kernel is, so that a fused kernel is never chosen where this is faster."""
+    """A candidate that runs inner kernels in sequence, each by the best of its own candidates. It is always measured, like a
+    library's kernel, so that a slower fused kernel is never chosen."""
 
     origin = "library"
     config = Config()

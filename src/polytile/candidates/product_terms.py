@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
-    """Sizes, bytes of an element, which operands run along k in memory, whose rows are not a multiple of 16 elements apart, and
-    the operations of an epilogue and of prologues per element. Strides that `size` lacks are those of dense operands."""
+    """Sizes, bytes of an element, which operands run along k in memory, whose row strides are not a multiple of 16 elements,
+    and the operations of an epilogue and of prologues per element. Strides that `size` lacks are those of dense operands."""
     spec, alone, size = kernel.spec, kernel.scalar_loads(size), kernel.average(size)
     return {
         **{f"work.{name}": float(size[name]) for name in ("batch", "M", "N", "K")},

@@ -66,20 +66,21 @@ class AttentionRequest:
 
 
 class Source:
-    """One source of candidates. A subclass sets `name` and defines what it has candidates for.
+    """One source of candidates. A subclass sets `name` and overrides the methods for the problems it has candidates for.
 
-    Candidates come in the source's own canonical order, with names that are unique among all candidates of the problem. No
-    candidates: the source does not take the problem. What a method raises is logged, and leaves this source out of the problem.
+    Candidates come in the source's own canonical order, with names that are unique among all candidates of the problem. A
+    source without candidates for a problem takes no part in it. If a method raises, the error is logged and the source takes no
+    part.
     """
 
     name: str
     """What the option `sources` calls it."""
 
     origins: tuple[str, ...] = ()
-    """Origins of its candidates besides `name`."""
+    """Further origins that its candidates may have."""
 
     everywhere: bool = False
-    """Whether its candidates run at all sizes, aligned or not. Where no such source has any, the library's take part."""
+    """Whether its candidates run at all sizes, aligned or not. If no such source has candidates, the library's take part."""
 
     def products(self, asked: ProductRequest) -> Sequence[Candidate]:
         """Candidates for a product. Default: none."""
@@ -139,7 +140,7 @@ def _entries() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _load_entries() -> None:
-    """Registers what installed packages bring, each once; one that fails is told and left out."""
+    """Registers the sources of installed packages, each once. One that fails is logged and left out."""
     waiting = _entries()
     while waiting:
         name, entry = waiting.popitem()

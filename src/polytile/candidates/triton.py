@@ -91,7 +91,7 @@ class Work:
                 yield from [(launch.NOTHING, 0)] * (2 * len(one.descriptors[argument.index].shape))
 
     def memory(self, facts: cubins.Facts) -> tuple[int, ...]:
-        """Bytes of device memory that each block wants besides, each passed in a parameter after all others."""
+        """Bytes of device memory that each block needs in addition. Each is passed in a parameter after all others."""
         return facts.global_scratch, facts.profile_scratch
 
 
@@ -117,7 +117,7 @@ class TritonCandidate(Candidate):
 
     @cached_property
     def source_hash(self) -> str:
-        """Of the device and of the text generated under `probes`."""
+        """Digest of the device and of the text generated under `probes`."""
         text = text_digest(f"{self.recipe} {self.config}", functools.partial(self.work.make, self.config), self.probes)
         return digest(f"triton {self.work.device.target} {text}")
 
@@ -420,7 +420,7 @@ class OneArchitecture(Specialised):
 
 
 def _resources(done: Sequence[cubins.Cubin]) -> Resources:
-    """The most that any of these takes; unknown where there is none."""
+    """The maximum over these; unknown if there are none."""
     if not done:
         return Resources()
     facts = [cubin.facts for cubin in done]

@@ -18,7 +18,7 @@ from polytile.problem import digest
 from polytile.runtime.formula import Formula, encode, evaluate
 
 MOST_BYTES = 1 << 31
-"""Of the scores."""
+"""Maximum size of the scores in memory."""
 MOST_SIZES = 1024
 """Sizes and strides of which the integers of the kernels are remembered."""
 
@@ -46,7 +46,7 @@ class UnfusedAttention(Composed):
         places = {symbol: k for k, symbol in enumerate(symbols)}
         self._formulas: list[list[Formula]] = [[encode(e, places) for e in step.integers] for step in steps]
         self._known: dict[tuple[int, ...], list[list[int]]] = {}
-        """The integers of the three kernels, by those of the call and how its operands lie as rows."""
+        """The integers of the three kernels, from those of the call and the layout of its operands."""
 
     @cached_property
     def source_hash(self) -> str:

@@ -59,7 +59,7 @@ def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
 
 
 class Unfused(Composed):
-    """Runs the parts one after the other, in the order of `parts`."""
+    """Runs the parts in the order of `parts`."""
 
     name = "unfused"
 

@@ -1,4 +1,4 @@
-"""`polytile campaign`: many problems measured by many workers, and what comes of it."""
+"""`polytile campaign`: many problems measured by many workers, and the results."""
 
 from __future__ import annotations
 

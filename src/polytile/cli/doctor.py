@@ -38,7 +38,7 @@ extern "C" long polytile_probe(void* const* ptrs, const long* sizes, long thread
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, what was found in words, and what to do about it (empty: nothing)."""
+    """The subject of an examination, the verdict, a description of what was found, and advice (empty if none is needed)."""
 
     subject: str
     verdict: Verdict
@@ -225,7 +225,7 @@ def store() -> Finding:
 
 
 def settings() -> Finding:
-    """Options that the environment sets, and variables that look like options and are none."""
+    """Options that the environment sets, and variables that look like options but are not."""
     unknown = options.unknown_variables()
     try:
         values = [f"{o.name}={_said(o.name, options.get(o.name))}" for o in options.TABLE if o.variable in os.environ]

@@ -1,7 +1,7 @@
-"""Measurements by kernel, as a person names kernels.
+"""Measurements by kernel, under names for people.
 
-A store knows a kernel by its digest alone. Names come from the sources that lie beside the store, which are called
-after the operators they came from; without them a kernel is called family_digest.
+A store knows a kernel by its digest alone. Names come from the source files beside the store, which are named after the
+kernel's operators. Without them a kernel is called family_digest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCES = ("kernels/*.cpp", "cubins/*.py")
 
 @dataclass(frozen=True)
 class Kernel:
-    """All measurements of one kernel, oldest first, and the names it goes by."""
+    """All measurements of one kernel, oldest first, and its names."""
 
     digest: str
     names: tuple[str, ...]

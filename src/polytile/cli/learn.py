@@ -28,7 +28,7 @@ class LearnError(PolytileError):
 
 
 COLLECTED = "collected.sqlite3"
-"""The store in the cache directory that `collect` fills if it is told no other."""
+"""The store in the cache directory that `collect` fills by default."""
 
 Measured = Annotated[
     list[str] | None,
@@ -80,8 +80,8 @@ def train_models(
 ) -> None:
     """Train a model for each family of problems and kind of device, and say how good it is.
 
-    A fifth of the problems, by their sizes, is held out. A model that is no better than the prediction there is written all the
-    same, but programs do not use it; the status is then 1.
+    A fifth of the problems, by their sizes, is held out. A model that is no better than the prediction there is written too,
+    but programs do not use it, and the status is 1.
     """
     from polytile.cli.learn_report import reports
     from polytile.learn import emit, installed

@@ -43,7 +43,7 @@ class PlainErrors(TyperGroup):
 
 
 def store_at(named: str | None) -> Place:
-    """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
+    """The store that a command works on; it need not exist. Raises StoreError for a name that cannot be a store's."""
     from polytile.runtime import cache
     from polytile.store.place import FILE_NAME, place_of
 

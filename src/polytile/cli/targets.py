@@ -26,12 +26,12 @@ FIELDS = ("target", "shapes", "at", "dtype", "device")
 
 
 class TargetError(PolytileError):
-    """What `polytile tune` was asked to tune is not there or is not what it has to be."""
+    """The target of `polytile tune` does not exist, or is not of a kind that can be tuned."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Of which element type, and on which device, tensors are made for shapes."""
+    """The element type and the device of the tensors that are made for shapes."""
 
     dtype: str = "float32"
     device: str = "cpu"

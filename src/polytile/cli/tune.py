@@ -29,7 +29,7 @@ from polytile.tuning.budget import Campaign, campaign
 from polytile.tuning.headroom import for_measuring
 
 STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, by the convention of shells."""
 
 Tell = Callable[[str], None]
 

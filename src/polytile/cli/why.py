@@ -28,7 +28,7 @@ from polytile.tuning.standings import Standing, standings
 
 @dataclass(frozen=True)
 class Here:
-    """What a call in this process brings along besides its sizes."""
+    """What else determines a choice in this process, in addition to the sizes."""
 
     device: str
     environment: Mapping[str, str]
@@ -129,7 +129,7 @@ def differences(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[str, ..
 
 
 def _apart(there: int, asked: int) -> str:
-    """Two sizes' regimes, in words, where they are different ones."""
+    """A sentence on the regimes of two sizes, if they differ."""
     if regime.bucket(there) == regime.bucket(asked):
         return " (one regime)"
     words = []

@@ -221,8 +221,8 @@ def _leaves(graph: torch.fx.GraphModule) -> list[Any]:
 
 
 def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
-    """Dynamo's graph as ATen calls, after `error` kept AOTAutograd from taking it apart by polytile's rules. Raises `error` where
-    it cannot be taken apart without them either: then it is about the graph."""
+    """Dynamo's graph as ATen calls, after AOTAutograd raised `error` with polytile's decompositions. Raises `error` if tracing
+    fails without them too: the graph is then at fault."""
     name, graphs = compiler.program_name("graph"), []
 
     def plain(gm: torch.fx.GraphModule, example_inputs: Any) -> Boxed:
@@ -249,7 +249,7 @@ def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> 
 def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    """Splits the graph of a training step into forward and backward, which agree on the memory layout of saved tensors."""
     recognise_in_training(joint, given["num_fwd_outputs"])
     drop_plain_copies(joint.graph)
     simplify_masks(joint.graph)
@@ -270,7 +270,7 @@ def _shown_plainly() -> Iterator[None]:
 
 
 def _handed_on(kind: type[Exception]) -> type[Exception]:
-    """`kind` as one of the errors that Dynamo hands on as they are, under the same name."""
+    """A subclass of `kind`, with its name, that Dynamo passes on unchanged."""
 
     def initialise(self: Any, message: str) -> None:
         Exception.__init__(self, message)

@@ -28,7 +28,7 @@ from typing import Any
 IDLE_SECONDS = 60.0
 
 COUNTED = ("compiler_runs",)
-"""Counters whose growth the asking process is told; it counts the rest itself as it loads what was made."""
+"""Counters whose growth is reported to the requesting process. It counts the rest itself when it loads the results."""
 
 Makers = dict[str, Callable[[dict[str, Any]], Any]]
 
@@ -68,7 +68,7 @@ class Turns:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answers requests until there are none any more."""
+    """Answers requests until the connection is closed."""
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     turns = Turns(connection)
     threading.Thread(target=_listen, args=(connection, requests, turns), daemon=True).start()

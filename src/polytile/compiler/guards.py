@@ -1,9 +1,8 @@
 """Which of Dynamo's guards a compiled function keeps: the argument `guards` of `polytile.compile`.
 
-Dynamo compares every call with all that it read while it traced: arguments, globals, closures, modules with their attributes and
-parameters, torch's modes. A model has thousands of such guards. torch lets a caller leave out those of which it knows that they
-will hold.
-"""
+Dynamo compares every call with all that it read while it traced: arguments, globals, closures, modules with their attributes
+and parameters, torch's modes. A model has thousands of such guards. torch lets a caller leave out guards that are known to
+hold. """
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Programs that another process makes (runtime/builder.py): a lowered graph goes there as JSON, its program comes back by the
 disk.
 
-Both sides are here: `build` asks, `make_program` does it. What has no form as JSON, such as a tensor that the graph holds, is
-made by the asking process itself; so is what depends on more than the graph and the options, such as another package's wrapper.
-"""
+Both sides are here: `build` sends the request, and `make_program` serves it. What has no form as JSON, such as a tensor that
+the graph holds, is made by the asking process itself; so is what depends on more than the graph and the options, such as
+another package's wrapper. """
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Refused(PolytileError):
 
 
 def build(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot) -> Loaded | None:
-    """The program of a lowered graph, with kernels for the sizes `traced` and `ahead`, made in another process; None where that
-    is not wanted or cannot be, for a reason that the log is told."""
+    """The program of a lowered graph, with kernels for the sizes `traced` and `ahead`, made in another process; None if that is
+    not wanted or not possible; the log says why."""
     if not builder.wanted():
         return None
     try:

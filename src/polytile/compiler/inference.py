@@ -1,9 +1,8 @@
 """The callable of an inference graph without what AOTAutograd's runtime wrapper does for other graphs.
 
-AOTAutograd wraps a graph in functions of Python, 2 to 4 us a call: they put mutations and aliases back in place, and switch the
-gradient mode off meanwhile. A graph that changes no argument and returns no alias needs the last alone, which C does
-(runtime/entry.c).
-"""
+AOTAutograd wraps a graph in functions of Python, 2 to 4 us a call: they apply mutations, restore aliases, and switch gradients
+off during the call. A graph that changes no argument and returns no alias needs only the last of these, which C does
+(runtime/entry.c). """
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ NOTED = (
 
 @dataclass
 class Inference:
-    """What one compile made of an inference graph: its callable, and what AOTAutograd knows of the graph."""
+    """The result of compiling an inference graph: its callable, and AOTAutograd's metadata of the graph."""
 
     call: Callable[[list[Any]], list[Any]] | None = None
     metadata: Any = None

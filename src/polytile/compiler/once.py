@@ -1,8 +1,8 @@
 """Threads that make the same first call together compile it once.
 
-Dynamo looks for compiled code, finds none, waits for the lock under which everything is compiled, and compiles, even what the
-thread before it has compiled meanwhile. So a LookAgain stands behind that lock: it asks the guards anew, and where some hold it
-unwinds the call, which begins again and finds the code. Nothing of the function has run by then. No lock is added, so there is
+Dynamo looks for compiled code, finds none, waits for the lock under which everything is compiled, and compiles, even what
+another thread has compiled since. So a LookAgain runs once the lock is held: it evaluates the guards again, and if some hold it
+unwinds the call, which starts again and finds the code. No part of the function has run by then. No lock is added, so there is
 nothing new to wait for, and a call whose code is there comes by none of this.
 
 What follows a graph break is compiled by each thread: what precedes it has run, and a call that has begun cannot begin again.
@@ -40,7 +40,7 @@ class Door(Protocol):
 
 
 PAUSE = 0.001
-"""Seconds until a call begins again: Dynamo lets go of its lock before it stores what it has compiled."""
+"""Seconds until a call starts again: Dynamo releases its lock before it stores what it has compiled."""
 MOST_AGAIN = 64
 """How often one thread's calls begin again for the same code. Dynamo may also pass over it while other threads' calls reorder its
 list; code that it still does not find is not what it wants."""

@@ -6,8 +6,7 @@ some the function, in turns. Both give the call's result, so no call is made for
 these sizes from then on, until Dynamo compiles something new.
 
 There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other
-devices, where the host's clock says little. Where the same kernels have to run in every process there are none either.
-"""
+devices, where the host's clock says little. There are none either if the same kernels have to run in every process. """
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ class Races:
     def __init__(self, entry: Any, function: Callable[..., Any]) -> None:
         self.entry, self.function = entry, function
         self.won = 0
-        """Of how many sizes the function itself serves the calls."""
+        """Number of sizes whose calls the function itself serves."""
         self._open: dict[int, Race] = {}
 
     def run(self, key: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -1,10 +1,9 @@
 """Makes `torch.compile(..., backend="polytile")` find the backend, without importing the tracer before it is needed.
 
-An installed polytile has an entry point, by which torch finds it unasked. From a source tree alone there is none. So
-`import polytile` puts the backend into torch's registry: at once where torch's tracer has been imported, else the
-moment it is, as torch.compile does when it first meets a backend's name. The tracer takes two seconds to import; a
-program that imports polytile and never compiles does not pay for it.
-"""
+An installed polytile has an entry point, through which torch finds it. A source tree has none. So `import polytile` puts the
+backend into torch's registry: at once where torch's tracer has been imported, else the moment it is, as torch.compile does when
+it first meets a backend's name. The tracer takes two seconds to import; a program that imports polytile and never compiles does
+not pay for it. """
 
 from __future__ import annotations
 

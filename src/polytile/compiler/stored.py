@@ -108,7 +108,7 @@ class Slot:
 
     @staticmethod
     def of(graph: torch.fx.GraphModule, kind: str, weights: Mapping[str, str], guards: Sequence[str]) -> Slot:
-        """That of one of AOTAutograd's graphs, as it is before anything of polytile's has changed it; none where no compiler ever
+        """The slot of one of AOTAutograd's graphs, before polytile has changed it; without a place if no compiler has ever
         worked."""
         try:
             toolchain.find()
@@ -121,13 +121,13 @@ class Slot:
         return Slot(current(), f"{PROGRAMS}/{kind}-{key}.json")
 
     def refused(self, why: str) -> Slot:
-        """No place, for a reason that the log is told."""
+        """A Slot without a place; the log gets the reason."""
         _tell(f"The program {self.name}", Unstorable(why))
         return Slot(self.cache)
 
     def load(self, name: str, traced: Mapping[sympy.Symbol, int]) -> Loaded | None:
-        """The program, called `name` here; None where there is none, or it cannot be used here. Its kernels have what was decided
-        for them, at the `traced` sizes at once."""
+        """The program under the name `name`; None if there is none, or it cannot be used here. Its kernels have their stored
+        decisions, those at the `traced` sizes at once."""
         content = self.cache.read(self.name) if self.name else None
         if content is None:
             return None
@@ -159,7 +159,7 @@ class Slot:
 
 
 def _tell(what: str, why: Exception) -> None:
-    """Says why something is not kept. Raises what is a defect of polytile, with the option on_failure="raise"."""
+    """Logs why something is not kept. With the option on_failure="raise", raises `why` if it is a defect of polytile."""
     if not isinstance(why, Unstorable) and is_raised(why):
         raise why
     log.log(
@@ -168,14 +168,14 @@ def _tell(what: str, why: Exception) -> None:
 
 
 def _conditions(graph: torch.fx.GraphModule) -> str:
-    """All that the program of a graph depends on besides the graph."""
+    """Everything that a graph's program depends on, except the graph."""
     leaves = (leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val")))
     targets = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
     return f"{_versions()}\n{conditions(targets)}"
 
 
 def conditions(targets: Iterable[torch.device]) -> str:
-    """All that a program with tensors on these devices depends on besides its graph, within one installation."""
+    """Everything that a program with tensors on these devices depends on within one installation, except its graph."""
     given = {name: repr(options.get(name)) for name, option in options.BY_NAME.items() if option.keys != options.NOTHING}
     about = [
         FORMAT, source_digest(), sorted((k, v) for k, v in given.items() if k not in PASSING),

@@ -22,7 +22,7 @@ class Constants:
     """Constants that no data sheet states, fitted by `benchmarks.gpu.prior_fit`."""
 
     start: float = 0.145e-6
-    """s until the first block arrives, besides the launch"""
+    """s until the first block arrives, in addition to the launch"""
     overhead: float = 0.25e-6
     """s between the loops over k of two tiles in one slot, unless tiles are stored in parts"""
     step_latency: float = 0.25e-6
@@ -46,13 +46,13 @@ class Constants:
     cache: float = 7.9
     """relative to the L2 cache's bandwidth in the data sheet"""
     run: float = 270.0
-    """cost of a contiguous run besides its own bytes, in bytes"""
+    """cost of a contiguous run in addition to its own bytes, in bytes"""
     kept: float = 1.6
     """share of the L2 cache that operands can use"""
     descriptors: float = 0.6e-6
     """s to fetch tensor descriptors; 2.5e-6 when programs created them themselves"""
     second_launch: float = 1.0e-6
-    """s of the launch that sums the parts, besides its traffic"""
+    """s of the launch that sums the parts, in addition to its traffic"""
     part: float = 0.36e-6
     """s that a tile waits there for each of its parts"""
     parts: float = 5.6
@@ -110,7 +110,8 @@ PINGPONG8 = Constants(
     start=0.327e-6, overhead=96.5e-9, step_latency=0.28e-6, groups=1.9, fed=32, cache=9.15, kept=0.136, descriptors=2.78e-6,
     stored=9.03, barrier=30.1e-9,
 )  # fmt: skip
-"""The same of 8-bit operands. Nothing overlaps a kernel's start: barriers, descriptors, registers that groups hand over."""
+"""The same for 8-bit operands. Nothing overlaps the start of a kernel: barriers, descriptors, and the transfer of registers
+between warpgroups."""
 
 LIBRARY_INT8 = Constants(
     start=0.731e-6, overhead=2.62e-6, step_latency=0.16e-6, groups=1.41, fed=16.4, kept=0.132, stored=7.21, warps=0.66,

@@ -54,7 +54,7 @@ first tiles, and how much longer resident programs take under a mask, as the har
 COMBINE = 1.5e-6
 """Seconds per wave of the second launch of `split`."""
 REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
-"""Registers of a thread: besides those of tiles, per accumulator element, and per score."""
+"""Registers of a thread: in addition to those of tiles, per accumulator element, and per score."""
 
 
 @dataclass(frozen=True)

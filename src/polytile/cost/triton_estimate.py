@@ -144,7 +144,7 @@ class Estimate(ABC):
     @property
     @abstractmethod
     def _reduction_seconds(self) -> float:
-        """Seconds for the warps of a program to combine their values, besides the instructions."""
+        """Seconds for the warps of a program to combine their values, without the instructions."""
 
     @property
     def _combine_seconds(self) -> float:

@@ -43,7 +43,8 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 """Minimum number of rows and warps for Hopper's warpgroup instructions."""
 
 REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
-"""Registers of a thread: besides its accumulators, per individually loaded element, and at most (sm_90 code of 168 configs)."""
+"""Registers of a thread: in addition to its accumulators, per individually loaded element, and at most (sm_90 code of 168
+configs)."""
 MOST_PLACES = 64
 """Maximum number of programs per multiprocessor. The constants were fitted without the device's limit, which only one-warp
 programs reach."""

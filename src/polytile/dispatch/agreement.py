@@ -90,7 +90,7 @@ class Job:
         self._waiting_since: dict[str, float] = {}
 
     def published(self, name: str) -> str | None:
-        """The decision of that name; None while there is none. Raises Unreachable."""
+        """The decision of that name; None until there is one. Raises Unreachable."""
         store = self._store
         return self._asked(lambda: store.get(name).decode() if store.check([name]) else None)
 

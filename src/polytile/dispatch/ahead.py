@@ -1,5 +1,5 @@
-"""Another process generates and compiles candidates (runtime/builder.py, compiler/handed.py), so that calls keep Python's lock
-meanwhile. It puts the results into the cache directory, and preparing the candidates here only loads them. An error there
+"""Another process generates and compiles candidates (runtime/builder.py, compiler/handed.py), which leaves Python's lock to
+calls. It puts the results into the cache directory, so that preparing the candidates here only loads them. An error there
 occurs again here."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger("polytile")
 Document = dict[str, Any]
 
 _documents: weakref.WeakKeyDictionary[MultiKernel, Document | None] = weakref.WeakKeyDictionary()
-"""What each kernel is made from, as JSON; None if it has no such form."""
+"""What each kernel is made from, as JSON; None if it has no form as JSON."""
 
 
 def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate]) -> None:
-    """Makes another process compile those of the candidates that are not in the cache directory. Does nothing if nobody makes
-    calls meanwhile, or if that process cannot compile them."""
+    """Makes another process compile the candidates that are not in the cache directory. Does nothing if the program makes no
+    calls, or if that process cannot compile them."""
     if not (background.is_here() and builder.wanted()):
         return
     lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.is_cached()]

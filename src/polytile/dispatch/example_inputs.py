@@ -1,4 +1,4 @@
-"""Random arguments for a loop kernel, to measure it on where no call's own are at hand."""
+"""Random arguments for a loop kernel, to measure it without the arguments of a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: int, end: int) -> torch.Tensor:
-    """Numbers; of integers, which may be indices, from `least` on and, where `end` lies above it, below that."""
+    """Random numbers. Integers, which may be indices, are at least `least` and, if `end` is greater, below `end`."""
     if dtype.is_floating_point:
         return noise.normal(count, target).to(dtype)
     if dtype == torch.bool or end <= least + 1:

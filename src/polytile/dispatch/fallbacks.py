@@ -31,7 +31,7 @@ EVERYWHERE = pack_words(())
 """The key of the order for calls in cells that are not known."""
 
 LATEST = 3
-"""How many recently chosen candidates may serve a new regime until it is decided, besides the library's."""
+"""How many recently chosen candidates may serve a new regime until it is decided, in addition to the library's."""
 
 FORMS = 8
 """The most forms of a candidate that serve: those loaded last."""

@@ -42,7 +42,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
 
 
 def _wide(reached: Sequence[sympy.Expr], positions: Mapping[sympy.Symbol, int]) -> Condition:
-    """The condition that some position in a tensor needs 64 bits; no position lies beyond those `reached`."""
+    """The condition that some position in a tensor needs 64 bits; `reached` are the largest positions."""
     return Condition(Wide(), any_above(reached, INT32_REACH, positions))
 
 

@@ -115,7 +115,8 @@ class Implementation(Candidate):
 
     @functools.cached_property
     def source_hash(self) -> str:
-        """Of the function's own text, the plain values that it captures, and its `version`; what it calls is not seen."""
+        """Digest of the function's text, the plain values that it captures, and its `version`, but not of the functions that it
+        calls."""
         return digest(f"{self.version} {_text_of(self.run)}{_said(self.keywords)}")
 
     def valid(self, sizes: Sizes) -> bool:
@@ -141,7 +142,7 @@ class Implementation(Candidate):
 
 
 def _said(keywords: Keywords) -> str:
-    """Keyword arguments in a digest; nothing where there are none."""
+    """Keyword arguments as part of a digest; "" if there are none."""
     return f" {sorted(keywords.items())}" if keywords else ""
 
 
@@ -301,8 +302,8 @@ class Kernel:
 
     def __call__(self, *args: torch.Tensor, **kwargs: Any) -> None:
         """Runs the implementation that is best at these sizes. Raises InvalidInput if tensors do not fit the signature, are on
-        several devices, or require a gradient that the kernel has not, or a keyword argument is none; NoCandidate if nothing can
-        run at these sizes."""
+        several devices, or require a gradient that the kernel does not define, and for an unknown keyword argument; NoCandidate
+        if nothing can run at these sizes."""
         tensors = self.signature.tensors_of(self.name, args, kwargs)
         keywords = self._bound(kwargs) if kwargs or self._keywords else kwargs
         if torch.compiler.is_compiling():
@@ -340,7 +341,8 @@ class Kernel:
                 torch._C._set_grad_enabled(True)
 
     def _bound(self, given: Mapping[str, Any]) -> Keywords:
-        """The keyword arguments of a call, with their defaults. Raises InvalidInput for one that is none, or of another type."""
+        """The keyword arguments of a call, with their defaults. Raises InvalidInput for an unknown one, or a value of another
+        type."""
         for name, value in given.items():
             wanted = type(self._keywords.get(name))
             if name not in self._keywords or not (isinstance(value, wanted) or (wanted is float and type(value) is int)):

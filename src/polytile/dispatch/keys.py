@@ -81,7 +81,7 @@ class Keys:
         return self._within(fields, sizes, regime.exact_size)
 
     def bucket(self, fields: KeyFields) -> KeyFields:
-        """The fields of the whole regime in which these sub-buckets or exact sizes lie."""
+        """The fields of the whole regime that contains these sub-buckets or exact sizes."""
         return regime.buckets_of(fields, self.size_codes)
 
     def _within(self, fields: KeyFields, sizes: Mapping[str, int], field: Callable[[int], int]) -> KeyFields:
@@ -110,7 +110,7 @@ class Keys:
         return Regime((*filter(None, sizes), *aligned, *self._holding(tuple(left))))
 
     def facts_of_call(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> tuple[Fact, ...]:
-        """What problems of equal sizes are told apart by: integers above 8 that 16 divides, the alignment of tensors, and the
+        """What distinguishes problems of equal sizes: integers above 8 that 16 divides, the alignment of tensors, and the
         conditions that hold."""
         divisible = [Divisible(name) for name in self._divisible(ints)]
         return (*divisible, *_aligned(self._alignments(pointers)), *self._holding(self._values(ints)))
@@ -225,7 +225,7 @@ class Keys:
 
 
 def _size_fact(name: str, code: int, field: int) -> Fact | None:
-    """What a key field says of an integer."""
+    """The meaning of an integer's key field."""
     if code == regime.DIVISIBLE:
         return Divisible(name) if field else None
     if code == regime.EXACT:

@@ -42,7 +42,7 @@ _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
 def wait(timeout: float | None = None) -> bool:
     """Waits until every decision that calls have asked for is made, and every program in C, at most `timeout` seconds. Returns
-    whether all are made. Candidates on trial in the program's calls are measured apart from them instead."""
+    whether all are made. Candidates that were on trial in the program's calls are then measured outside them."""
     end = None if timeout is None else time.monotonic() + timeout
 
     def left() -> float | None:
@@ -186,7 +186,7 @@ class Load(_Job):
 
 class Measure(_Job):
     """Puts the candidate that was measured to be fastest into the table. While the program makes calls, candidates are tried on
-    these calls; if they cannot be, they are measured apart, with rests in between."""
+    these calls; if that is not possible, they are measured outside calls, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
         if (args := _example_arguments(owner, self.ints, self.key)) is None:

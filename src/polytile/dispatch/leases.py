@@ -26,7 +26,7 @@ _waiting_since: dict[str, float] = {}
 
 
 class Lease:
-    """The right to measure for a regime. `store` is None if the lease was not available and the process measures all the same."""
+    """The right to measure for a regime. `store` is None if the process measures without having obtained the lease."""
 
     def __init__(self, store: Store | None, name: str) -> None:
         self._store, self._name = store, name
@@ -48,7 +48,7 @@ def name_of(request: Request) -> str:
 
 
 def take(request: Request) -> Lease | None:
-    """The lease of the request's regime; None while another process has it and this one has not waited long enough."""
+    """The lease of the request's regime; None as long as another process has it and this one should go on waiting."""
     name = name_of(request)
     free = request.store.take_lease(name)
     if free or time.monotonic() - _waiting_since.setdefault(name, time.monotonic()) >= PATIENCE_SECONDS:

@@ -45,7 +45,7 @@ ASSUMED = 0.5
 LEAST_PERIOD, MOST_PERIOD = 3, 200
 
 MOST_CONTENDERS = 7
-"""As trial.c has it."""
+"""The limit of trial.c."""
 
 
 @dataclass

@@ -180,8 +180,8 @@ class MultiKernel:
     # A regime met for the first time.
 
     def _learner(self) -> Learning | None:
-        """The jobs that decide in the background; None where calls wait for decisions, or where no arguments can be made up for
-        trials."""
+        """The jobs that decide in the background; None where calls wait for decisions, or where no arguments can be generated
+        for trials."""
         stall = str({**settings.overridden(), **self.options}.get("stall", settings.get("stall")))
         return Learning(self) if stall == "never" and self.spec.make_args is not None else None
 

@@ -107,7 +107,8 @@ class _Maker:
     def _choose(
         self, ints: tuple[int, ...], key: int, forms: Callable[[str], Sequence[Candidate]], pointers: Sequence[int] = ()
     ) -> Candidate | None:
-        """The first of the forms that compiles, of the candidate that the selector takes among those of which one does."""
+        """The first form that compiles of the candidate that the selector chooses; candidates without such a form are passed
+        over."""
         failed = set[str]()
         while (name := self._select(ints, key, failed, pointers, note=True)) is not None:
             found = next(filter(self._usable, forms(name)), None)
@@ -231,7 +232,7 @@ class _Maker:
     def _last(
         self, candidates: Sequence[Candidate], corners: Sequence[Mapping[str, int]], met: Met, device: DeviceFacts | None
     ) -> tuple[int, ...]:
-        """The leaf that takes nothing but a call's fixed integers for granted, by which every call with them ends; () if there is
+        """The leaf that relies on nothing but a call's fixed integers, so that it serves every call with them; () if there is
         none."""
         exact = self._shared(tuple(met.fixed.items())).exact
         facts = Facts(wide=True, exact=tuple((name, value) for name, value in exact if name in met.fixed))

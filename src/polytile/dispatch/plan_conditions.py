@@ -1,4 +1,4 @@
-"""Under what a plan's decision holds, besides the problem: commands ask too, without importing PyTorch."""
+"""The conditions under which a plan's decision for a problem holds. Commands use this module without importing PyTorch."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ written once nothing that calls run by is left to decide, and at the latest when
 decisions, and hundreds are taken in a row when sizes are new.
 
 The measurements in the store stay what decisions rest on. Where calls wait for nothing, they run by the file at once, and the
-background looks whether more has been measured since. Where calls wait, the store is asked as ever. Where there is no compiler,
-the file is followed in any case, as it names what is compiled.
+background looks whether more has been measured since. Where calls wait, the store is asked as usual. Where there is no
+compiler, the file is followed in any case, as it names what is compiled.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Work(Protocol):
 
 
 class _Recorded:
-    """What is known of one MultiKernel: its work, its file, and the rows that the file has. A kernel that meets many sizes has
-    hundreds of rows and is written often: what has not changed is not put into words again."""
+    """The record of one MultiKernel: its work, its file, and the rows of the file. A kernel that meets many sizes has hundreds
+    of rows and is written often, so the text of unchanged rows is kept."""
 
     def __init__(self, work: Work, multikernel: MultiKernel) -> None:
         self.work = work
@@ -176,7 +176,7 @@ def _write_changed(multikernel: MultiKernel) -> None:
 
 @atexit.register
 def _write_all() -> None:
-    """As a process ends: what it has decided is for those that come after it."""
+    """Writes, when the process ends, what it has decided, for later processes."""
     for multikernel in list(_changed):
         if multikernel.lock.acquire(timeout=PATIENCE):
             try:

@@ -53,7 +53,7 @@ LEAST_CALLS = 251
 """Calls between two looks, at least. A prime: what a program calls in turns is met in turns."""
 
 MOST_CALLS = 1 << 30
-"""Calls after which measuring pays, as far as they are told apart: the table counts no more of them."""
+"""Upper bound of the calls after which measuring pays: the table counts no further."""
 
 LOOKS = 4
 """Looks before measuring can pay, where all calls are at the same sizes."""
@@ -145,8 +145,8 @@ def leading(request: Request, decision: Decision) -> list[Candidate]:
 
 
 def on_record(request: Request, chosen: str) -> tuple[Score | None, ...] | None:
-    """The scores on record at the request's sizes; None where they say nothing of the `chosen` candidate beside another one, or
-    where that is to be measured again."""
+    """The scores on record at the request's sizes; None if they do not compare the `chosen` candidate with another one, or if
+    it is to be measured again."""
     scores = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
     timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None and score.ok}
     known = chosen in timed and len(timed) > 1 and not request.provisional(chosen, scores)

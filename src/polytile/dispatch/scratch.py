@@ -29,8 +29,8 @@ class Scratch:
 def merge_scratch(requests: Iterable[Sequence[Scratch]]) -> tuple[Scratch, ...]:
     """One buffer for each name, as large as the largest request; `requests` has one sequence for each sub-kernel.
 
-    Buffers come in the order in which their names first appear. Sub-kernels that ask for none share the argument list
-    all the same and leave it untouched. Raises ValueError where one name is asked for with two element types.
+    Buffers come in the order in which their names first appear. Sub-kernels that ask for none have the same argument list and
+    leave the buffers untouched. Raises ValueError where one name is asked for with two element types.
     """
     merged: dict[str, Scratch] = {}
     for request in requests:

@@ -203,7 +203,7 @@ def _apart(sizes: Sequence[str], shape: Sequence[int]) -> Sequence[Any]:
 
 
 def parsed(text: str) -> Signature:
-    """The signature that `text` says. Raises SignatureError, with an example, for what is none."""
+    """Parses a signature. Raises SignatureError, with an example, if `text` is not one."""
     if not isinstance(text, str):
         raise SignatureError(f"polytile.kernel takes a signature, as {EXAMPLE!r}; it was given {text!r}.")
     left, arrow, right = text.partition("->")

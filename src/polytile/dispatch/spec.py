@@ -128,7 +128,7 @@ class KernelSpec:
 
     @cached_property
     def keys(self) -> Keys:
-        """What the regimes of this kernel are told apart by."""
+        """The facts that distinguish the regimes of this kernel."""
         return Keys(self.size_names, self.size_codes, self.names, self.tensor_codes, self.conditions)
 
     def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:

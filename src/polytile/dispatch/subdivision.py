@@ -15,10 +15,10 @@ no candidate that was measured beside the chosen one is expected to be faster th
 both ends of the regime: all sizes at their smallest, all at their largest. Measurements in the regimes next to it count
 too, so that a decision is looked at again whenever a neighbour decides.
 
-A candidate that is not `steady` runs other code from size to size. What it takes at one says nothing of another: a decision
+A candidate that is not `steady` runs other code from size to size. Its time at one size says nothing about another: a decision
 for it holds where it was measured, and its regime is always subdivided; at other sizes of its sub-bucket the candidate is left
-to do what is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
-the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
+to do what is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was the
+fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
 """
 
 from __future__ import annotations

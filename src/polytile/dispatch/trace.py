@@ -22,8 +22,8 @@ COLUMNS = tuple(
     "multikernel family operators kernels size_hints reduction_hint source_paths latencies_us pick link "
     "provenance".split()
 )
-"""`kernels`, `source_paths` and `latencies_us` have one part for each sub-kernel, apart by ';', in canonical order. A
-part of `latencies_us` is empty where the sub-kernel was not timed."""
+"""`kernels`, `source_paths` and `latencies_us` have one part for each sub-kernel, separated by ';', in canonical order. A part
+of `latencies_us` is empty where the sub-kernel was not timed."""
 
 
 DEFECTS = {
@@ -59,7 +59,7 @@ def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) ->
 
 
 def resorted(spec: KernelSpec, decision: Decision) -> None:
-    """Reports that no candidate's results passed, and that the library's candidate runs all the same."""
+    """Reports that no candidate's results passed, and that the library's candidate runs nevertheless."""
     sizes = sizes_text(decision.sizes)
     log.warning("Kernel %r at %s: no candidate agrees with the reference; %r runs it, as in eager.", spec.name, sizes,
                 decision.candidate)  # fmt: skip

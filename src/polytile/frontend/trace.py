@@ -70,7 +70,7 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
 
 
 def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> Operator | None:
-    """The original call of a decomposed operator; None if it may not be called or the graph has lost one of its arguments."""
+    """The original call of a decomposed operator; None if it must not be called or the graph has lost one of its arguments."""
     tensors = [nodes[name] for name in names_in(call) if name in nodes and isinstance(values.get(nodes[name]), Tensor)]
     taken = {node.name: made for node in tensors if (made := _result_name(node)) is not None}
     if _refused(call.target) or not taken.keys() >= set(names_in(call)):
@@ -104,7 +104,7 @@ def _operator(node: torch.fx.Node, values: Values, stored: bool) -> Operator:
 
 
 def _refused(target: Any) -> str:
-    """Why a loop may not call this operator; "" if it may."""
+    """Why a loop must not call this operator; "" if it may."""
     if not isinstance(target, OpOverload) or target.namespace not in _CALLABLE:
         return f"{target} is not an operator of ATen"
     if target._schema.is_mutable:

@@ -108,7 +108,7 @@ class Template:
 
     @property
     def views_beside(self) -> list[View]:
-        """Views that are read unchanged besides the operands: scales and group ends."""
+        """Further views that are read unchanged: scales and group ends."""
         return [*self.scale_views, *([self.grouping.ends] if self.grouping is not None else [])]
 
 

@@ -48,7 +48,7 @@ is sure of equally many problems within 2 %, on all the tables of benchmarks.lea
 
 
 class ModelError(PolytileError):
-    """A model cannot be read, is none, or is not to be used: it was not better than the prediction where it was tried."""
+    """A file cannot be read or is not a model, or the model is not to be used because it was not better than the prediction."""
 
 
 @dataclass(frozen=True)

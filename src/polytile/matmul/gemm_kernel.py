@@ -117,7 +117,7 @@ class GemmKernel:
 
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
-        """The tensors besides the operands': C, or the epilogue's own."""
+        """The tensors that are not operands: C, or those of the epilogue."""
         before = sum(map(len, self.inputs)) + (2 if self.second is not None else len(scales.blocks(self)))
         before += bool(self.spec.grouped)
         return self.tensors[before : len(self.tensors) - self.packed]

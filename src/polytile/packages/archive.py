@@ -18,10 +18,10 @@ PROGRAM = "program.so"
 RUNTIME = "runtime.so"
 WEIGHTS = "weights.safetensors"
 APART = ".safetensors"
-"""What follows the path of a package in that of weights apart from it."""
+"""The suffix of a file of weights beside a package."""
 
 ALIGNMENT = 64
-"""Bytes; each file of an archive begins at a multiple, so that weights can be used where they lie."""
+"""Alignment in bytes of each file in an archive, so that weights can be used in place."""
 
 PADDING = 0xD935
 """The id of an extra field that has nothing but padding."""

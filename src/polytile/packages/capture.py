@@ -1,4 +1,4 @@
-"""A module as one graph of ATen operators whose weights are constants: by torch.export, taken apart by polytile's rules."""
+"""A module as one graph of ATen operators whose weights are constants: by torch.export, with polytile's decompositions."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _parameters(program: ExportedProgram) -> tuple[str, ...]:
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
-    """What takes operators apart: those without kernels of their own by torch's rules, others by polytile's."""
+    """The decompositions: torch's for operators without kernels of their own, polytile's for others."""
     torchs = torch.export.default_decompositions()
     table = {op: rule for op, rule in torchs.items() if op._can_decompose()}
     table.update(decompositions())

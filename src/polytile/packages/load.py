@@ -263,7 +263,7 @@ class Package:
 
 
 def _in_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor, copied if its dimensions do not lie one within the other in this order and without gaps."""
+    """The tensor, copied if it is not dense with its dimensions in this order."""
     lying = value.permute(tuple(order))
     if lying.is_contiguous():
         return value

@@ -1,4 +1,4 @@
-"""A package's manifest: what it says of itself, as JSON. Reading it loads no code of the package, and imports no torch."""
+"""A package's manifest: its description, as JSON. Reading it loads no code of the package and does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytile.errors import PackageError
 from polytile.packages import archive
 
 FORMAT = 2
-"""Of the manifest and the names of files."""
+"""Version of the manifest and of the names of files."""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

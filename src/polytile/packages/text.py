@@ -75,8 +75,8 @@ class PackagedKernel:
 
 @dataclass(frozen=True)
 class Content:
-    """What the text of program.so is made of besides its function: paths of the shared objects and images of GPU code, by the
-    names of their files in the package; the architectures of GPUs, and the paths of what launches and multiplies there."""
+    """The contents of program.so beyond its function: paths of the shared objects and images of GPU code, by the names of their
+    files in the package; the architectures of GPUs, and the paths of what launches and multiplies there."""
 
     kernels: Sequence[PackagedKernel]
     libraries: Mapping[str, str]

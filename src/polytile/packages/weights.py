@@ -1,4 +1,4 @@
-"""The file of a package's weights: safetensors, which is a length, a JSON header, and the tensors' bytes one after the other.
+"""The file of a package's weights: safetensors, which is a length, a JSON header, and the bytes of all tensors.
 
 Tensors whose bytes are a multiple of 64 come first, so that they begin at multiples of 64: the format has no gaps.
 """
@@ -45,7 +45,7 @@ class Stored:
 
     @property
     def shape(self) -> list[int]:
-        """Its sizes, or the number of its elements where they do not lie in row-major order without gaps."""
+        """Its sizes, or the number of its elements if it is not dense in row-major order."""
         return list(self.tensor.shape) if self.tensor.is_contiguous() else [self.elements]
 
     def content(self) -> memoryview:

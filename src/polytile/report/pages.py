@@ -119,7 +119,7 @@ FOR_MACHINES = {"caches", "flags", "method"}
 
 
 def facts(own: Environment, others: Iterable[Environment]) -> str:
-    """Facts in words; `others` are those of all places."""
+    """A text of facts; `others` are those of all places."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for each in others for fact in each):
         values.setdefault(name, set()).add(value)
@@ -127,7 +127,7 @@ def facts(own: Environment, others: Iterable[Environment]) -> str:
 
 
 def environments(report: Report) -> list[str]:
-    """The environment of each place, in words."""
+    """A text of the environment of each place."""
     everywhere = [place.environment for place in report.overview.places]
     return [facts(environment, everywhere) for environment in everywhere]
 

@@ -143,7 +143,7 @@ def _micros(seconds: float | None) -> float | None:
 
 
 def _regime(size: int) -> str:
-    """The sizes that share a regime with this one, in words."""
+    """A text of the sizes that share a regime with this one."""
     low, high = regime.bounds(regime.bucket(size)) if size >= 0 else (size, size)
     if low == high:
         return str(size)

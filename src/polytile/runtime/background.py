@@ -55,9 +55,9 @@ each of some hundred operators. With 0.2 ms, calls of a 6-layer decoder on an H2
 
 
 class Disturbance(enum.Enum):
-    """What a job takes from calls: nothing to speak of, or calls wait for its result, so that it does not wait for the end of a
-    rest; what this thread computes, and the core that calls leave to another process that works for the job; all of its time,
-    since it keeps a GPU busy."""
+    """How a job disturbs calls. NONE: hardly, or calls wait for its result, so that it must not wait for the end of a rest.
+    COMPUTES: this thread computes, and calls leave a core to another process that works for the job. MEASURES: it keeps a GPU
+    busy all of its time."""
 
     NONE = enum.auto()
     COMPUTES = enum.auto()
@@ -74,7 +74,7 @@ class Job(Protocol):
 
     @property
     def disturbs(self) -> Disturbance:
-        """How much of its time it takes from calls."""
+        """How much it disturbs calls."""
 
 
 class Source(Protocol):
@@ -166,8 +166,8 @@ class Background:
                     log.warning("New work could not be collected; calls continue with their current kernels.", exc_info=True)
 
     def wait(self, timeout: float | None = None, kind: type = object) -> bool:
-        """Waits up to `timeout` seconds until no job of this kind is left, and returns whether that is so. The thread
-        does not rest meanwhile."""
+        """Waits up to `timeout` seconds until no job of this kind is left, and returns whether that is so. The thread does not
+        rest until then."""
         if self.is_here():
             return False
         self.hear()

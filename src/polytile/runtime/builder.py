@@ -107,7 +107,7 @@ PASSES_SHOWN = 3
 
 
 def wanted() -> bool:
-    """Whether the options ask for work in the builder process, and the program may make calls meanwhile. False if
+    """Whether the options ask for work in the builder process, and the program may make calls during that work. False if
     `debug` prints the output of passes and schedules, since printed stages run in this process."""
     elsewhere = settings.get("builder") == "process" and settings.get("persist") and settings.get("debug") < PASSES_SHOWN
     return bool(elsewhere) and not _builder.closed
@@ -157,7 +157,7 @@ def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def _rest(ran: float, calls_before: int, tier0_before: int) -> None:
     """Lets calls have all cores for a while after a compiler has run for so many seconds, as long as programs serve them. The
-    two numbers are those of the calls when the process was asked. The background hears of new regimes meanwhile."""
+    two numbers are those of the calls when the process was asked. Meanwhile the background notices new regimes."""
     alive, cores = background.background, usable_cores()
     end = time.monotonic() + ran * max(0.0, 1 / (TAKEN * cores) - 1)
     if not background.is_here() or pytorch.torch_threads() < cores:

@@ -57,7 +57,7 @@ def unseal(name: str, content: bytes) -> bytes | None:
 
 
 def write_atomically(path: Path, content: bytes, temporary: Path, durable: bool = False) -> None:
-    """Writes `content` to `path` with mode 0600, by way of `temporary`, a fresh name on the same file system.
+    """Writes `content` to `path` with mode 0600, through `temporary`, a fresh name on the same file system.
 
     `durable` waits until the content is on disk, for data that could not be recreated after a power cut.
     """

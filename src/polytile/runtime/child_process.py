@@ -102,7 +102,7 @@ class ChildProcess:
 
 
 def _set_niceness(process: int, niceness: int) -> None:
-    """Of a process that leads a session. Does nothing if the system forbids it or has no such process."""
+    """Sets the niceness of a process that leads a session. Does nothing if the system forbids it or the process has ended."""
     # Linux may first share the cores among sessions, each with its own niceness: see "autogroup" in sched(7).
     with contextlib.suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(niceness))

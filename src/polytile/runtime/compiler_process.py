@@ -91,7 +91,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def run(name: str, command: tuple[str, ...], source: Path) -> None:
-    """Compiles `source`, of the kernel `name`. Raises SourceRejected; CompilerMissing if this process ends meanwhile."""
+    """Compiles `source`, of the kernel `name`. Raises SourceRejected; CompilerMissing if this process is ending."""
     status, messages = _ended(name, command, source)
     if status != 0 and _running.ended:  # this process has stopped it: nothing is known about the source
         raise CompilerMissing(f"kernel {name!r} was being compiled when the process ended.")

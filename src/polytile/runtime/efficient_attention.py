@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 aten = torch.ops.aten
 
 BIAS_ALIGNMENT = 16
-"""Elements to a multiple of which the library wants rows of a bias to be apart."""
+"""The library requires the row stride of a bias to be a multiple of this many elements."""
 ROWS = 32
 """The kernels have room for a multiple of so many rows in the log-sum-exp of each head."""
 CAUSAL_TYPES = {"": 0, "top left": 1, "bottom right": 2}
@@ -67,8 +67,8 @@ def added(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The bias as (batch, heads, m, n) in q's dtype with dense rows in memory, a multiple of BIAS_ALIGNMENT apart: kernels load
-    several elements at a time, and take them for neighbours."""
+    """The bias as (batch, heads, m, n) in q's dtype, with dense rows whose stride is a multiple of BIAS_ALIGNMENT: kernels load
+    several neighbouring elements at a time."""
     if bias is None:
         return None
     bias, shape = added(bias, q.dtype), (*q.shape[:3], k.shape[2])

@@ -45,8 +45,8 @@ class Cut:
 
 
 def cut_of(node: Node, vec: sympy.Symbol, inside: set[sympy.Symbol]) -> Cut | None:
-    """The cut represented by `node`; None if it is no such comparison. The value that the axis `vec` is compared with
-    must not depend on the symbols `inside`, those of the passes."""
+    """The cut represented by `node`; None if it is not such a comparison. The value that the axis `vec` is compared with must
+    not depend on the symbols `inside`, those of the passes."""
     if not (isinstance(node, Op) and node.name in MIRRORED and node.args[0].dtype == torch.int64):
         return None
     left, right = node.args

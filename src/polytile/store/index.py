@@ -1,4 +1,4 @@
-"""What a process knows of one device in one environment: the rows of all its measurements, by problem and by relatives."""
+"""A process's knowledge of one device in one environment: the rows of all its measurements, by problem and by relatives."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def parse(content: bytes, name: str) -> Lines:
 
 
 def why(error: Exception) -> str:
-    """What one of MALFORMED says of a measurement, as a part of a sentence."""
+    """The message of a MALFORMED error, as a part of a sentence."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 

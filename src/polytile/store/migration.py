@@ -1,4 +1,4 @@
-"""Makes a store's tables, and brings those that an older polytile made up to date.
+"""Creates a store's tables, and brings those of an older polytile up to date.
 
 Version 5 gave candidates, numbers and sizes other names (words.py). What was measured stays as it is.
 """

@@ -268,7 +268,7 @@ def summary_of(row: tuple[Any, ...]) -> Summary:
 
 
 def reading_of(measurement: Measurement) -> Taken:
-    """What a measurement says of its candidate."""
+    """The Reading of a measurement."""
     seconds, noise = summarise(measurement.samples)
     return Taken(
         (measurement.candidate, measurement.config.text, measurement.source_hash),

@@ -180,7 +180,7 @@ SELECT m.id, m.taken_at, m.environment, e.facts, p.family, p.kernel, p.device, m
 FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
 ORDER BY m.taken_at, m.id
 """
-"""Whose source each measurement is of, and where and when it was taken: what cleanup.py goes by."""
+"""Whose source each measurement is of, and where and when it was taken: for cleanup.py."""
 
 REMOVE = "DELETE FROM measurements WHERE id = :id"
 REMOVE_UNUSED = (
@@ -196,7 +196,7 @@ def creation(database: str) -> list[str]:
 
 
 def migration(version: int, database: str) -> list[str]:
-    """The statements that make this version's tables of those of an older one, `version` ≥ 1."""
+    """The statements that turn the tables of an older `version` ≥ 1 into this version's."""
     return [_spelled(text, database) for step in range(version, VERSION) for text in MIGRATIONS[step]]
 
 

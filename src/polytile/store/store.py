@@ -201,7 +201,7 @@ class Store:
         return self._away_until is not None and time.monotonic() < self._away_until
 
     def _lost(self, error: Unusable, reading: bool = True) -> None:
-        """The place has failed: gives one warning that says what happens now, and does it."""
+        """Handles a failure of the place: warns once, and goes on as the warning says."""
         if isinstance(error, Gone) and self._beside is not None:
             if self._away_until is None:
                 log.warning(

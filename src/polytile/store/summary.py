@@ -11,7 +11,7 @@ luck, the 15th percentile of interleaved bursts did neither."""
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The value below which so large a share of the samples lies, linear between neighbours; NaN for no sample at all."""
+    """The quantile of the samples at `share`, linear between neighbours; NaN without samples."""
     if not samples:
         return math.nan
     ordered = sorted(samples)

@@ -25,7 +25,7 @@ SQLITE = b"SQLite format 3\0"
 """How a file of SQLite begins."""
 
 BATCH = 1000
-"""Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""
+"""Number of measurements per transaction: an import that is killed keeps what it has done, and continues when run again."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """How much time measuring may take: for one problem, for a program, for a campaign of many.
 
 A budget ends measuring between two candidates and between two bursts, never within one, and never before the candidate that is
-predicted to be fastest has been tried: what was found by then is used. What was left out is made up for by the next program
-that meets the problem.
+predicted to be fastest has been tried: what was found by then is used. The next program that meets the problem measures what
+was left out.
 """
 
 from __future__ import annotations

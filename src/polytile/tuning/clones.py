@@ -5,7 +5,7 @@ argument passed twice is one clone. Sizes, strides and the address modulo 64 sta
 scratch buffers, are passed on without a clone.
 
 Clones take no more of a device's memory than it can spare (headroom.py). If a clone would, kernels are tried on the memory
-itself, and its content is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
+itself, and its content is kept on the host. Copies are of bytes, so that a tensor with any strides keeps its layout.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class Block:
 
 
 class Lent:
-    """One group's memory itself, used if its device has no room for a copy. What kernels read of it is kept on the host
-    meanwhile, byte for byte, and is restored by `give_back`. An output that nobody reads need not be kept, since the chosen
-    kernel writes all of it. There are no guards."""
+    """One group's memory itself, used if its device has no room for a copy. A copy of what kernels read of it is kept on the
+    host, and `give_back` restores it. An output that nobody reads need not be kept, since the chosen kernel writes all of it.
+    There are no guards."""
 
     def __init__(self, group: Sequence[Span]) -> None:
         self.group = group
@@ -305,7 +305,7 @@ def written_positions(args: Sequence[Any], roles: Sequence[str]) -> list[int]:
 
 
 def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the repetitions of expanded dimensions, which may not be written to."""
+    """The tensor without the repetitions of expanded dimensions, which must not be written to."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)

@@ -65,7 +65,7 @@ class Entrant:
 
     @classmethod
     def known(cls, predicted: float, config: Config, origin: str, family: str) -> Entrant:
-        """Of a candidate of this config and origin, for a problem of this family."""
+        """The Entrant of a candidate of this config and origin, for a problem of this family."""
         return cls(predicted, threads_of(config), place_of(origin, family), origin == "library")
 
     @property

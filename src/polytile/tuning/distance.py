@@ -62,7 +62,7 @@ def _widened(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def root_mean_square(expected: torch.Tensor) -> float:
-    """Of the finite values; 0 where there are none, and for integers."""
+    """The root mean square of the finite values; 0 if there are none, and for integers."""
     if expected.dtype.is_complex:
         expected = torch.view_as_real(expected)
     if not expected.dtype.is_floating_point or not expected.numel():

@@ -1,4 +1,4 @@
-"""What else, besides the problem and its device, can change the winner: part of every measurement's key."""
+"""Everything but the problem and its device that can change the winner: part of every measurement's key."""
 
 from __future__ import annotations
 

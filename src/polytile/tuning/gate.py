@@ -51,7 +51,8 @@ class OfCandidates(ABC):
 
 
 Scales = Mapping[int, "float | torch.Tensor"]
-"""What errors are relative to besides |expected|, by the position of a written argument: one number, or one per element."""
+"""What errors are relative to in addition to |expected|, by the position of a written argument: one number, or one per
+element."""
 
 EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision is."""
@@ -207,8 +208,8 @@ class Gate:
         return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in by_place}
 
     def _part_of_terms(self, position: int) -> float:
-        """How much of what an argument may be off by is due to its terms: what is stored in 16 bits, or was rounded to them on
-        its way, is added up in float32 all the same."""
+        """The share of an argument's tolerance that applies to its terms: values that are stored in 16 bits, or rounded to them
+        on the way, are still accumulated in float32."""
         dtype = self._args[position].dtype
         added_up_in = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
         allowed = self._allowed(position)

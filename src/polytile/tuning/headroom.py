@@ -1,5 +1,5 @@
-"""Headroom: the memory that a device has to spare for measuring. It is what lies below the most that the process has used
-there so far, or below a modest share of the device.
+"""Headroom: the memory that a device has to spare for measuring. It is the memory up to the most that the process has used
+there so far, or up to a modest share of the device.
 
 A process whose peak is lower than that share is not short of memory. Without the share a server would never measure its
 largest products: its own peak is little above the weights, and comparing results takes more memory than producing them.

@@ -23,7 +23,7 @@ class Limits:
     """How long a race may take: of short kernels about `seconds` and, if the order stays open, `open_seconds` more."""
 
     band: float = 0.02
-    """Contenders within so much of the fastest, relatively, count as equal: the race is about nothing finer."""
+    """Contenders within this relative distance of the fastest count as equal: the race resolves nothing finer."""
     burst_seconds: float = 100e-6
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
     max_repeats: int = 1000
@@ -61,7 +61,7 @@ class Limits:
     pause_seconds: float = 0.2
     """Between one such race and the next: what disturbs a machine lasts 0.1-5 s."""
     calm: float = 0.05
-    """A race is disturbed if the process's threads had to wait for a core for so much of its time."""
+    """A race is disturbed if the process's threads waited for a core for this share of its time."""
     patience: float = 0.0
     """For so many seconds after a race that was disturbed however often it was run, none is run again: the machine is busy."""
 
@@ -101,7 +101,7 @@ slower than the other six did."""
 
 
 def within(limits: Limits, seconds: float) -> Limits:
-    """The limits of a race that may take so many seconds. It takes one burst of each contender all the same."""
+    """The limits of a race that may take this many seconds. It takes at least one burst of each contender."""
     most = max(0.0, seconds)
     return replace(
         limits,

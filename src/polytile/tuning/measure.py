@@ -44,8 +44,8 @@ class Contender:
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call of each burst, their low quantile and its relative error; or the exception. `region`: the cost of a
-    parallel region meanwhile, if some contender has several threads. `disturbed`: during which share of the race the process's
-    threads waited for a core."""
+    parallel region during the race, if some contender has several threads. `disturbed`: during which share of the race the
+    process's threads waited for a core."""
 
     samples: tuple[float, ...] = ()
     seconds: float = float("nan")
@@ -66,8 +66,8 @@ def time_burst(contender: Contender, repeats: int) -> float:
 
 def timer_for(target: torch.device, entry: Entry) -> Timer | None:
     """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock. Library calls are
-    timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead. In the background
-    nothing is recorded: a program may not wait for its device while any thread records a graph."""
+    timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead. In the
+    background nothing is recorded: a program must not wait for its device while any thread records a graph."""
     if isinstance(entry, PythonEntry) and entry.timer is not None:
         return entry.timer
     if target.type != "cuda":

@@ -1,4 +1,4 @@
-"""What generated Python wrappers call on tensors, besides kernels and operators."""
+"""Functions on tensors that generated Python wrappers call, in addition to kernels and operators."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ each tile of rows that sees some of them,
     dv[keys, :]    += pᵀ · grad,    dk[keys, :] += dsᵀ · q,    dq[rows, :] += ds · k
 
 `slope` is the derivative of a score by its product, where scores are expressions. If the gradient of the scores is wanted, for
-that of a bias, p · (grad · vᵀ - delta) is stored besides. A unit takes rows in chunks of bounded size,
-and adds up dk, dv and dq in memory of its own. If there are few items, an item has several units, and their sums for dq are added
-in the order of the keys. How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
+that of a bias, p · (grad · vᵀ - delta) is stored too. A unit takes rows in chunks of bounded size, and adds up dk, dv and dq in
+memory of its own. If there are few items, an item has several units, and their sums for dq are added in the order of the keys.
+How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
 A row without keys, whose lse is -inf, has no gradient. Costs five products of tiles where the forward kernel has two.
 """

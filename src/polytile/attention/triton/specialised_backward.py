@@ -6,8 +6,8 @@
                    for each head of q that shares it, for each block of rows:
                        sᵀ = k·qᵀ - lse, dpᵀ = v·gradᵀ - delta;   pᵀ = exp(sᵀ);   dv += pᵀ·grad;   dk += pᵀ·dpᵀ·q
 
-No atomics: equal calls give identical bits. The products s and dp start from -lse / scale and -delta, which takes no registers
-besides theirs: with more of them, ptxas would have every product wait for the one before. Launch 0 leaves both numbers of each
+No atomics: equal calls give identical bits. The products s and dp start from -lse / scale and -delta, which takes no further
+registers. With more registers, ptxas would make every product wait for the previous one. Launch 0 leaves both numbers of each
 row in scratch memory, padded to whole blocks, with an infinite one where a row sees no key or does not exist. Such rows add
 nothing, and their blocks need no mask. The left operands of the last products stay in registers.
 
@@ -63,7 +63,7 @@ class _Backward(SpecialisedUnit):
 
     @property
     def large(self) -> bool:
-        """Whether shared memory has no room for two tiles in flight of each tensor besides the resident ones."""
+        """Whether shared memory is too small for the resident tiles and two tiles in flight of each tensor."""
         return self.constants["BLOCK_D"] > NARROW
 
     def kept(self, number: int, head: str = "p1") -> str:
@@ -91,7 +91,7 @@ class _Backward(SpecialisedUnit):
         return name, "step"
 
     def store(self, name: str, value: str, tile: str, head: str, member: str = "MEMBER") -> None:
-        """Emit the store of rows number `member` of a gradient by way of a tile in shared memory that all have read."""
+        """Emit the store of rows number `member` of a gradient through a tile in shared memory that all warps have read."""
         line = self.out.line
         line(f"tile = {tile}_tiles.index({member})")
         line(f"matrix(tile).store(({value}).to({value_type(self.problem.dtype)}))")
@@ -341,7 +341,7 @@ class _OfFewKeys(_OfKeys):
         return [*super().shared, "p_tiles", "p_ready", "p_free"]
 
     def begin(self, compute: list[str], load: list[str]) -> None:
-        """Tiles of p lie so that threads of a warp, which have two elements of a row each, write to all banks."""
+        """The layout of tiles of p: threads of a warp, each with two elements of a row, write to all banks."""
         line = self.out.line
         line("p_tiles = tl.allocate_shared_memory(tl.float32, [STAGES, ROWS, BLOCK_M], tl.SwizzledSharedLayout(8, 1, 8, [1, 0]))")
         line("p_ready = barriers(STAGES, 1)")

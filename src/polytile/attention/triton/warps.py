@@ -38,7 +38,7 @@ REGISTERS = {2: 240, 3: 160}
 LOADING = 32
 """Registers of a thread that loads."""
 SHARED_LAYOUT = "NVMMASharedLayout(128, 16, rank=4)"
-"""How a tile lies in shared memory."""
+"""The layout of a tile in shared memory."""
 
 HEADER = """import triton
 from triton.experimental import gluon
@@ -165,7 +165,7 @@ class SpecialisedUnit(Unit):
     # the kernel: where its tile is, and what it shares --------------------------------------------------------------------
 
     def place(self, tile: str, head: str) -> None:
-        """As in other schedules, but without rows: every warpgroup has its own."""
+        """Emit positions as other schedules do, but without rows: every warpgroup has its own."""
         heads, rows = self.number("Hq"), self.number("Mq")
         self.out.extend([
             f"p0 = ({head}) // {heads}", f"p1 = ({head}) % {heads}", f"kv = p1 // {self.group}",

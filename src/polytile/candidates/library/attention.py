@@ -215,7 +215,7 @@ class PackedFlashLibrary(AttentionLibrary):
 
 
 def takes_packed_sequences(problem: AttentionProblem) -> bool:
-    """Whether FlashAttention has a kernel for where a problem's sequences lie."""
+    """Whether FlashAttention has a kernel for the memory layout of a problem's sequences."""
     layout = problem.layout
     own = layout is not None and layout.table is None and layout.q_starts == layout.k_starts == torch.int32
     used = layout is not None and layout.k_used in (None, torch.int32)

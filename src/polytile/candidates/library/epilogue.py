@@ -42,7 +42,7 @@ class LibraryEpilogue:
 
 
 def library_epilogue(kernel: GemmKernel) -> LibraryEpilogue | None:
-    """The kernel's epilogue as the library has it; None if it is anything else, or more."""
+    """The kernel's epilogue in the library's terms; None if the library cannot express it."""
     loop, dtype = kernel.epilogue, kernel.product_dtype
     if loop is None or loop.reduced or len(loop.stores) != 1 or not dtype.is_floating_point or dtype.itemsize not in (2, 4):
         return None

@@ -23,11 +23,11 @@ class GroupedLibrary(MatmulLibrary):
         return self.target is not None and self.target.type == "cuda" and self.kernel.in_dtype == torch.bfloat16
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """ATen's kernels for all groups at once take rows that are a multiple of 16 bytes apart."""
+        """ATen's kernels for all groups at once need rows whose distance is a multiple of 16 bytes."""
         return not self.at_once or ("any" not in self.kernel.layouts and not self.kernel.misaligned(sizes))
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """Of as many equal products."""
+        """Predicted seconds of this many equal products."""
         calls = 0.0 if self.at_once else (sizes["batch"] - 1) * self._call_seconds
         return super().cost(self.kernel.average(sizes)) + calls
 
@@ -39,7 +39,7 @@ class GroupedLibrary(MatmulLibrary):
         return PythonEntry(self._call, recordable=self.at_once)
 
     def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
-        """The product (1, m, n), or (groups, m, n) where groups lie along k."""
+        """The product (1, m, n), or (groups, m, n) if groups divide k."""
         a, b, ends = (named[name] for name in ("A", "B", ENDS))
         axis = self.kernel.spec.grouped
         if not self.at_once:

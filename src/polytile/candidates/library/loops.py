@@ -1,4 +1,4 @@
-"""A loop's library operators as a candidate: the ATen calls that it came from (`ir/calls.py`), one after the other.
+"""A loop's library operators as a candidate: the ATen calls that it came from (`ir/calls.py`), in order.
 
     relu(x * 2).sum(1)  →   r0 = mul(t0, 2);  r1 = relu(r0);  sum(r1, [1], out=t1)
 
@@ -104,8 +104,8 @@ class AtenCalls(Candidate):
         return digest(f"aten {torch.__version__} {self.kernel.text}")
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """What all calls move by way of memory, but no less than the best generated loop, and the calls: where nothing may be
-        measured, what is generated runs."""
+        """Seconds of the calls' memory traffic and of the calls themselves, at least those of the best generated loop: if
+        nothing may be measured, generated code runs."""
         values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols}
         loop = self.kernel.loop
         rows, row = (math.prod(algebra.evaluate(a.size, values) for a in axes) for axes in (loop.axes, loop.reduced))
@@ -142,7 +142,7 @@ class AtenCalls(Candidate):
         return lambda given: made()(given)
 
     def _steps(self, values: Mapping[Any, int], apart: bool, tensors: Sequence[Any]) -> list[_Step]:
-        """The calls with the numbers of these sizes; `apart`: nothing is written before the last of them has run."""
+        """The calls with the numbers of these sizes; `apart`: no result is written before the last call has run."""
         steps = [self._step(k, call, values, apart) for k, call in enumerate(self.calls)]
         if len(steps) == 1 and not steps[0].copies and self.calls[0].target not in COPIES:
             step = steps[0]

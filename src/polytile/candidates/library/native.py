@@ -31,7 +31,7 @@ from polytile.runtime.formula import encode
 log = logging.getLogger("polytile.candidates")
 
 Strides = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
-"""Of batch, row and column, in elements."""
+"""The strides of batch, row and column, in elements."""
 
 
 class NativeProduct(MatmulLibrary):
@@ -56,7 +56,7 @@ class NativeProduct(MatmulLibrary):
         super().prepare()
 
     def plan(self) -> AtenPlan:
-        """What C is told. Raises DeviceError where the library cannot be had, CompileFailed or CompilerMissing."""
+        """The plan that C executes. Raises DeviceError if the library is missing, CompileFailed or CompilerMissing."""
         return AtenPlan(self.product, self.device)
 
     def entry(self) -> NativeEntry | PythonEntry:
@@ -87,7 +87,7 @@ class NativeProduct(MatmulLibrary):
 
     @cached_property
     def strides(self) -> Mapping[str, Strides | None]:
-        """Strides of A, B, C and D (see Product) in the names of the kernel's sizes; None: there is none."""
+        """Strides of A, B, C and D (see Product) in terms of the kernel's sizes; None if there is no such operand."""
         named = {name: sympy.Symbol(name, integer=True) for name in self.kernel.leading}
 
         def own(letter: str, axes: str) -> Strides:
@@ -102,7 +102,7 @@ class NativeProduct(MatmulLibrary):
 
     @cached_property
     def product(self) -> Product:
-        """The product as C is told of it. Raises IRError for strides that cannot be computed in a call."""
+        """The product as C describes it. Raises IRError for strides that cannot be computed in a call."""
         kernel, epilogue = self.kernel, self.epilogue
         places: dict[sympy.Symbol, int] = {sympy.Symbol(name, integer=True): k for k, name in enumerate(kernel.leading)}
         places |= {symbol: len(kernel.leading) + k for k, symbol in enumerate(kernel.symbols)}

@@ -1,4 +1,4 @@
-"""Products of operands whose rows are not a multiple of 16 bytes apart, by way of padded copies. The library's kernels load such
+"""Products of padded copies, for operands whose row stride is not a multiple of 16 bytes. The library's kernels load such
 operands element by element, which took 5 times as long for 16-bit types on an H100. Copying is part of what is measured.
 
     A[300, 501] · B[501, 700]   →   the first 300 rows and 700 columns of A'[300, 504] · B'[504, 704]
@@ -15,7 +15,7 @@ from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.runtime.target import Target
 
 BYTES = 16
-"""The widest load: rows of padded operands are a multiple of it apart."""
+"""The widest load in bytes: the row strides of padded operands are a multiple of it."""
 
 
 class PaddedLibrary(MatmulLibrary):

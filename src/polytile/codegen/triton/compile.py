@@ -54,7 +54,7 @@ class Cubin:
 
 
 FUSION = "TRITON_DEFAULT_FP_FUSION"
-"""The variable by which users have Triton fuse multiplications and additions, or leave them apart."""
+"""The environment variable that makes Triton fuse multiplications and additions, or not."""
 WIDE = "gfx9"
 """Prefix of the AMD architectures with 64-thread warps."""
 ELEMENTS = {8: 10, 9: 8, 10: 9}
@@ -104,8 +104,8 @@ def _language(function: Any) -> Any:
 
 
 def _options(launch: Launch) -> dict[str, Any]:
-    """What Triton is told. Multiplications and additions become one instruction unless the environment says otherwise: Triton
-    3.9 warns that it will no longer do so by itself."""
+    """Triton's options. Multiplications and additions become one instruction unless the environment says otherwise: Triton 3.9
+    warns that it will no longer do so by itself."""
     fused = {} if FUSION in os.environ else {"enable_fp_fusion": True}
     return {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **fused, **dict(launch.own)}
 

@@ -137,7 +137,7 @@ def joins(body: Body, low: Store, high: Store) -> bool:
 
 def store_pair(body: Body, low: Store, high: Store, scope: Scope) -> None:
     """Emits two stores of adjacent elements as one of a block that is twice as long, so that a thread stores a whole vector.
-    Of addresses that are two elements apart Triton's analysis knows no order, and lanes would go along another axis."""
+    For addresses that are two elements apart Triton's analysis finds no order, and would place lanes along another axis."""
     last, storage = body.tile.dims[-1], body.kernel.storage(low.buffer)
     (axis,) = last.axes
     both = f"{axis.symbol}_both"

@@ -253,7 +253,7 @@ class Reduction:
         return isinstance(node, Result) and node.node is self.node and node.k == 0
 
     def _uses_maximum(self) -> bool:
-        """Whether an online_softmax's maximum is used besides in exp(x - m)."""
+        """Whether an online_softmax's maximum has other uses than exp(x - m)."""
         nest = self.body.nest
         shifts = [n for n in nest.nodes if isinstance(n, Op) and n.name == "sub" and self._is_shifted(*n.args)]
         others = [n for n in nest.nodes if not any(n is shift for shift in shifts)]

@@ -36,7 +36,8 @@ tuner: tune.Tuner = tune.tune
 
 
 def choose(request: Request) -> Answer | None:
-    """The fastest of those candidates, timed now and recorded; or the one that another process has recorded meanwhile."""
+    """The fastest of those candidates, timed now and recorded; or the one that another process has recorded in the mean
+    time."""
     if not may_measure(request):
         return None
     if _nothing_to_do(request):
@@ -64,8 +65,8 @@ def _measured_now(request: Request) -> Answer | None:
 
 
 def _not_on_record(request: Request, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Of a user's kernel, which gets its candidates one by one, those without a time on record at these very sizes; all of them
-    where that leaves none."""
+    """The candidates of a user's kernel, which are added one by one, that have no time on record at these very sizes; all of
+    them if every one has."""
     if request.spec.family != "user" or must_measure(request):
         return candidates
     scores = request.scores(combine(request.store.exact(request.problem, request.environment)))

@@ -22,8 +22,8 @@ from polytile.problem import Problem
 class Model(Protocol):
     """Something that has learned from measurements which candidate is fastest.
 
-    What a model may have besides: `expect(problem, offers)`, the seconds that it expects of each of the offers by name, up
-    to a factor that all share, or None.
+    A model may also have `expect(problem, offers)`: the seconds that it expects of each offer by name, up to a common factor,
+    or None.
     """
 
     @property
@@ -91,7 +91,7 @@ def expected(request: Request) -> dict[str, float]:
 
 
 def offers(request: Request, candidates: Sequence[Candidate]) -> tuple[Offer, ...]:
-    """What models are told of these candidates; those of last resort are not offered."""
+    """These candidates as models see them, without candidates of last resort."""
     usable = (candidate for candidate in candidates if candidate.origin != "reference")
     return tuple(_offer(candidate, request.sizes) for candidate in usable)
 

@@ -100,7 +100,7 @@ def _opened(path: str, stamp: tuple[int, int]) -> Plan:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Changes when the file does; (0, 0) where there is none."""
+    """A stamp that changes with the file; (0, 0) if there is no file."""
     try:
         status = Path(path).expanduser().stat()
         return status.st_mtime_ns, status.st_ino

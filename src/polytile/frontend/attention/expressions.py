@@ -35,8 +35,8 @@ FEW = 8
 def expression_of(
     products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool, computed: Sequence[torch.fx.Node] = ()
 ) -> tuple[Expression, list[torch.fx.Node]]:
-    """The expression of these results, and the nodes that it reads besides the `products`. What depends on the nodes `computed`
-    is computed too. Raises NotAttention."""
+    """The expression of these results, and the nodes that it reads in addition to the `products`. What depends on the nodes
+    `computed` is computed too. Raises NotAttention."""
     taken = _Taken(products, computed)
     outputs = tuple(taken.copied(node) for node in results)
     taken.graph.output(outputs)

@@ -40,7 +40,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLACES = ((2, 1, 1, 1), (3, 1, 1), (5, 1), (7,))
 """Shapes of positions (batch, head, query, key) that broadcast to those of scores, on which functions are tried."""
 CAPTURED = 11
-"""The size of a captured tensor's dimensions in that trial; no result may have it."""
+"""The size of a captured tensor's dimensions in that trial. No dimension of a result may have this size."""
 
 
 def write_out(module: torch.fx.GraphModule) -> bool:

@@ -86,7 +86,7 @@ class Piece:
 
 
 def pieces_of(tensors: Sequence[Tensor], dim: int) -> list[Piece]:
-    """`tensors` one after the other along `dim`, without those of size 0 there."""
+    """`tensors` concatenated along `dim`, without those of size 0 there."""
     pieces, start = [], ZERO
     for tensor in tensors:
         end = sympy.expand(start + tensor.sizes[dim])

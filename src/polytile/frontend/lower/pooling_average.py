@@ -162,7 +162,7 @@ def _lower_adaptive(rank: int) -> Callable[..., Tensor]:
 
 def _lower_adaptive_backward(rank: int) -> Callable[..., Tensor]:
     def lowering(builder: Builder, grad: Tensor, source: Tensor) -> Tensor:
-        """Element i lies in the cells from ⌊i·m / n⌋ to ⌈(i + 1)·m / n⌉: the same rule the other way round."""
+        """Element i belongs to the cells from ⌊i·m / n⌋ to ⌈(i + 1)·m / n⌉: the same rule the other way round."""
         _require_float(grad)
 
         def share(point: Point) -> Node:

@@ -168,7 +168,7 @@ static inline const SB* b_of(const Problem& p, long item, long k, long n) {
 """
 
 IN_GROUP = "  long item, row, column;                         // where the result of this part of a group begins\n"
-"""What a Problem has besides where it is a part of a grouped product."""
+"""Further members of the Problem of a grouped product."""
 
 EMIT_EPILOGUE = """\
 static inline O* in_place(const Problem&, long, long, long) { return nullptr; }

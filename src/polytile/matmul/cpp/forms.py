@@ -27,7 +27,7 @@ FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
 INT8_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
 PAIRED_FORMS = INT8_FORMS
-"""Of these all can bring pairs of bfloat16 together too."""
+"""Forms that can bring pairs of bfloat16 together in one lane."""
 GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
 """Forms whose tiles scale the sums of each group along k."""
 

@@ -1,4 +1,4 @@
-"""What the analytical prior knows of a machine: peak rate, cache sizes, bandwidths, the price of a thread."""
+"""The analytical prior's facts of a machine: peak rate, cache sizes, bandwidths, the cost of a thread."""
 
 from __future__ import annotations
 

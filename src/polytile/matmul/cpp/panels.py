@@ -14,7 +14,7 @@ import torch
 from polytile.matmul.cpp.spec import NIBBLES, NIBBLES_TOGETHER
 
 TOGETHER = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 2, torch.int8: 4}
-"""How many k lie in one lane, of each type that panels are made of (of bfloat16 pairs)."""
+"""Number of k in one lane, by the type of the panels (bfloat16: in pairs)."""
 
 
 def size_of(

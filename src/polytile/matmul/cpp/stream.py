@@ -1,4 +1,4 @@
-"""Form stream: few rows of A against a row-major B that is read once, row after row, while the sums lie in L1."""
+"""Form stream: few rows of A against a row-major B that is read once, row after row, while the sums stay in L1."""
 
 from __future__ import annotations
 

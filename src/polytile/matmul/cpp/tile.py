@@ -293,7 +293,7 @@ static void work(const Call& c, long thread, long threads) {
 PREFETCH_STEPS = 4
 
 ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
-"""How a register tile reads an A that lies as it came, by its layout."""
+"""How a register tile reads an A that is not packed, by its layout."""
 
 WORK = {
     **dict.fromkeys(("tile_packed", "tile_direct", "tile_prepacked"), TILE_WORK), "splitk": SPLITK_WORK, "small": SMALL_WORK,

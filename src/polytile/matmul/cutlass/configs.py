@@ -21,19 +21,19 @@ from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
 Scales = tuple[Blocks | None, Blocks] | None
-"""Of a GemmKernel: the blocks that share a scale."""
+"""The blocks of a GemmKernel's operands that share a scale."""
 
 CAPABILITY = 90
-"""Of the devices that the kernels run on: sm_90a is no part of what comes after."""
+"""The compute capability that the kernels need: later devices do not run code for sm_90a."""
 
 GROUP_THREADS, GROUP_ROWS = 128, 64
-"""Of a warp group, and of its instructions."""
+"""The threads of a warpgroup, and the rows of its instructions."""
 
 WARPS = 12
-"""Of a thread block: one group of four loads, two multiply."""
+"""The warps of a thread block: one warpgroup loads, two multiply."""
 
 STEP_BYTES = 128
-"""Of a run along k: what one swizzled copy is wide."""
+"""The bytes of a run along k: the width of one swizzled copy."""
 
 BARRIERS = 1024
 """Bytes of shared memory beside the operands."""
@@ -65,15 +65,15 @@ TABLE = (
     Block(64, 192, True), Block(128, 128, True, 2), Block(128, 128, True), Block(64, 128, True, 2), Block(64, 128, True),
     Block(128, 64, True), Block(64, 64, True), Block(64, 32, True),
 )  # fmt: skip
-"""Of whole blocks, in canonical order."""
+"""The configs of whole blocks, in canonical order."""
 
 STREAM = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
-"""Of streams."""
+"""The blocks of stream-K configs."""
 
 
 def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Scales = None) -> tuple[Config, ...]:
-    """The blocks that fit a device and the registers of its threads, for operands of such elements. A cluster's blocks each fetch
-    a part of B's columns, whole runs of them where B lies along n."""
+    """The blocks that fit a device and the registers of its threads, for operands of such elements. A cluster's blocks each
+    fetch a part of B's columns, whole runs of them if n is the contiguous axis of B."""
     number, k = NUMBERS[dtype], STEP_BYTES // dtype.itemsize
     width = 8 if b_along_k else k
     tried = []
@@ -109,7 +109,7 @@ def how(config: Config) -> str:
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
-    """Of shared memory that a thread block asks for."""
+    """Bytes of shared memory of a thread block."""
     sides = int(config["m"]) + int(config["n"])
     return int(config["stages"]) * sides * int(config["k"]) * itemsize + BARRIERS
 

@@ -218,4 +218,4 @@ def _number(node: Const) -> str:
 
 
 _BITS = {"inf": "0x7f800000", "-inf": "0xff800000", "nan": "0x7fffffff"}
-"""Of numbers in float32 that have no literal."""
+"""The bits of float32 numbers that have no literal."""

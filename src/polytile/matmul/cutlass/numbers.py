@@ -1,4 +1,4 @@
-"""The types whose products CUTLASS has on Hopper, as data: what a kernel's text and its copies need to know of each."""
+"""The types whose products CUTLASS has on Hopper, as data: what a kernel's text and its copies depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 MOST_SUMS = 128
-"""Of a thread, beside what else it keeps in 232 registers."""
+"""Maximum number of sums of a thread, which has 232 registers."""
 
 PROMOTED_SUMS = 96
 """The same where a thread keeps a second set of sums."""

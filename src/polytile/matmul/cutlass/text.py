@@ -38,8 +38,8 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B as it lies in memory: its tensor, the length of its rows' axis, whether k is the axis of stride 1, and the strides
-    of its other axes, that of the batch first if there is one."""
+    """The layout of A or B in memory: its tensor, the length of its rows' axis, whether k is the axis of stride 1, and the
+    strides of the other axes, the batch first if there is one."""
 
     tensor: str
     length: str
@@ -47,7 +47,7 @@ class Operand:
     strides: tuple[str, ...]
 
     def descriptor(self, rows: int, config: Config) -> Descriptor:
-        """Of copies of `rows` rows, or of a run of them where the operand lies along them."""
+        """The descriptor of copies of `rows` rows, or of a run of them if the rows' axis has stride 1."""
         k, wide = symbol("K"), int(config["k"])
         shape, block = ((symbol(self.length), k), (rows, wide)) if self.along_k else ((k, symbol(self.length)), (wide, wide))
         batch, one = ((symbol("batch"),), (1,)) if len(self.strides) > 1 else ((), ())
@@ -88,8 +88,8 @@ def _scalable(kernel: GemmKernel) -> bool:
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
     """The launches. Raises LoweringError where the facts do not say that the copy engine takes the operands: they begin at
-    multiples of 16 bytes, and so do their rows and items. Of a regime's rows it is only known whether they are a multiple of 16
-    elements apart."""
+    multiples of 16 bytes, and so do their rows and items. A regime's facts say of row strides only whether 16 elements divide
+    them."""
     for operand in operands(kernel):
         if operand.tensor not in facts.aligned or not all(map(facts.divides, operand.strides)):
             raise LoweringError(

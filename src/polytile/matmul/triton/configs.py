@@ -59,7 +59,7 @@ IN_PARTS = (
     (Gemm(128, 256, 64, 4, 8), 4, 1), (Gemm(256, 128, 64, 4, 8), 4, 1), (Gemm(128, 256, 64, 3, 8), 2, 0),
 )  # fmt: skip
 """(tile, stores, flat) of persistent programs that store a tile's columns in parts. With `flat`, the loads for the next tile
-start meanwhile.
+start during the stores.
 
 In bfloat16 on an H100, with hand-written kernels and tensor descriptors made on the host, the first took 205, 328 and 712 µs with
 a ReLU at 4096x4096x4096, 2048x4096x14336 and 4096x14336x4096. Whole tiles with three stages took 212, 351 and 733, and cuBLAS

@@ -1,8 +1,8 @@
 """Captures in which torch's own functions launch: what graphs.c calls around them.
 
 torch's functions use its current stream, and take memory from its allocator: results on the way, and cuBLAS's workspaces, one a
-stream. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to the stream
-on which the graph will run. Graphs of one stream run one after the other, so each may overwrite what the one before has left.
+stream. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to the
+stream on which the graph will run. Graphs of one stream run in order, so each may overwrite what an earlier one has left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_void_p, ctypes.
 _LEAVE = ctypes.CFUNCTYPE(None)
 
 NOT_SUPPORTED = 801
-"""CUDA_ERROR_NOT_SUPPORTED: what C is told of a capture that torch cannot take part in."""
+"""CUDA_ERROR_NOT_SUPPORTED: returned to C for a capture that torch cannot take part in."""
 
 _entered = threading.local()
 _pools: dict[tuple[int, int], Any] = {}

@@ -1,7 +1,7 @@
 """Compiled GPU kernels: requested by content, compiled once by a worker process, and cached with their properties.
 
-A kernel is two sealed files named by the digest of everything it depends on: STEM.cubin holds the machine code,
-STEM.json its loading parameters and resource usage. Its source lies beside them for inspection.
+A kernel is two sealed files named by the digest of everything it depends on: STEM.cubin holds the machine code, STEM.json its
+loading parameters and resource usage. Its source is stored beside them for inspection.
 """
 
 from __future__ import annotations

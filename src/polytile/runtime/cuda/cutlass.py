@@ -45,7 +45,7 @@ class Toolkit:
 
     @property
     def identity(self) -> str:
-        """Everything besides the text that determines the generated code."""
+        """Everything that determines the generated code, except the text."""
         return f"CUTLASS {self.cutlass_version}, {self.compiler_version}"
 
     @property

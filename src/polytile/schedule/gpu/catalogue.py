@@ -119,8 +119,8 @@ def blocked_column_reduction(**blocks: Any) -> GpuSchedule:
 
 
 def cluster_column_reduction(**blocks: Any) -> GpuSchedule:
-    """Like `column_reduction`, for rows held by the `splits` programs of a cluster. Reductions go through distributed
-    shared memory (DSMEM), so that the next rows' loads are in flight meanwhile.
+    """Like `column_reduction`, for rows held by the `splits` programs of a cluster. Reductions go through distributed shared
+    memory (DSMEM), so that the next rows' loads stay in flight.
 
         s = sum(row)                     →    for each of the cluster: its shared memory[me] = sum(share)
                                               wait for splits values; s = sum(shared memory)

@@ -32,7 +32,7 @@ from polytile.schedule.answers import Combine, Hold, Share
 
 @dataclass(frozen=True)
 class Blocks:
-    """The numbers of a schedule; None where it has no such number. Blocks are powers of two, in points of an axis.
+    """The numbers of a schedule; None where the schedule has no such number. Blocks are powers of two, in points of an axis.
 
         x, y, z    points of the parallel axes in a block: the vector axis (columns) or rows, then the next axes
         r, r1      points of the innermost reduced axis in a block, and of the next

@@ -191,7 +191,7 @@ def _failed(task: Task, number: int, failure: Failure) -> Attempt:
 
 
 def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
-    """What the worker needs to find the kernel; None if there is no such thing, or no kernel."""
+    """What the worker needs to find the kernel; None if it cannot be found, or there is no kernel."""
     try:
         handle = task.candidates[number].handle_for(task.args)
     except Unavailable as reason:

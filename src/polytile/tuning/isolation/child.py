@@ -52,7 +52,7 @@ Kernel = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctypes
 
 
 class Child:
-    """What the worker holds between requests: the shared memory, and what it has loaded."""
+    """The worker's state between requests: the shared memory, and the loaded libraries."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -111,7 +111,7 @@ class Child:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     def unmap(self, request: dict[str, Any]) -> None:
-        """Lets go of the memory; the system has it back once no tensor uses it any more."""
+        """Releases the memory; the system gets it back once no tensor uses it."""
         self.memory = None
 
     def load(self, request: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ class _Block:
 
     @property
     def guards(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(address, bytes) of what lies before and after."""
+        """(address, bytes) of the guards before and after."""
         return (self.whole, self.start - self.whole), (self.start + self.size, GUARD)
 
 

@@ -24,7 +24,7 @@ CONTEXT_BYTES = 1 << 30
 """The most GPU memory that a context takes without any kernel or argument."""
 
 RESERVE = 1 / 16
-"""The share of a GPU's memory that stays free beside a worker, for whatever else the user's program asks for meanwhile."""
+"""The share of a GPU's memory that a worker leaves free for the user's program."""
 
 
 def run_all(

@@ -49,7 +49,7 @@ class Finished:
 
 
 class Kind(enum.Enum):
-    """What a worker holds besides Python's standard library."""
+    """What a worker loads in addition to Python's standard library."""
 
     NATIVE = "nothing"
     PYTHON = "torch"
