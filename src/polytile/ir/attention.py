@@ -25,7 +25,7 @@ SCORES, SLOPES = "scores", "slopes"
 class Gradients:
     """Makes an Attention its own derivative. `grad` is the gradient of `out`, and is read along with `out` and `lse`; the
     gradients of q, k and v are written to `dq`, `dk` and `dv`. `lse`, (batch, heads, m), is the gradient of the log-sum-exp, if
-    that is used besides. `dscores`, (batch, heads, m, n), receives the gradient of the scores, if that is wanted."""
+    that is used too. `dscores`, (batch, heads, m, n), receives the gradient of the scores, if that is wanted."""
 
     grad: View
     dq: View
@@ -224,71 +224,10 @@ def attend(
         Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
         their derivatives by the products may follow.
     """
-    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
-    how |= {"precision": precision, "window": window}
-    if scores is not None:
-        return _attend(q, k, v, bias, **how, scores=scores)
-    out, lse = _joined(q, k, lambda head: _attend(head(q), head(k), head(v), bias if bias is None else head(bias), **how))
-    return out, lse
-
-
-def attend_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
-    bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
-    precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
-    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
-    with_changes: bool = False,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
-    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
-    whose score is -inf."""
-    how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
-    how |= {"precision": precision, "window": window, "with_changes": with_changes}
-    if scores is not None:
-        return _attend_backward(q, k, v, out, lse, grad, bias, **how, scores=scores, grad_lse=grad_lse)
-    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
-
-    def of_head(head: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        own: dict[str, Any] = {name: None if each is None else head(each) for name, each in given.items()}
-        return _attend_backward(**own, **how)
-
-    return _joined(q, k, of_head)
-
-
-def _joined(q: torch.Tensor, k: torch.Tensor, run: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-    """The results of `run` for each head of k of each batch, or for all at once if they have no more than BLOCK scores. `run` is
-    given a function that takes what belongs to the head from a tensor (batch, heads, …)."""
-    (batch, heads, rows, _), of_k, keys = q.shape, k.shape[1], k.shape[2]
-    if batch * heads * rows * keys <= BLOCK or batch * of_k == 0:
-        return run(lambda tensor: tensor)
-
-    def part(b: int, h: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def of(tensor: torch.Tensor) -> torch.Tensor:
-            tensor = tensor[b : b + 1] if tensor.shape[0] > 1 else tensor
-            count = max(1, tensor.shape[1] // of_k)
-            return tensor[:, h * count : (h + 1) * count] if tensor.shape[1] > 1 else tensor
-
-        return of
-
-    found = [[run(part(b, h)) for h in range(of_k)] for b in range(batch)]
-    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in found]
-    return tuple(torch.cat(each) for each in zip(*of_batches, strict=True))
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    scale: float | None,
-    causal: str = "",
-    fill: float = EMPTY,
-    empty_is_0: bool = True,
-    precision: torch.dtype | None = None,
-    scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
-    window: tuple[int, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    if scores is None and _has_parts(q, k):
+        how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+        how |= {"precision": precision, "window": window}
+        return _by_part(attend, q=q, k=k, v=v, given={"bias": bias}, **how)
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     group = q.shape[1] // max(1, k.shape[1])
@@ -309,21 +248,21 @@ def _attend(
     return out, lse
 
 
-def _blocks(q: torch.Tensor, k: torch.Tensor, whole: bool) -> Iterator[Rows]:
-    """Blocks of rows with BLOCK scores; all rows at once if they have to be `whole`."""
-    count = q.shape[2]
-    step = max(1, count) if whole else max(1, BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    for first in range(0, max(1, count), step):
-        yield Rows(first, min(first + step, count), count)
-
-
-def _attend_backward(
+def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
     with_changes: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
+    `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
+    whose score is -inf."""
+    if scores is None and _has_parts(q, k):
+        how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
+        how |= {"precision": precision, "window": window, "with_changes": with_changes}
+        given = {"out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
+        return _by_part(attend_backward, q=q, k=k, v=v, given=given, **how)
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     heads = k.shape[1]
@@ -357,6 +296,40 @@ def _attend_backward(
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
     return dq, dk, dv, *more
+
+
+def _has_parts(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether there are more than BLOCK scores, of more than one head of k."""
+    return q.shape[0] * k.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > BLOCK
+
+
+def _by_part(
+    run: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, torch.Tensor | None],
+    **how: Any,
+) -> Any:  # fmt: skip
+    """The results of `run`, which is called for each head of k of each batch with the parts of q, k, v and the tensors `given`,
+    (batch, heads, …), that belong to it."""
+    batch, heads, tensors = q.shape[0], k.shape[1], {"q": q, "k": k, "v": v, **given}
+
+    def part(tensor: torch.Tensor, b: int, h: int) -> torch.Tensor:
+        tensor = tensor[b : b + 1] if tensor.shape[0] > 1 else tensor
+        count = max(1, tensor.shape[1] // heads)
+        return tensor[:, h * count : (h + 1) * count] if tensor.shape[1] > 1 else tensor
+
+    def results(b: int, h: int) -> tuple[torch.Tensor, ...]:
+        return run(**{name: None if each is None else part(each, b, h) for name, each in tensors.items()}, **how)
+
+    found = [[results(b, h) for h in range(heads)] for b in range(batch)]
+    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in found]
+    return tuple(torch.cat(each) for each in zip(*of_batches, strict=True))
+
+
+def _blocks(q: torch.Tensor, k: torch.Tensor, whole: bool) -> Iterator[Rows]:
+    """Blocks of rows with BLOCK scores; all rows at once if they have to be `whole`."""
+    count = q.shape[2]
+    step = max(1, count) if whole else max(1, BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    for first in range(0, max(1, count), step):
+        yield Rows(first, min(first + step, count), count)
 
 
 # sequences of their own lengths -----------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """scaled_dot_product_attention of a training graph as an operator of polytile's, with its gradient as another.
 
     attention_trained(q, k, v, bias, scale, causal) -> (out, lse)
-        → attention_trained_backward(grad, q, k, v, bias, out, lse, scale, causal, with_bias) -> (dq, dk, dv, dbias)
+        → attention_trained_backward(grad, q, k, v, bias, out, lse, scale, causal, with_bias) -> (dq, dk, dv, dscores)
 
 q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm, and
--inf in a row that sees no key. bias is None or (batch, heads, m, n), and so is dbias, which has no elements unless `with_bias`;
+-inf in a row that sees no key. bias is None or (batch, heads, m, n), and so is dscores, which has no elements unless `with_bias`;
 see ir.attention.Attention for it and for `causal`.
 PyTorch's own operators each save what the backward pass of the same library needs. These two save what every kernel gives and
 takes, so that each pass may run whichever kernel is fastest.
@@ -115,8 +115,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     """No call uses the log-sum-exp, so it has no gradient."""
-    dq, dk, dv, dbias = BACKWARD(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[3])
-    return dq, dk, dv, dbias if ctx.needs_input_grad[3] else None, None, None
+    dq, dk, dv, dscores = BACKWARD(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[3])
+    return dq, dk, dv, dscores if ctx.needs_input_grad[3] else None, None, None
 
 
 _library.impl("attention_trained", _run, "CompositeExplicitAutograd")
