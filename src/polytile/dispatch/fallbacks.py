@@ -1,11 +1,11 @@
 """What runs a call whose regime is not decided yet: the leaves of a MultiKernel's dispatch table (runtime/fallback.c).
 
-A leaf is a loaded form of a candidate: of the candidates of the latest decisions, and of the library's. The background works
-out, ahead of calls, which leaves are predicted to be fastest in the cells around recent calls. A cell is half an octave of each
-size. A candidate serves only in cells where it is known to be valid, or everywhere if its validity depends on nothing, because
-generated code may do harm at sizes it was not made for. If its validity depends on integers alone that keys hold as they are,
-such as whether a weight is packed, it serves wherever these are as they were when it was decided on. Elsewhere the library's
-candidate serves; it may run at any sizes.
+A leaf is a loaded form of a candidate: one that a recent decision chose, or the library's. The background predicts ahead of
+calls which leaves are fastest in the cells around recent calls. A cell is half an octave of each size. A candidate serves only
+in cells where it is known to be valid, or everywhere if its validity depends on nothing, because generated code may do harm at
+sizes it was not made for. If its validity depends only on integers that keys hold exactly, such as whether a weight is packed,
+it serves wherever these have the values that they had when it was chosen. Elsewhere the library's candidate serves, which runs
+at any sizes.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ FORMS = 8
 """The most forms of a candidate that serve: those loaded last."""
 
 LIBRARY = 1.25
-"""The library's candidate serves where it is predicted to be faster by more than this factor, until decisions tell more. The
-prior knows it least: of 260 products, its first choice took 1.26 times the time of the fastest, and of 13 over 2.6 times."""
+"""Until decisions are known, the library's candidate serves where it is predicted to be faster by more than this factor: the
+prior is least accurate for library kernels."""
 
 CELLS = 25
 """How many cells around a call are looked at, its own included: all within an octave for two sizes, or within six octaves for
 one."""
 
 MOST_CELLS = 512
-"""How many cells are remembered: those of the latest calls, and those looked at last. A decoder's product that serves weights of
-four shapes meets some hundred in 300 requests."""
+"""How many cells are remembered: those of the latest calls, and those predicted last."""
 
 MOST_DIRECTIONS = 3
 """Up to so many sizes, all combinations of a cell's corners are looked at, and its neighbours too."""
@@ -71,7 +70,7 @@ class Fallbacks:
         self._seconds: dict[tuple[KeyFields, str], float] = {}
         """Predictions; infinite where a candidate is not known to be valid."""
         self._factors = {c.name: LIBRARY for c in owner.candidates if c.origin == "library"}
-        """By how much candidates are slower than predicted, in comparison with those that decisions preferred to them."""
+        """How many times slower than predicted candidates are, relative to those that decisions preferred to them."""
         self._decided_at: dict[str, Mapping[str, int]] = {}
         """Sizes at which a candidate was decided on, by its name."""
         self._excluded: dict[KeyFields, Collection[str]] = {}
@@ -87,7 +86,7 @@ class Fallbacks:
         self._publish()
 
     def add_fallback(self, form: Candidate, entry: Entry) -> None:
-        """Takes in a loaded form: a regime has chosen it, or it is to serve where the others are not right."""
+        """Adds a loaded form, which a regime has chosen or which serves where the others are not valid."""
         forms = self._loaded.pop(form.name, [])
         if any(form is one for one, _ in forms):
             self._loaded = {form.name: forms, **self._loaded}
@@ -100,9 +99,8 @@ class Fallbacks:
         self._publish()
 
     def learn(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Takes over from a decision for a candidate at these sizes that no other leaf is faster there. Decisions go by more than
-        the predictions here: by learned models and measurements. Of a product by a packed weight, the library's was predicted to
-        be 4 % faster, a model preferred a generated one, and that took 0.4 times the library's time."""
+        """Learns from a decision for the candidate `name` at these sizes that no other leaf is faster there, and corrects the
+        predictions accordingly. Decisions rest on more than these predictions: on learned models and measurements."""
         candidates = {each: self._owner.named(each) for each in self._loaded}
         seconds = {each: self._factors.get(each, 1.0) * c.cost(sizes) for each, c in candidates.items() if c.valid(sizes)}
         own = seconds.get(name, 0.0)

@@ -1,24 +1,17 @@
 """A core that calls leave free for a process that makes the program or kernels they wait for.
 
-    wanted()            within the block, such a process is at work
-    given_back()        within a block within that one, it rests
-    is_wanted()         whether one is
+    wanted()            within the block, such a process works
+    given_back()        within an inner block, it rests
+    is_wanted()         whether one works
     leave_one_free()    within the block, ATen's operators leave a core free; generated kernels do so by themselves
                         (launcher.c)
 
-Calls that use as many threads as there are cores leave none free. A compiler beside them gets the share that its
-niceness allows, but costs them more than that: every parallel loop waits for the thread that shares its core. Two cores
-of an EPYC, a decoder of 3 layers:
-
-    threads of calls    niceness    relative speed of calls    seconds until the program of 19 kernels is ready
-    2                   14                             0.92    over 14
-    2                   10                             0.75    over 13
-    2                   5                              0.55    11
-    1                   19                             0.56    2
-
-Half of the cores for two seconds cost less than a fraction of them for many. So calls that have no program yet leave a core
-free until it is ready. Where programs serve most calls, as while a second graph's is made, or kernels are made again and
-again, the share of the time for which calls leave a core free is bounded (TAKEN in builder.py, background.REST).
+Calls that use as many threads as there are cores leave none free. A compiler beside them gets the share that its niceness
+allows, but costs them more than that: every parallel loop waits for the thread that shares its core. So calls that have no
+program yet leave a core free until it is ready: fewer threads for a short time cost less than shared cores for a long one
+(docs/decisions/0019 has the measurement). Where programs serve most calls, for example while a second graph's program or
+kernels for new regimes are made, the share of the time for which calls leave a core free is bounded (TAKEN in builder.py,
+background.REST).
 
 A program also has loops outside of its calls, such as those of an optimiser. They keep their threads, but a thread that
 waits for the next loop must not spin on the free core: it spins for some milliseconds, longer than a call of a small model.

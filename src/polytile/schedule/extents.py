@@ -8,9 +8,8 @@ multiples of an extent become multiples of the argument.
 
 An extent stays in the text where vectors depend on it: along a reduced axis, whose rows are held in registers; below SHORT, too
 few for a vector; where values or divisions depend on the position along the axis; and below LONG where vectors run along rows
-that follow each other. Rows of 8 and 16 elements take 1.1 to 1.9 times as long if their length is an argument, rows of 24 to 48
-1.0 to 1.3 times, rows of 256 0.94 to 1.04 times (a batch norm in inference, 512 and 8192 rows, AVX-512). Vectors that run across
-the columns of a reduction take 0.94 to 1.06 times as long (a batch norm in training and a gradient's sum, 8 to 192 columns).
+that follow each other. Rows of few vectors are slower if their length is an argument; long rows, and vectors that run across
+the columns of a reduction, are not.
 """
 
 from __future__ import annotations
