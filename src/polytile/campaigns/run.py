@@ -88,7 +88,8 @@ def _collect(
 ) -> Status:
     """Add the results since the last look to the store, and request more processes where a choice is in doubt.
 
-    The store has all results that the status counts: results that arrive in between wait for the next look. """
+    The store has all results that the status counts: results that arrive in between wait for the next look.
+    """
     board.drive()
     status = board.status()
     new = dict(board.results(known))

@@ -2,7 +2,8 @@
 
 Dynamo compares every call with all that it read while it traced: arguments, globals, closures, modules with their attributes
 and parameters, torch's modes. A model has thousands of such guards. torch lets a caller leave out guards that are known to
-hold. """
+hold.
+"""
 
 from __future__ import annotations
 

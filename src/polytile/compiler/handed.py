@@ -3,7 +3,8 @@ disk.
 
 Both sides are here: `build` sends the request, and `make_program` serves it. What has no form as JSON, such as a tensor that
 the graph holds, is made by the asking process itself; so is what depends on more than the graph and the options, such as
-another package's wrapper. """
+another package's wrapper.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 AOTAutograd wraps a graph in functions of Python, 2 to 4 us a call: they apply mutations, restore aliases, and switch gradients
 off during the call. A graph that changes no argument and returns no alias needs only the last of these, which C does
-(runtime/entry.c). """
+(runtime/entry.c).
+"""
 
 from __future__ import annotations
 

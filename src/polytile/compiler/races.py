@@ -6,7 +6,8 @@ some the function, in turns. Both give the call's result, so no call is made for
 these sizes from then on, until Dynamo compiles something new.
 
 There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other
-devices, where the host's clock says little. There are none either if the same kernels have to run in every process. """
+devices, where the host's clock says little. There are none either if the same kernels have to run in every process.
+"""
 
 from __future__ import annotations
 

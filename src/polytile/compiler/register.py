@@ -3,7 +3,8 @@
 An installed polytile has an entry point, through which torch finds it. A source tree has none. So `import polytile` puts the
 backend into torch's registry: at once where torch's tracer has been imported, else the moment it is, as torch.compile does when
 it first meets a backend's name. The tracer takes two seconds to import; a program that imports polytile and never compiles does
-not pay for it. """
+not pay for it.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ every row that the cluster processes, and accumulates their sums. Everything is 
 For a reduction, every program writes its partial result into the shared memory of all (a DSMEM exchange), and waits on an
 mbarrier for the values of the others. Loads of the next rows and stores of the last ones continue during the wait; a cluster
 barrier would wait for the stores. There are two buffers, for even and odd turns: a program that sends for a later turn has
-received everybody's values for the preceding one, so all have read the buffer that it overwrites. """
+received everybody's values for the preceding one, so all have read the buffer that it overwrites.
+"""
 
 from __future__ import annotations
 
