@@ -1,5 +1,5 @@
-"""What identifies a generated Triton kernel: the text that the generators write. Measurements of a kernel do not count after
-its text has changed. An edit of a generator that leaves the text equal discards none.
+"""A generated Triton kernel is identified by its text. Measurements of a kernel do not count after its text has changed; an
+edit of a generator that leaves the text equal discards none.
 
 The text differs from regime to regime. A candidate is identified by its text under `probes`, facts that stand for all others.
 """

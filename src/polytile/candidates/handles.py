@@ -1,4 +1,4 @@
-"""How another process finds a candidate's kernel, to try it there first."""
+"""Handles, by which another process finds a candidate's kernel to try it there first."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Where candidates come from: the interface of a source, and the registry of all sources.
 
-polytile's own sources (own_sources.py) register as those of other packages do. A package registers its source by
+polytile's own sources (own_sources.py) are registered like those of other packages. A package registers its source by
 `polytile.register_source`, or names it as an entry point of the group GROUP under the source's own name: it is loaded when
-candidates are first gathered. The registry's order is the canonical one; the option `sources` gives another, or leaves some out.
+candidates are first gathered. The registry's order is the canonical one; the option `sources` gives another, or leaves some
+out.
 
-What a problem is belongs to the problem's own room (`GemmKernel`, `AttentionProblem`). What a candidate's config is, what it is
-predicted to take, how it is compiled and how it is launched, the candidate itself says (candidate.py).
+Problems are defined in their own rooms (`GemmKernel`, `AttentionProblem`). A candidate itself defines its config, its predicted
+time, and how it is compiled and launched (candidate.py).
 """
 
 from __future__ import annotations

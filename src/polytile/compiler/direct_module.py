@@ -1,5 +1,5 @@
-"""What `polytile.compile` returns for a module: torch.compile's own wrapper, whose call is its forward's where nothing else has
-to happen in it.
+"""The result of `polytile.compile` for a module: torch.compile's own wrapper, whose call goes straight to `forward` unless
+something else has to happen.
 
 torch's wrapper enters a context and goes through the two functions of every module's call, which takes 2 µs. Hooks,
 `torch.jit.trace` and a compiled call of the wrapper itself need that; a call without any of them does not.

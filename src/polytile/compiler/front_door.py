@@ -1,10 +1,10 @@
-"""What `polytile.compile` returns: a function that goes around Dynamo's frame evaluation where that changes nothing.
+"""The function that `polytile.compile` returns. It bypasses Dynamo's frame evaluation where that changes nothing.
 
-A call of what torch.compile returns switches Dynamo's frame evaluation on, has Python evaluate the function's frame, finds the
-compiled code whose guards hold, runs it, and switches frame evaluation off. The front door asks the same guards, the very objects
-that Dynamo made and keeps, and runs the same code (runtime/entry.c). It makes no guard of its own and leaves none out. So what
-Dynamo would notice it notices: another type, dtype, size, gradient mode, global, closure, attribute or parameter. All else goes
-through torch.compile:
+A call of the function that torch.compile returns switches on Dynamo's frame evaluation, lets Python evaluate the function's
+frame, finds the compiled code whose guards hold, runs it, and switches frame evaluation off. The front door evaluates the same
+guards, which are the objects that Dynamo made and keeps, and runs the same code (runtime/entry.c). It adds no guard and leaves
+none out. So it detects every change that Dynamo would detect: another type, dtype, size, gradient mode, global, closure,
+attribute or parameter. All other calls go through torch.compile:
 
 - a call for which no guard holds, or whose arguments do not fit the function;
 - a function with graph breaks: its parts need frame evaluation;
@@ -12,8 +12,7 @@ through torch.compile:
 - a module with hooks or a `forward` of its own instance, or whose class has changed;
 - anything after `torch._dynamo.reset()`, or once a guarded object is gone, until it is compiled again.
 
-The option `front_door` has the value "check" to have Dynamo look up each call too, and raise FrontDoorError where it chooses
-other code.
+With the option front_door="check" Dynamo looks up each call too, and FrontDoorError is raised where it chooses other code.
 """
 
 from __future__ import annotations
@@ -330,8 +329,9 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 def as_function(code: types.CodeType, function: types.FunctionType) -> types.FunctionType:
-    """Compiled code as a function like the one it was compiled of. Its graphs, which torch._dynamo.disable keeps from being
-    traced in Python, need no such thing where the front door calls them; in the function's own globals C keeps them from it."""
+    """Compiled code as a function like the one that it was compiled from. Its graphs, which torch._dynamo.disable keeps from
+    being traced in Python, need no such thing where the front door calls them; in the function's own globals C keeps them from
+    it."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
     scope = function.__globals__
     disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}

@@ -1,9 +1,9 @@
-"""Programs that another process makes (runtime/builder.py): a lowered graph goes there as JSON, its program comes back by the
+"""Programs that another process makes (runtime/builder.py): a lowered graph goes there as JSON, and its program comes back on
 disk.
 
-Both sides are here: `build` sends the request, and `make_program` serves it. What has no form as JSON, such as a tensor that
-the graph holds, is made by the asking process itself; so is what depends on more than the graph and the options, such as
-another package's wrapper.
+Both sides are here: `build` sends the request, and `make_program` serves it. The requesting process itself makes programs
+without a form as JSON, such as those of graphs that hold a tensor, and programs that depend on more than the graph and the
+options, such as another package's wrapper.
 """
 
 from __future__ import annotations

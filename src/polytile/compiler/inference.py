@@ -1,4 +1,4 @@
-"""The callable of an inference graph without what AOTAutograd's runtime wrapper does for other graphs.
+"""The callable of an inference graph, without the parts of AOTAutograd's runtime wrapper that only other graphs need.
 
 AOTAutograd wraps a graph in functions of Python, 2 to 4 us a call: they apply mutations, restore aliases, and switch gradients
 off during the call. A graph that changes no argument and returns no alias needs only the last of these, which C does

@@ -3,7 +3,7 @@
 Dynamo looks for compiled code, finds none, waits for the lock under which everything is compiled, and compiles, even what
 another thread has compiled since. So a LookAgain runs once the lock is held: it evaluates the guards again, and if some hold it
 unwinds the call, which starts again and finds the code. No part of the function has run by then. No lock is added, so there is
-nothing new to wait for, and a call whose code is there comes by none of this.
+nothing new to wait for, and a call whose code exists is not affected.
 
 What follows a graph break is compiled by each thread: what precedes it has run, and a call that has begun cannot begin again.
 """

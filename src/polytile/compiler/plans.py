@@ -1,6 +1,6 @@
 """`polytile.save_plan`: pins what this process has decided, for others to follow with the option `plan`.
 
-What it needs of the package is imported when it runs, as `import polytile` brings this file.
+It imports the rest of the package when it runs, because `import polytile` imports this file.
 """
 
 from __future__ import annotations

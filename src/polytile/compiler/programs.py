@@ -1,7 +1,7 @@
 """A Program becomes one callable: passes, kernels behind MultiKernels, wrapper.
 
-This is the one place that knows all the rooms. What it holds of a compiled graph (operators, kernels, wrapper source)
-is what `explain()` reports.
+This is the one place that knows all the rooms. `explain()` reports what it keeps of a compiled graph: operators, kernels,
+wrapper source.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Races of whole calls: compiled code against the function itself, so that no call is slower for being compiled.
+"""Races of whole calls: compiled code against the function itself, so that compiling makes no call slower.
 
 For small tensors on a CPU, what surrounds the kernels may take longer than eager does. Calls are counted by the sizes of their
-tensors (runtime/entry.c). Where they are many, and nothing about them is left to be learned, some calls run the compiled code and
-some the function, in turns. Both give the call's result, so no call is made for the race alone. The faster one serves calls of
-these sizes from then on, until Dynamo compiles something new.
+tensors (runtime/entry.c). When calls of some sizes are frequent and their kernels are decided, some of them run the compiled
+code and some the function, in turns. Both give the call's result, so no call is made only for the race. The faster one serves
+calls of these sizes from then on, until Dynamo compiles something new.
 
 There are no races for calls whose results need gradients, as the time of the backward pass is not seen here, nor on other
 devices, where the host's clock says little. There are none either if the same kernels have to run in every process.

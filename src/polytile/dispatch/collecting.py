@@ -1,8 +1,8 @@
 """Recording without choosing: every candidate at the sizes of a call is measured into a store of its own, for `polytile learn`.
 
-With the option `collect` a program chooses as it would without: what is measured here goes to the file that the option
-names, which no choice reads. A regime's first call is where it happens, whether its program was compiled now or comes from a
-cache. What the file has is not measured again.
+With the option `collect` a program makes the same choices as without it: the measurements go to the file that the option names,
+which no choice reads. They are taken at a regime's first call, whether its program was compiled now or comes from a cache.
+Problems that are in the file are not measured again.
 """
 
 from __future__ import annotations

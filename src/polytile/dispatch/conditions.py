@@ -1,5 +1,5 @@
-"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The keys are made here and in
-plan_conditions.py, which needs no PyTorch.
+"""Everything that decides which candidate runs a kernel, except its text and the sizes of the call. The keys are made here and
+in plan_conditions.py, which needs no PyTorch.
 
     within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
     in the store        `team` (plan_conditions.py) among the layouts of the problem (spec.py); the environment

@@ -1,4 +1,4 @@
-"""From an operation of a Program to the MultiKernel that runs it, and to the arguments that it gets there.
+"""Maps an operation of a Program to the MultiKernel that runs it, and to the arguments of the call.
 
 What only a GPU needs (gpu_specs.py and Triton's modules below it) is imported when a program has a tensor on one. On other
 machines it would add a sixth to the time that importing the compiler takes.

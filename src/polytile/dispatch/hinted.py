@@ -1,4 +1,4 @@
-"""Choosing ahead of calls, for the sizes that hints name: nobody waits yet, and these are the sizes that matter.
+"""Choosing ahead of calls, for the sizes that hints name: no call waits yet, and these are the sizes that matter.
 
 Random arguments are made at exactly these sizes (KernelSpec.make_args), and each hint gets a decision of its own: a hint in a
 regime that was decided at other sizes gets one for its exact sizes.

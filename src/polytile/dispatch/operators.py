@@ -1,4 +1,4 @@
-"""A kernel of the user's as an operator of torch's, so that tracers see one node, and its gradient.
+"""A user's kernel as a torch operator, so that tracers see one node, with its gradient.
 
 The operator makes the tensors that are written and returns them: `polytile_kernels::module_name(Tensor x, Tensor weight, SymInt[]
 shape_y, ScalarType dtype_y) -> Tensor`. A tensor that the kernel changes in place is copied first.

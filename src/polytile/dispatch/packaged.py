@@ -1,8 +1,8 @@
-"""The dispatch table of one kernel in a package (packages/tables.h): what runs without Python and torch, decided or predicted
-ahead.
+"""The dispatch table of one kernel in a package (packages/tables.h): kernels that run without Python and torch, decided or
+predicted in advance.
 
 A regime's decided candidate serves there if it is portable; otherwise the selector chooses among the portable ones. Cells of
-sizes without a decision get the kernels with the best predictions. At all other sizes something runs that is right anywhere.
+sizes without a decision get the kernels with the best predictions. At all other sizes a kernel runs that is valid anywhere.
 
 A GPU's kernels assume facts of a call. A regime's decided kernel assumes the facts of the regime. In a cell, kernels assume the
 facts shared by all calls that the program makes with the same fixed integers, or, if they need more, those of one call. The

@@ -1,13 +1,13 @@
 """Decisions on disk: a later process runs what an earlier one decided, without choosing anew.
 
 Each kernel of a program has a file of its decisions in the cache directory, named by a digest of what it computes, polytile's
-sources, the device and the conditions (conditions.py). It is written again with each decision. What the background decides is
-written once nothing that calls run by is left to decide, and at the latest when the process ends: a file holds all of a kernel's
-decisions, and hundreds are taken in a row when sizes are new.
+sources, the device and the conditions (conditions.py). It is rewritten with each decision. Decisions of the background are
+written when none that calls need is pending, and at the latest when the process ends: a file holds all of a kernel's decisions,
+and new sizes bring hundreds in a row.
 
-The measurements in the store stay what decisions rest on. Where calls wait for nothing, they run by the file at once, and the
-background looks whether more has been measured since. Where calls wait, the store is asked as usual. Where there is no
-compiler, the file is followed in any case, as it names what is compiled.
+Decisions still rest on the measurements in the store. If calls wait for nothing, they use the file at once, and the background
+checks whether more has been measured since. If calls wait, the store is asked as usual. Without a compiler the file is always
+followed, because it names what has been compiled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Watches which sizes come to the regimes of a MultiKernel, and measures the frequent ones (refining.py).
+"""Watches the sizes of calls in the regimes of a MultiKernel, and measures the frequent ones (refining.py).
 
-The MultiKernel's lock is held throughout, and its options are in force; `on_due`, which the dispatch table calls, sees to both.
+The MultiKernel's lock is held throughout, and its options are in force; `on_due`, which the dispatch table calls, ensures both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The selector on a matrix of measurements: what it would choose, what it would measure for that, and what that costs.
 
-It is the selector's own chain that answers, over an empty store which fills as it measures; a Device of tuning/replay.py
-takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, unless the
-regime is subdivided.
+The selector's own chain answers, with a store that is empty at first and fills as it measures; a Device of tuning/replay.py
+takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, unless the regime is
+subdivided.
 """
 
 from __future__ import annotations

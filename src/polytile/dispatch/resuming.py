@@ -1,4 +1,5 @@
-"""Decisions of earlier processes (recorded.py) taken up by a MultiKernel, and taken again where more is on record since."""
+"""A MultiKernel adopts the decisions of earlier processes (recorded.py), and decides again where more has been measured
+since."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Scratch buffers of sub-kernels, merged into those that their MultiKernel takes.
 
-For whoever puts a MultiKernel together from candidates of their own: all candidates are called with one argument list, which
-ends in an argument of role "scratch" for each merged buffer, and the caller allocates it. polytile's own kernels need none of
-this: C++ kernels allocate what they need, and a GPU kernel's scratch memory is allocated by its launch (runtime/cuda/launch.py).
+For users who build a MultiKernel from their own candidates: all candidates are called with one argument list, which ends in an
+argument of role "scratch" for each merged buffer, and the caller allocates it. polytile's own kernels do not use it: C++
+kernels allocate what they need, and a GPU kernel's scratch memory is allocated by its launch (runtime/cuda/launch.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The signature of a hand-written kernel: names of its tensors and of their sizes, "x[M, N], weight[N] -> y[M, N]".
 
-What stands left of the arrow is read, what stands right of it is written; a name on both sides is both. A size is a name, which
-means the same number wherever it stands, or a number. "..." stands for any number of dimensions, which are the same wherever it
-stands; as a size, it is the number of elements in them.
+Tensors on the left of the arrow are read, and those on the right are written; a tensor on both sides is both. A size is a
+number, or a name, which has one value throughout. "..." stands for any number of dimensions, the same ones throughout; as a
+size, it is the number of elements in them.
 """
 
 from __future__ import annotations

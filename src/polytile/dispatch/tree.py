@@ -1,8 +1,9 @@
-"""What is known of a kernel's regimes: a tree of nodes, bucket → sub-bucket → exact size.
+"""The regimes of a kernel as a tree of nodes: bucket → sub-bucket → exact size.
 
 A node owns the decision there, the candidates that cannot run there, and the count of its calls. A regime that no single
-candidate serves well is subdivided (subdivision.py): its node's contents move to the sub-bucket at whose sizes they were found.
-Exact sizes have nodes below either. The dispatch table (runtime/table.c) has the same tree for calls, with the same key fields.
+candidate serves well is subdivided (subdivision.py): its node's contents move to the sub-bucket of the sizes at which they were
+found. Exact sizes have nodes below either. The dispatch table (runtime/table.c) has the same tree for calls, with the same key
+fields.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the candidates on trial cause in other kernels, and how that is undone.
+"""Undoes the choices that trials of a candidate cause in other kernels.
 
 A candidate may call other kernels, as the library's product does for its epilogue. These choose for their sizes when the
-candidate is tried, whether it wins or not. Loops then choose by what is known or predicted and measure nothing, since most such
-candidates lose and predictions of pointwise work are good. Products do measure, since their predictions are 15 % off. None of
-these choices is a decision of the program's: once the program calls the kernel, it chooses as usual.
+candidate is tried, whether it wins or not. Loops then choose by the record or the prediction and measure nothing, since most
+such candidates lose and predictions of pointwise work are good. Products do measure, since their predictions are less accurate.
+None of these choices is a decision of the program: once the program calls the kernel, it chooses as usual.
 """
 
 from __future__ import annotations

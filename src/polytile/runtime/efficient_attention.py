@@ -1,8 +1,8 @@
 """PyTorch's memory-efficient kernels for attention and its derivative, on tensors as polytile lays them out.
 
-They take any mask that can be added, and three things for granted: rows of a mask lie a multiple of BIAS_ALIGNMENT elements
-apart, heads of k are as many as those of q, and in the backward pass all heads of a row of the result lie side by side. Where
-that is not so they read other memory.
+They take any additive mask, and assume three things: the row stride of a mask is a multiple of BIAS_ALIGNMENT elements, k has
+as many heads as q, and in the backward pass all heads of a row of the result are adjacent in memory. Otherwise they read wrong
+addresses.
 """
 
 from __future__ import annotations

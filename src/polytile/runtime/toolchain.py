@@ -1,7 +1,7 @@
 """The C++ compiler: its location, its identity, and the instruction set that it targets with -march=native.
 
-The result is stored on disk under the compiler's path, modification time and size and the processor's identity. So
-later processes start no program to learn it, and machines that share a cache directory stay apart.
+The result is stored on disk under the compiler's path, modification time and size and the processor's identity. So later
+processes start no program to obtain it, and machines that share a cache directory have separate results.
 
 Without a compiler, the one that last filled the cache directory on such a processor stands in for it: its objects are
 found and used, but nothing new can be compiled (`Toolchain.present` is False).

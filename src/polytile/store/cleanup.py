@@ -1,4 +1,4 @@
-"""Measurements that no lookup can ever return again: found, shown, and removed when asked.
+"""Finds measurements that no lookup can return again, shows them, and removes them on request.
 
 Two kinds, by what must be equal for a lookup to find a measurement:
 

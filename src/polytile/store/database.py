@@ -1,5 +1,5 @@
-"""What a store does with its database, for every kind of database: the statements of schema.py through the Python database API.
-A kind of database defines how to get its connection, how its transactions begin, and what its errors mean."""
+"""The operations of a store on its database, for every kind of database: the statements of schema.py through the Python
+database API. A kind of database defines how to get its connection, how its transactions begin, and what its errors mean."""
 
 from __future__ import annotations
 

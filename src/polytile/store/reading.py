@@ -1,6 +1,6 @@
 """Reads a store from outside, for commands, copies and checks. It never changes, moves or makes one.
 
-`Store` serves a running program and survives whatever it finds; this module serves a person and reports it.
+`Store` serves a running program and survives all faults; this module serves people and reports them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The tables and the questions asked of them, as SQL that SQLite and PostgreSQL both read.
 
-Parameters are written `:name`, as Python's sqlite3 takes them; postgres.py rewrites the mark and nothing else. What the
-two spell differently stands in braces and in the table `SPELLINGS`.
+Parameters are written `:name`, as Python's sqlite3 takes them; postgres.py rewrites the mark and nothing else. Where the two
+differ in spelling, statements have a word in braces, and the table `SPELLINGS` has its spellings.
 
-Problems, environments and devices are named by the digest of their content, so that stores taken on different machines can
-be poured together: nothing in them refers to a row number. A measurement's `uid` is random and keeps it from being
-poured in twice. The column `seconds` summarises `samples` and can be derived from them again; nothing in the tables
-is a decision.
+Problems, environments and devices are named by the digest of their content, so that stores of different machines can be merged:
+nothing in them refers to a row number. A measurement's `uid` is random, so that merging adds it only once. The column `seconds`
+summarises `samples` and can be derived from them again; nothing in the tables is a decision.
 """
 
 from __future__ import annotations

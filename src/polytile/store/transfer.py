@@ -1,6 +1,7 @@
-"""Copies measurements from one store or file into another: each arrives once, however often and in whatever order.
+"""Copies measurements from one store or file into another: each is added once, however often and in whatever order files are
+copied.
 
-A measurement's random `uid` names it everywhere. Merging is a union of sets: A into B and B into A give equal sets, and
+A measurement's random `uid` identifies it everywhere. Merging is a union of sets: A into B and B into A give equal sets, and
 repeating it changes nothing.
 """
 

@@ -1,7 +1,6 @@
-"""Old names of candidates, configs and sizes, and the present ones, for what an older polytile wrote: stores, JSON lines, plans,
-models.
+"""Translates the old names of candidates, configs and sizes in what an older polytile wrote: stores, JSON lines, plans, models.
 
-Present names stay as they are, so a text may be read twice.
+Present names are unchanged, so translating twice does no harm.
 """
 
 from __future__ import annotations

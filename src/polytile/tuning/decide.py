@@ -1,10 +1,9 @@
-"""From times to a choice that is the same on every machine with about the same measurements.
+"""Chooses by times, so that machines with about the same measurements make the same choice.
 
 Two rules keep a choice independent of the moment. Candidates within the noise band count as equal, and the best predicted of
 them is chosen, since predictions are the same in every process, but ATen's own call only if there is no other; if the option
-`sources` names sources, the first source wins.
-And kernels with several threads are judged as if a parallel region cost the least that it was ever seen to cost, not what it
-cost at that moment.
+`sources` names sources, the first source wins. And kernels with several threads are judged as if starting a parallel region
+took the least time ever measured, not its time at that moment.
 """
 
 from __future__ import annotations

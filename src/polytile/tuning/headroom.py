@@ -5,9 +5,9 @@ A process whose peak is lower than that share is not short of memory. Without th
 largest products: its own peak is little above the weights, and comparing results takes more memory than producing them.
 
 Where the headroom does not suffice, kernels are tried on the caller's memory instead of clones of it, and the reference runs in
-the arguments' own precision, or on the host. Where that would take long, nothing is measured until a later call finds memory
-to spare. In a training step most calls do: its first kernels run with little allocated, below the peak that the previous step
-left behind. Only the kernels at the peak itself do not. After enough attempts in vain the host may work for longer.
+the arguments' own precision, or on the host. Where that would take long, nothing is measured until a later call finds memory to
+spare. In a training step most calls do: its first kernels run with little allocated, below the peak that the previous step left
+behind. Only the kernels at the peak itself do not. After enough failed attempts the host may work for longer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Timing one candidate with bursts of back-to-back calls. In racing.py several candidates take turns.
 
-Only `time_burst` reads a clock. If a test or a user replaces it, the selector asks it for the times of every candidate,
-believes them, and stores none.
+Only `time_burst` reads a clock. If a test or a user replaces it, the selector takes the times of every candidate from the
+replacement, and stores none of them.
 """
 
 from __future__ import annotations

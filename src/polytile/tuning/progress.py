@@ -1,7 +1,7 @@
-"""What measuring is doing at this moment, told to whoever watches.
+"""Reports the progress of measuring to watchers.
 
-Telling costs nothing while nobody watches. `polytile tune` watches, and so does what a terminal shows while somebody waits, or
-the option `progress` asks for (report/progress.py).
+Reporting costs nothing without a watcher. `polytile tune` is one; others are the line on a terminal while somebody waits, and
+the lines of the option `progress` (report/progress.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Times candidates against each other. They take turns, one burst each, so that noise hits all alike, until the order is clear.
+"""Times candidates against each other. They take turns, one burst each, so that noise affects all alike, until the order is
+clear.
 
 First come rounds in which clear losers drop out (pairwise.py compares the times within a round). In the final, each remaining
 candidate runs several bursts on end, as it will in a program. docs/tuning.md says why.

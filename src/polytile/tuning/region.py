@@ -1,8 +1,8 @@
-"""What a parallel region costs at the moment, and the least that this process has seen it cost.
+"""The time to start a parallel region at the moment, and the least that this process has measured.
 
 On a virtual machine the cores that a program runs on move: on one of two cores an empty region took 0.42 µs for some tens of
-seconds and 0.93 µs for the next, and kernels of two threads, of 2-8 µs, 0.75-1.1 µs more. It is a condition of a measurement, as
-warm caches are, and noise to nobody: so it is measured beside kernels of several threads, and kept with their times.
+seconds and 0.93 µs for the next, and kernels of two threads, of 2-8 µs, 0.75-1.1 µs more. It is a condition of a measurement,
+like warm caches, and not noise. So it is measured beside kernels of several threads and stored with their times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The accuracy gate of problems that are too large for a reference of all their results: some of them are compared.
+"""The accuracy gate for problems that are too large for a reference of all results: it compares some of them.
 
-What is compared are the results at the points of a few boxes of the loop's grid: at its beginning, at its end, where tails are,
-and between. Everywhere else results must have been written.
+It compares the results at the points of a few boxes of the loop's grid: at the beginning, in the middle, and at the end, where
+tails are. Everywhere else results must have been written.
 """
 
 from __future__ import annotations

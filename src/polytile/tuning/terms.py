@@ -1,14 +1,13 @@
-"""The size of the terms that a result is made of, which is what the rounding of a right kernel is relative to.
+"""The size of the terms of a result, to which the rounding error of a right kernel is relative.
 
-A sum of large terms may cancel to about 0: the gradient of a bias before a normalisation, the mean of what a group norm
-gives. Every order of adding leaves another remainder, and none is near the others relative to the result. Monte Carlo
-arithmetic (D. S. Parker, 1997) tells how large the terms were: the reference runs again with each value that it computes,
-and each term that it adds up, off by a random relative amount. How far results move, divided by that amount, is the root
-of the sum of the squares of their terms, for any reference that is made of torch's operators. Integers stay as they are,
-since kernels compute them exactly.
+A sum of large terms may cancel to about 0: the gradient of a bias before a normalisation, the mean of what a group norm gives.
+Each order of summation leaves another remainder, and relative to the result none is near the others. Monte Carlo arithmetic (D.
+S. Parker, 1997) tells how large the terms were: the reference runs again with each value that it computes, and each term that
+it adds up, off by a random relative amount. How far results move, divided by that amount, is the root of the sum of the squares
+of their terms, for any reference that is made of torch's operators. Integers stay as they are, since kernels compute them
+exactly.
 
-Comparisons and roundings decide in all runs as they did in the first, where nothing was off: what rounding may decide is
-near_ties.py's business.
+Comparisons and roundings decide in all runs as in the first, unperturbed one: near_ties.py deals with what rounding may decide.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The library's kernels for the derivative of attention as candidates, each called by its own operator.
 
-Their operators take what the forward ones of the same kind leave. Any attention's result and log-sum-exp do, as they are the same
-numbers: only their shapes differ, which `run` mends. Without dropout the state of the random numbers is not read.
+Each operator takes the results of the forward operator of the same kind. The result and log-sum-exp of any attention serve as
+well, since they are the same numbers; `run` adapts their shapes. Without dropout the random state is not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Products that a library computes, called from C (runtime/cuda/products.py): a call costs what the library's function does.
+"""Products that a library computes, called from C (runtime/cuda/products.py): a call costs no more than the library's function.
 
-An epilogue that the library lacks is a kernel of its own. It reads the product from scratch memory. What a plan declines is
-multiplied by ATen through Python.
+An epilogue that the library lacks is a kernel of its own. It reads the product from scratch memory. If the plan declines a
+call, ATen computes the product through Python.
 """
 
 from __future__ import annotations

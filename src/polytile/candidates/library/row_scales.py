@@ -1,7 +1,7 @@
 """ATen's product of 8-bit floats with scales for whole operands, or for rows and columns, as one call.
 
-In a program the scales are the product's epilogue. Where they are all of it, the library multiplies by them itself, without a
-float32 product in memory in between.
+In a program the scales are the product's epilogue. If they are the whole epilogue, the library applies them itself, without
+storing a float32 product.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the plan file pins that the option `plan` names (dispatch/planfile.py).
+"""The decision that the plan file of the option `plan` pins (dispatch/planfile.py).
 
 The option `plan_missing` decides if the plan says nothing, or pins a kernel that has changed or cannot run: "warn" logs it and
 lets the weaker links answer as if there were no plan (a changed kernel still runs); "error" raises NotInPlan. Pinned kernels

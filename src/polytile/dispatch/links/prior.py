@@ -1,10 +1,10 @@
 """The candidates' own predictions: what is chosen where nothing may be measured, and what is measured where it may.
 
-Worth measuring is what the prediction leaves open. On the kernels of an encoder in training, whose winners were measured,
-no candidate predicted 1.6 times slower than the best has won, and the best two of a matmul, predicted alike, were mostly
-within 5 % of each other and once 23 % apart. A second source takes 0.1-0.4 s to compile; for a kernel of 50 µs that is
-never earned back by most programs. Where this is wrong: predictions of few µs, where starting threads costs as much as
-the work, are off by 2; a candidate lost there is found by a hinted or explicit tuning, which tries more.
+Only what the prediction leaves open is worth measuring. On the kernels of an encoder in training, whose winners were measured,
+no candidate predicted 1.6 times slower than the best has won, and the best two of a matmul, predicted alike, were mostly within
+5 % of each other and once 23 % apart. A second source takes 0.1-0.4 s to compile; for a kernel of 50 µs that is never earned
+back by most programs. Where this is wrong: predictions of few µs, where starting threads costs as much as the work, are off by
+2; a candidate lost there is found by a hinted or explicit tuning, which tries more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Captures in which torch's own functions launch: what graphs.c calls around them.
+"""Captures in which torch's own functions launch kernels: graphs.c calls these functions around them.
 
 torch's functions use its current stream, and take memory from its allocator: results on the way, and cuBLAS's workspaces, one a
 stream. Within such a capture the capturing stream is torch's current one, and memory comes from a pool that belongs to the
