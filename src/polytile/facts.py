@@ -102,7 +102,7 @@ class PowerOfTwo(Fact):
 
 @dataclass(frozen=True)
 class Aligned(Fact):
-    """The tensor's data starts at a multiple of so many bytes."""
+    """The tensor's data starts at a multiple of `bytes` bytes."""
 
     FORM = "{name}@{bytes}"
     name: str

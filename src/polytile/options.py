@@ -415,7 +415,7 @@ def override(**values: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(values: Mapping[str, Any]) -> Iterator[None]:
-    """As `override`, for values that were checked before, those of options that are no longer registered among them."""
+    """Like `override`, for values that were checked before, including those of options that are no longer registered."""
     token = _overrides.set({**overridden(), **values})
     try:
         yield

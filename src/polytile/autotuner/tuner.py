@@ -134,7 +134,8 @@ class Autotuner(TritonsAutotuner):
         return self.quick.remember(key, made, tensors, sizes, self.values_of(call))
 
     def values_of(self, call: Call) -> tuple[Any, ...]:
-        """The arguments of a launch in the order of the parameters. Those that configs set may be missing, and are None."""
+        """The arguments of a launch in the order of the parameters. Arguments that configs set may be missing, and are then
+        None."""
         given = {**self.defaults, **call.given()}
         return tuple(given.get(name) for name in self.arg_names)
 

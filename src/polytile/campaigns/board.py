@@ -150,7 +150,7 @@ class Board:
     # what is to be done
 
     def add(self, unit: Unit) -> None:
-        """Add a unit, if it is not there."""
+        """Add a unit, unless it exists."""
         path = self._unit(unit.id)
         if not path.exists():
             self._write(path, asdict(unit))

@@ -104,7 +104,7 @@ class Candidate(ABC):
         return False
 
     def portable(self) -> Portable | None:
-        """That form; waits until it is compiled. Default: None."""
+        """The form that runs without Python and torch; waits until it is compiled. Default: None."""
         return None
 
     def prepare_for(self, device: DeviceFacts) -> Sequence[Any]:
@@ -128,7 +128,7 @@ class Candidate(ABC):
 
     @property
     def facts(self) -> Facts:
-        """What it takes for granted of the arguments of a call. Default: nothing."""
+        """What it assumes about the arguments of a call. Default: nothing."""
         return NOTHING
 
     def pinned_to(self, sizes: Mapping[str, int]) -> Candidate:

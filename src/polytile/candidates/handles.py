@@ -65,8 +65,8 @@ class DeviceHandle:
 @dataclass(frozen=True)
 class ProductHandle:
     """A product by cuBLASLt: proposal number `rank` of its heuristic, elsewhere than at the sizes `fastest_at` the first. With
-    `then` it goes to memory with elements of so many bytes, which that kernel reads in the place of A and B; its integers follow
-    the product's."""
+    `then` it goes to memory with elements of this many bytes, which that kernel reads in the place of A and B; its integers
+    follow the product's."""
 
     product: Product
     rank: int = 0

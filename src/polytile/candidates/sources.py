@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("polytile.candidates")
 
 GROUP = "polytile.sources"
-"""The entry-point group of packages that bring sources."""
+"""The entry-point group of packages with sources."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def unregister(name: str) -> None:
 
 @functools.cache
 def _entries() -> dict[str, importlib.metadata.EntryPoint]:
-    """Those that have not been loaded, by name."""
+    """The entry points that have not been loaded, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
 
 

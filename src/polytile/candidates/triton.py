@@ -74,7 +74,7 @@ class Work:
 
     @cached_property
     def recipe(self) -> str:
-        """All that generated text depends on, but for config and facts."""
+        """Everything that generated text depends on, except config and facts."""
         return digest(f"triton {self.device.target} {self.device.sms} {self.index is None} {self.kernel.text}")
 
     def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:

@@ -78,7 +78,7 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
 
 
 def library_speed(device: devices.DeviceFacts) -> Speed:
-    """What ATen's operators take on a device, by the time of what they start there."""
+    """Predicted time of ATen's operators on a device, from the time of the kernels that they launch."""
 
     def bandwidth(moved: float) -> float:
         return device.l2_bandwidth if moved <= device.l2_bytes / 2 else device.bandwidth

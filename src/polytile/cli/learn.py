@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 class LearnError(PolytileError):
-    """What `polytile learn` was asked for is not there."""
+    """The subject of `polytile learn` does not exist."""
 
 
 COLLECTED = "collected.sqlite3"

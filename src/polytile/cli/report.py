@@ -97,7 +97,7 @@ def print_tables(made: Made) -> None:
 
 
 def keep_written(stores: Sequence[str], kernel: str, output: Path, every: float) -> None:
-    """Writes the page again every so many seconds, until Ctrl-C. Where there is nothing to report on yet, it waits. Raises
+    """Writes the page again every `every` seconds, until Ctrl-C. Where there is nothing to report on yet, it waits. Raises
     ReportError where the page cannot be written, or would replace a store."""
     typer.echo(f"Writing {output} every {every:g} s; Ctrl-C ends that.")
     with contextlib.suppress(KeyboardInterrupt):
@@ -111,7 +111,7 @@ def keep_written(stores: Sequence[str], kernel: str, output: Path, every: float)
 
 
 def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 0.0) -> None:
-    """Puts the page at `output`, whole or not at all; a page that is written `every` so many seconds looks for the next one.
+    """Writes the page to `output`, whole or not at all. A page that is written every `every` seconds looks for the next one.
     Raises ReportError where it cannot be, or would replace its source."""
     from polytile.report import html
 
@@ -132,7 +132,7 @@ def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 
 
 
 def write_csv(made: Made, folder: Path) -> list[Path]:
-    """Puts each table at a file of its own in the folder, which is made if its parent is there. Raises ReportError otherwise."""
+    """Writes each table to its own file in the folder, which is created if its parent exists. Raises ReportError otherwise."""
     written = []
     try:
         folder.mkdir(exist_ok=True)

@@ -296,9 +296,9 @@ class Sized:
 
 @dataclass(frozen=True)
 class _Compiler:
-    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. The three have in
-    common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together. That of inference
-    graphs tells `inference` what it made."""
+    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. The three have
+    in common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together. The compiler
+    of inference graphs reports its result to `inference`."""
 
     kind: str
     options: Mapping[str, Any]

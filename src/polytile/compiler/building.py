@@ -43,7 +43,7 @@ class Turns:
         self._asked = False
 
     def wait(self, seconds: float) -> None:
-        """Waits until the next compiler may run; the one before it ran so many seconds."""
+        """Waits until the next compiler may run; the previous one ran for `seconds`."""
         with self._lock:
             if not self._asked or not seconds:
                 return

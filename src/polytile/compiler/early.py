@@ -1,5 +1,5 @@
 """Work that starts before there is a graph, so that it ends sooner: the C launcher's compiler, and the process that generates
-and compiles (runtime/builder.py). Importing this module brings neither the tracer nor the compiler, which takes a second.
+and compiles (runtime/builder.py). Importing this module imports neither the tracer nor the compiler, which takes a second.
 
     begin(module, ...)    a module is to be compiled on a CPU; the tracer is imported next
     prepare(values)       a graph with these inputs is to be traced next

@@ -226,7 +226,7 @@ def report(
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
-    """Those of products, then those of convolutions."""
+    """The weights of products, then those of convolutions."""
     for multikernel, call in program.calls:
         if call.packed_weight is not None and call.site is not None:
             yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)

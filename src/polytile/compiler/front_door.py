@@ -295,7 +295,7 @@ an inlined call of the function a tenth of a call from C; where eager takes a mi
 
 @functools.cache
 def _maker(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The `made` of functions that are mostly called with so many positional arguments."""
+    """The `made` of functions that are mostly called with this many positional arguments."""
     names = [f"a{number}" for number in range(count)]
     text = CALL.format(
         parameters="".join(f"{name}=ABSENT, " for name in names) + ("/, " if names else ""),

@@ -59,7 +59,7 @@ class LookAgain:
     def __init__(self, convert: Any, called: types.CodeType, door: Door) -> None:
         self._convert, self._called, self._door, self._again = convert, called, weakref.ref(door), _Again()
         self._newest: Callable[[], Any] = lambda: None
-        """The guards of what was compiled last, as long as they are there."""
+        """The guards of the code that was compiled last, as long as they exist."""
         # Dynamo reads this while it evaluates frames, where no Python may run: a __getattr__ for it would be a frame to evaluate.
         self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
 

@@ -31,7 +31,7 @@ HOPELESS, HOPELESS_AFTER = 1.5, 4
 """How much longer the best of the function's first few calls may take before the race is over. The first ones start threads and
 fill caches: two of them were up to a thousand times as long as the third, and lost races that the function wins by a fifth."""
 CLOSE, MOST_TURNS = 0.03, 60
-"""A race is open while the times differ by a smaller part than that, up to so many calls of each."""
+"""A race stays open while the times differ by less than this share, up to this many calls of each."""
 
 
 def allowed() -> bool:

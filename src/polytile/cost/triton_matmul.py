@@ -197,7 +197,7 @@ class _Product:
         return roofline.places(self.device, self.threads * own, self.threads, shared, most=MOST_PLACES)
 
     def spills(self) -> bool:
-        """Whether so many elements pass through a thread's registers that its code is expected to spill."""
+        """Whether the code is expected to spill, because too many elements pass through a thread's registers."""
         held = self.loaded_alone / self.threads
         most = PLAIN_SPILLS_FROM if self.plain else SPILLS_FROM
         return self.schedule.tensor and held > 0 and self.sums + held > most
@@ -239,7 +239,7 @@ class _Product:
         return asked / (self.constants.cache * self.device.l2_bandwidth * min(1.0, programs / self.device.sms))
 
     def memory(self, programs: float = math.inf) -> float:
-        """Seconds for traffic that misses the L2 cache, if so many programs ask for it."""
+        """Seconds for traffic that misses the L2 cache, if this many programs request it."""
         b = self.bytes_of(self.accesses[1])
         once = traffic(self.kind, self.batch, self.m, self.n, self.k) + self.batch * self.k * self.n * (b - self.kind.itemsize)
         missed = 1.0 / (1.0 + (self.constants.kept * self.device.l2_bytes / max(once, 1.0)) ** 4)

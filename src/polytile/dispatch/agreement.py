@@ -95,7 +95,7 @@ class Job:
         return self._asked(lambda: store.get(name).decode() if store.check([name]) else None)
 
     def publish(self, name: str, text: str) -> str:
-        """Writes a decision down unless there is one already; returns the one that is there. Raises Unreachable."""
+        """Records a decision unless there is one already; returns the recorded one. Raises Unreachable."""
         return self._asked(lambda: self._store.compare_set(name, "", text).decode())
 
     def holds_lease(self, name: str) -> bool:
@@ -243,7 +243,7 @@ def _followed(request: Request, row: _Row) -> Decision | None:
 @dataclass(frozen=True)
 class _Row:
     """A decision as ranks tell it to each other. `seconds` at the sizes `measured_at`, None if the candidate was not measured.
-    The times of other candidates are not told: by them a rank would subdivide regimes that others do not."""
+    The times of other candidates are not shared: with them a rank would subdivide regimes that others do not."""
 
     candidate: str
     link: str

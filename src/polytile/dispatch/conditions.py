@@ -35,7 +35,7 @@ class Conditions:
 
 
 def conditions(target: torch.device) -> Conditions:
-    """Those of a kernel on `target`, as they are now."""
+    """The present conditions of a kernel on `target`."""
     given = tuple((name, repr(value)) for name, value in options.of_kernels().items())
     return Conditions(given, plan_conditions(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
 
@@ -46,7 +46,7 @@ values of them."""
 
 
 def conditions_on_disk(target: torch.device) -> Conditions:
-    """Those of what is kept for other processes."""
+    """The conditions of files for other processes."""
     here = conditions(target)
     return replace(here, options=tuple((name, value) for name, value in here.options if name not in PASSING))
 

@@ -48,7 +48,7 @@ MOST_CELLS = 512
 """How many cells are remembered: those of the latest calls, and those predicted last."""
 
 MOST_DIRECTIONS = 3
-"""Up to so many sizes, all combinations of a cell's corners are looked at, and its neighbours too."""
+"""Up to this many sizes, all combinations of a cell's corners are considered, and its neighbours too."""
 
 
 @dataclass(frozen=True)

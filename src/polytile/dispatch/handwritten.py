@@ -165,7 +165,7 @@ def _text_of(run: Run) -> str:
 
 
 def _plain(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Those of the values that are the same in every process."""
+    """The captured values that are the same in every process."""
     return sorted((name, repr(value)) for name, value in values.items() if isinstance(value, int | float | str | tuple))
 
 

@@ -78,7 +78,7 @@ class Learning:
 
     def hear(self) -> None:
         """Asks for jobs for the calls that the dispatch table has noted: the first in each undecided regime, and those that it
-        was told to watch for."""
+        watches for."""
         if (owner := self._owner()) is None:
             return
         for key, ints, pointers, callers in owner.dispatcher.notes():

@@ -37,7 +37,7 @@ WARM, ENOUGH, MOST = 1, 7, 21
 end, if the noise allows; and after how many it ends in any case."""
 
 FAR_OFF, CLEARLY_SLOWER, SEEN = 2.0, 1.2, 3
-"""A contender is given up if its first sample, or the median of `SEEN` samples, took so many times as long."""
+"""A contender is given up if its first sample, or the median of `SEEN` samples, took this many times as long."""
 
 ASSUMED = 0.5
 """The relative extra cost assumed of a contender before it was tried."""

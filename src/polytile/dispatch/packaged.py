@@ -147,7 +147,7 @@ class _Maker:
         return _common([self.keys.facts_for_code(met.ints) for met in self.calls if tuple(met.fixed.items()) == fixed])
 
     def _usable(self, candidate: Candidate) -> bool:
-        """Whether it can be compiled, and what it takes for granted be tested."""
+        """Whether it can be compiled, and its assumptions can be tested."""
         if candidate in self._unusable or leaf_facts(self.keys, candidate.facts) is None:
             return False
         try:

@@ -135,8 +135,8 @@ def collecting_multikernels() -> Iterator[dict[MultiKernel, None]]:
 
 
 def keep(multikernel: MultiKernel) -> None:
-    """Writes the decisions of a MultiKernel, if they are of interest to other processes. Those of regimes that it has not met
-    stay."""
+    """Writes the decisions of a MultiKernel, if they are of interest to other processes. Decisions of regimes that it has not
+    met stay."""
     record = _recorded.get(multikernel)
     if record is None or _planned():
         return

@@ -46,7 +46,7 @@ def resume_counting(owner: MultiKernel, node: Node, decision: Decision, entry: E
 
 
 def on_due(owner: MultiKernel, args: tuple[Any, ...]) -> None:
-    """Looks at this call, since the table has counted as many calls of its entry as it was told to."""
+    """Looks at this call, since the table has counted the requested number of calls of its entry."""
     key, calls = owner.dispatcher.key_of(*args), refining.LEAST_CALLS
     if owner.record_key(key):
         return

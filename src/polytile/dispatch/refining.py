@@ -41,13 +41,13 @@ from polytile.tuning.budget import clock
 from polytile.tuning.decide import Score, combine
 
 SECONDS_EACH = 0.03
-"""What measuring a candidate takes beside its calls, about."""
+"""Approximate seconds to measure a candidate, without its calls."""
 
 CALLS_EACH = 10
 """How often a long kernel is called while it is measured, its reference included."""
 
 LEAD = 0.5
-"""A candidate that took so much longer than the chosen one, relatively, is not expected to be faster at other sizes."""
+"""A candidate that took longer than the chosen one by this share is not expected to be faster at other sizes."""
 
 LEAST_CALLS = 251
 """Calls between two looks, at least. A prime: what a program calls in turns is met in turns."""
@@ -59,7 +59,7 @@ LOOKS = 4
 """Looks before measuring can pay, where all calls are at the same sizes."""
 
 MOST_SIZES = 32
-"""Sizes of a regime that are counted: those that are more than one in so many of its calls are among them."""
+"""Number of a regime's sizes that are counted: any that make up more than one call in this many are among them."""
 
 MEASURED = ("exact", "nearby", "measured")
 """Links whose answers rest on times."""
@@ -85,7 +85,7 @@ class Arrivals:
         return max(LEAST_CALLS, math.ceil(min(self.needed(self.seconds), MOST_CALLS) / LOOKS) | 1)
 
     def needed(self, seconds: float) -> float:
-        """Calls of so many seconds after which measuring pays; infinitely many where no time may go into it any more."""
+        """Number of calls of `seconds` each after which measuring pays; infinite if no more time may be spent on it."""
         share = options.get("refine")
         return self.price / (share * seconds) if share else math.inf
 

@@ -28,7 +28,7 @@ TARGETS = {"cuda": torch.device("cuda")}
 """By the kind of the device on which a matrix was recorded; any other counts as a processor."""
 
 SHARED = "decided for its regime"
-"""Grounds of a choice that an earlier size of the same regime brought along."""
+"""Grounds of a choice that was made at an earlier size of the same regime."""
 
 
 def replay(

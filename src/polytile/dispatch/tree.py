@@ -167,8 +167,8 @@ class DecisionTree:
                 self.fail(name, reason)
 
     def _raises_everywhere(self, fields: KeyFields, request: Request, name: str) -> bool:
-        """Whether a user's candidate has raised errors in so many regimes, and come to its end in none, that it is not worth
-        another trial."""
+        """Whether a user's candidate is not worth another trial, because it has raised errors in several regimes and succeeded
+        in none."""
         if request.spec.family != "user":
             return False
         self._raised.setdefault(name, set()).add(fields)

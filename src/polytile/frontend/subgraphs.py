@@ -96,7 +96,7 @@ RUNNERS: dict[Any, Graph] = {
 """The functions that run higher-order operators whose graphs are programs."""
 
 SLICES = (scan, map_impl)
-"""Those that pass contiguous slices of their arguments to their graphs."""
+"""Operators that pass contiguous slices of their arguments to their graphs."""
 
 
 class Called:

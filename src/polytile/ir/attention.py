@@ -143,7 +143,8 @@ class Attention:
 
 
 BLOCK = 1 << 20
-"""Scores that `attend` and its derivative keep at once, if they can go through the rows in blocks: so many stay in a cache."""
+"""Number of scores that `attend` and its derivative hold at once, if they can process the rows in blocks: this many fit in a
+cache."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _replace(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Makes a folder of the files, in place of a package's folder that is there."""
+    """Writes the files to a folder, replacing an existing folder of a package."""
     if path.exists() and not (path / MANIFEST).is_file():
         raise FileExistsError(f"{path} exists and is no package")
     temporary = Path(f"{path}.{os.getpid()}.tmp")

@@ -283,8 +283,8 @@ def packed(tensors: Sequence[torch.Tensor]) -> array[int]:
     Returns
     -------
     array
-        A pointer to a DLPack DLTensor for each tensor, then the DLTensors, then their sizes and strides in elements. The pointers
-        hold for as long as the array and the tensors are there.
+        A pointer to a DLPack DLTensor for each tensor, then the DLTensors, then their sizes and strides in elements. The
+        pointers are valid as long as the array and the tensors exist.
     """
     count = len(tensors)
     words = array("q", bytes(8 * (1 + count + sum([WORDS + 2 * tensor.ndim for tensor in tensors]))))

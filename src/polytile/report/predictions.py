@@ -21,7 +21,7 @@ class Calibration:
         return statistics.geometric_mean(ratio for ratio, _ in self.points)
 
     def quantile(self, share: float) -> float:
-        """The ratio that so large a share of candidates do not exceed."""
+        """The ratio that this share of candidates do not exceed."""
         return self.points[max(0, math.ceil(share * len(self.points)) - 1)][0]
 
 

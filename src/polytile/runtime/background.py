@@ -281,7 +281,7 @@ class Background:
         sys.setswitchinterval(min(self._interval, SWITCH_SECONDS))
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps until somebody rings, or so many seconds; -1 for any number."""
+        """Sleeps until somebody rings, at most this many seconds; -1 means any number."""
         sys.setswitchinterval(self._interval)
         self._bell.acquire(timeout=seconds)
         self._wakes()

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 BIAS_ALIGNMENT = 16
 """The library requires the row stride of a bias to be a multiple of this many elements."""
 ROWS = 32
-"""The kernels have room for a multiple of so many rows in the log-sum-exp of each head."""
+"""In the log-sum-exp, the rows of each head are padded to a multiple of this number."""
 CAUSAL_TYPES = {"": 0, "top left": 1, "bottom right": 2}
 """What the operators call causal masks."""
 

@@ -41,7 +41,8 @@ class Runtime:
     pause: Callable[[int], int] | None
     """Ends this thread's team; None if the runtime cannot end a single team."""
     run_empty: Callable[[int], None] | None
-    """Runs an empty loop on so many threads, which become this thread's team; None if the runtime cannot end a single team."""
+    """Runs an empty loop on this many threads, which become this thread's team; None if the runtime cannot end a single
+    team."""
     set_mkl_threads: Callable[[int], int]
     """Sets the number of threads of MKL's functions that this thread calls; 0 for what `torch.set_num_threads` has set for
     all threads. Returns the number that was set before."""

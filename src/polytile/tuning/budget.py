@@ -18,12 +18,12 @@ from polytile import locks
 clock = time.monotonic
 
 LEAST_SECONDS, OWN_TIMES = 1.0, 3.0
-"""What running candidates of one problem on trial may take while a call waits: so many seconds, or so many times as long as the
-fastest of them takes, if that is more. No further one is begun then."""
+"""Time that trials of one problem may take while a call waits: LEAST_SECONDS, or OWN_TIMES the time of the fastest candidate,
+whichever is longer. After that no further trial is begun."""
 
 
 def share_of(fastest: float) -> float:
-    """Seconds that running candidates may take where the fastest takes so many."""
+    """Seconds that trials may take if one call of the fastest candidate takes `fastest` seconds."""
     return max(LEAST_SECONDS, OWN_TIMES * fastest)
 
 
@@ -61,7 +61,7 @@ _campaign: contextvars.ContextVar[Campaign | None] = contextvars.ContextVar("pol
 
 @contextlib.contextmanager
 def campaign(seconds: float) -> Iterator[Campaign]:
-    """Within the block, in this thread, all measuring together may go on until so many seconds have passed (0: no limit)."""
+    """Within the block, all measuring in this thread together may take this many seconds by the clock (0: no limit)."""
     token = _campaign.set(Campaign(seconds))
     try:
         made = _campaign.get()
@@ -76,8 +76,8 @@ _program: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("polyti
 
 @contextlib.contextmanager
 def program(seconds: float) -> Iterator[None]:
-    """Within the block, in this thread, the kernels of one program are defined. Measuring them may take so many seconds, all
-    together (0: no limit)."""
+    """Within the block, in this thread, the kernels of one program are defined. All of their measuring together may take this
+    many seconds (0: no limit)."""
     token = _program.set(Budget(seconds, "the program") if seconds > 0 else None)
     try:
         yield

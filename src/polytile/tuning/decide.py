@@ -41,11 +41,11 @@ as much. Processes that tuned 103 problems on an H100, five in one way and four 
 with bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
 
 REGION_TIMES = 2.0
-"""How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
-which also bring their data from core to core, up to 3 in products."""
+"""Extra time of a kernel with several threads, as a multiple of the extra time of an empty parallel region: 1.5-2.2 in loops of
+2-8 µs, which also bring their data from core to core, up to 3 in products."""
 
 MOST_CREDIT = 1e-6
-"""A candidate's time is corrected by at most so many seconds, and by at most half."""
+"""A candidate's time is corrected by at most this many seconds, and by at most half."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ VARIABLES = (
     "ATEN_CPU_CAPABILITY", "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
 )  # fmt: skip
-"""Settings that change what a parallel region costs (those of the OpenMP runtimes, and LD_PRELOAD, by which another one
-is brought in), and settings that change the code which ATen, MKL and oneDNN run. A fact where they are set."""
+"""Settings that change what a parallel region costs (those of the OpenMP runtimes, and LD_PRELOAD, which can load another one),
+and settings that change the code which ATen, MKL and oneDNN run. A fact where they are set."""
 
 GPU_VARIABLES = (
     "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE",
@@ -85,7 +85,7 @@ def present() -> list[tuple[tuple[str, str], ...]]:
 
 
 def _switched(switches: Sequence[tuple[str, object]]) -> list[tuple[str, str]]:
-    """Those that a program has set; where torch was not imported there is nobody who could have."""
+    """The settings that a program has made; none if torch was not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

@@ -58,7 +58,7 @@ EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision is."""
 
 AGAIN, AGAIN_SECONDS = 2, 2e-3
-"""How often a candidate runs again if its first run and judging it took at most so many seconds."""
+"""How often a candidate runs again if its first run and check took at most this many seconds."""
 
 SMALL = 1 << 20
 """The most elements of all arguments for which the reference runs on one thread (openmp.py)."""

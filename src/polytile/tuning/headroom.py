@@ -38,7 +38,8 @@ class NoHeadroom(Exception):
 
 
 SHARE = 16
-"""One part in so many of a device is modest: 5 GiB of 80. Comparing 2400 rows of 32000 logits takes 2.3 GB, in float64."""
+"""The modest share is one part in this many of a device: 5 GiB of 80. Comparing 2400 rows of 32000 logits takes 2.3 GB, in
+float64."""
 
 
 def _below_the_peak(device: torch.device) -> int:

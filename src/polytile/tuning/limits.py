@@ -12,7 +12,7 @@ FINAL_BURSTS = 3
 """Bursts of one kernel on end in each of its turns in the final."""
 
 HOPELESS = 3.0
-"""A kernel of more than `warm_seconds` that takes so many times as long as the fastest is dropped after one call."""
+"""A kernel of more than `warm_seconds` that takes this many times as long as the fastest is dropped after one call."""
 
 LONG_SECONDS = 0.1
 """If a contender took so long when it ran before, on a CPU, that run counts as the first of its bursts."""
@@ -28,29 +28,30 @@ class Limits:
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
     max_repeats: int = 1000
     probe_calls: int = 1
-    """A kernel's length is first taken from a single call and from a burst of so many."""
+    """A kernel's time is first estimated from a single call and from a burst of this many."""
     alike: float = 0.0
-    """Contenders at most so many times as long as the shortest make bursts of as many calls as it does: where a burst's
-    beginning is a part of its time, others would not be comparable."""
+    """Contenders at most this many times as long as the shortest have bursts of as many calls: the start of a burst is part of
+    its time, so other bursts would not be comparable."""
     warm_seconds: float = 1e-3
     """Kernels shorter than this get an untimed call before each burst, so that the one before leaves no trace."""
     rounds: int = 25
     """Bursts of each candidate at most, before the final."""
     clear: float = 0.0
-    """A contender is dropped before the final when it is surely slower than another by more than the band and than so much."""
+    """A contender is dropped before the final when it is certainly slower than another by more than the band and by more than
+    this."""
     seconds: float = 0.02
-    """When so much time is spent, only SURE_ROUNDS are still taken."""
+    """After this time, only SURE_ROUNDS more are taken."""
     final_rounds: int = 10
     """Turns of each front-runner in the final."""
     final_seconds: float = 0.01
-    """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
+    """After this time, the final ends if the choice is settled and the times are known well."""
     open_seconds: float = 0.02
-    """When the final has taken so much time and `open_rounds`, it ends in any case."""
+    """After this time and `open_rounds`, the final ends in any case."""
     open_rounds: int = 5
     """Turns of each front-runner in the final while the choice is open: of kernels of some ms `open_seconds` are one turn or two,
     and beside the three bursts of the rounds before say little on a machine that others use."""
     longest: float = 3.0
-    """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
+    """After this time, the race ends with the results so far; each candidate has at least one burst."""
     gated: bool = True
     """Whether a burst in which the scheduler took the processor away is discarded: it says nothing about a GPU."""
     calibrations: int = 2
@@ -63,7 +64,7 @@ class Limits:
     calm: float = 0.05
     """A race is disturbed if the process's threads waited for a core for this share of its time."""
     patience: float = 0.0
-    """For so many seconds after a race that was disturbed however often it was run, none is run again: the machine is busy."""
+    """For this many seconds after a race that was still disturbed when repeated, no race is repeated: the machine is busy."""
 
 
 LIMITS = Limits(races=2, pause_seconds=0.1, calm=0.5, patience=5.0)

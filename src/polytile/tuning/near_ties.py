@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 SHARE, FEW = 0.5, 4
-"""Near ties that may differ from the reference: this share of them, or so many where there are few."""
+"""Near ties that may differ from the reference: the first is their share, the second their number where there are few."""
 
 
 @dataclass(frozen=True)

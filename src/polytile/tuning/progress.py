@@ -20,7 +20,7 @@ log = logging.getLogger("polytile.tuning")
 
 @dataclass(frozen=True)
 class Step:
-    """How far one problem is: so many of its candidates are checked, or, if it is `finished`, the fastest is known.
+    """Progress of one problem: the number of its candidates that are checked, or, if it is `finished`, the fastest one.
 
     `best` is the fastest so far, of this problem; empty while none has been timed. `left` is what the tightest budget
     has left, in seconds.
@@ -67,7 +67,7 @@ def unwatch(watcher: Watcher) -> None:
 
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Within the block `watcher` is told of every step."""
+    """Within the block `watcher` is called at every step."""
     watch(watcher)
     try:
         yield

@@ -31,7 +31,7 @@ UNKNOWN = Region()
 
 
 def time_region(threads: int) -> Region:
-    """Times empty regions of so many threads, for about 0.1 ms. Unknown for one thread, without OpenMP, and while other
+    """Times empty regions of `threads` threads, for about 0.1 ms. Unknown for one thread, without OpenMP, and while other
     programs have the cores."""
     from polytile.runtime import launcher
 

@@ -220,7 +220,7 @@ class Report:
         return max(self.choices, key=lambda choice: choice.regret)
 
     def quantile(self, share: float) -> float:
-        """The regret that so large a share of the choices does not exceed."""
+        """The regret that this share of the choices does not exceed."""
         ordered = sorted(choice.regret for choice in self.choices)
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

@@ -43,8 +43,8 @@ cannot be told element by element."""
 
 
 class SampledGate(Gate):
-    """As Gate, for `samples` that `sampler` has drawn in float64. What else is wrong with the arguments, such as an index out of
-    range, candidates say."""
+    """Like Gate, for `samples` that `sampler` has drawn in float64. What else is wrong with the arguments, such as an index out
+    of range, candidates say."""
 
     def __init__(
         self, args: Sequence[Any], roles: Sequence[str], names: Sequence[str], sampler: Sampler, samples: list[Sample],
@@ -62,7 +62,7 @@ class SampledGate(Gate):
     def check(
         self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float | None = None
     ) -> Verdict:
-        """As Gate.check; nothing runs twice."""
+        """Like Gate.check; nothing runs twice."""
         return super().check(run, clones, again_within=0.0)
 
     def _verdict(self, clones: Clones) -> Verdict:

@@ -194,7 +194,7 @@ class _Trial:
         self._keep(order, timings)
 
     def _entrants(self) -> dict[int, Entrant]:
-        """Those that may be timed, by index, in the order of `decide.pick`."""
+        """The candidates that may be timed, by index, in the order of `decide.pick`."""
         promise = dict(enumerate(self.task.predicted))
         passed, family = {index: self.task.candidates[index] for index in sorted(self.passed)}, self.task.problem.family
         known = {

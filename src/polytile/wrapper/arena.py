@@ -1,8 +1,8 @@
 """Finds the memories of a program that may share one arena, and their live ranges.
 
-A memory is what an Allocate or a library call brings, under every name that Reuse gives it. It may lie in the arena if
-only kernels access it: no library call, which may retain or return it, and nobody outside the program. Offsets in the
-arena are computed for the sizes of a call (runtime/arena.c), as is the decision whether an arena raises peak memory.
+A memory is the result of an Allocate or a library call, under every name that Reuse gives it. It may lie in the arena if only
+kernels access it: no library call, which may retain or return it, and nobody outside the program. Offsets in the arena are
+computed for the sizes of a call (runtime/arena.c), as is the decision whether an arena raises peak memory.
 """
 
 from __future__ import annotations

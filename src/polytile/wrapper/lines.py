@@ -150,8 +150,8 @@ class MakeView(Line):
 
 @dataclass(frozen=True)
 class FindPackedWeight(Line):
-    """Sets `name` to the copy that `find` returns for the tensor `weight`. Of a packed one, which may be None, `symbol` is set to
-    1, or 0 for None; a computed one is always there."""
+    """Sets `name` to the copy that `find` returns for the tensor `weight`. For a packed one, which may be None, `symbol` is set
+    to 1, or 0 for None; a computed one always exists."""
 
     name: str
     symbol: sympy.Symbol | None

@@ -117,7 +117,8 @@ class _Schedule:
         return last
 
     def _allocate(self, operation: Operation, live: set[str], position: int) -> None:
-        """Allocates memory for what the operation writes. Library calls bring their own, except one that only allocates."""
+        """Allocates memory for what the operation writes. Library calls allocate their own results, except one that only
+        allocates."""
         if isinstance(operation, Extern) and operation.target is not EMPTY:
             live.update(operation.writes())
             return

@@ -33,7 +33,7 @@ from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 ROOMY = 128
-"""Heads up to so many elements leave shared memory for tiles of out."""
+"""Heads up to this size leave shared memory for tiles of out."""
 
 
 def specialised(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:

@@ -35,7 +35,7 @@ from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 NARROW, RING = 128, 3
-"""Heads up to so many elements have STAGES tiles of each tensor in flight. Larger ones have so many of both together."""
+"""Heads up to this size have STAGES tiles of each tensor in flight. Larger ones have this many of both together."""
 LARGEST = 128
 """Rows of the largest tile."""
 LOGARITHMS, DELTAS = 0, 1

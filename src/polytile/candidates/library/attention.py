@@ -258,7 +258,7 @@ class Kernels:
     gpu: tuple[type[AttentionLibrary], ...]
 
     def candidates(self, problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
-        """Those that there are for a device, in canonical order."""
+        """The candidates for a device, in canonical order."""
         on_gpu, kernels = target.type == "cuda", list[type[AttentionLibrary]]()
         if problem.layout is not None:
             kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []

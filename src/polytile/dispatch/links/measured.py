@@ -159,7 +159,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
 
 
 def check(request: Request, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Entry, float | None]]:
-    """Those of `candidates` whose results are right, with their entries and errors; the others are rejected. Nothing is timed."""
+    """The `candidates` whose results are right, with their entries and errors; the others are rejected. Nothing is timed."""
     candidates = request.without_deadly(candidates)
     request.compile_first(candidates)
     task = _task(request, candidates, budget.tightest(request.budget))

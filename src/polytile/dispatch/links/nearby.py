@@ -117,8 +117,8 @@ def _measured(request: Request, radius: float, wanted: Callable[[], Sequence[Can
 
 
 def _worth(request: Request, wanted: Sequence[Candidate], sizes: Mapping[str, int]) -> Sequence[Candidate]:
-    """Those of `wanted` that were worth measuring at other sizes too: of a user's kernel the predictions there are what was
-    measured nearby, and a clear loser was left out."""
+    """The candidates of `wanted` that were worth measuring at other sizes too: predictions of a user's kernel are its
+    measurements nearby, and a clear loser was left out there."""
     if request.spec.family != "user":
         return wanted
     cost = {candidate.name: candidate.cost(sizes) for candidate in wanted}

@@ -36,10 +36,10 @@ def choose(request: Request) -> Answer | None:
 
 
 CLEAR_LOSER = 1.6
-"""A generated candidate predicted to take so many times as long as the best is not measured."""
+"""A generated candidate predicted to take this many times as long as the best is not measured."""
 
 HOPELESS = 50.0
-"""A library candidate predicted to take so many times as long is not measured: it is there for when nothing else can run."""
+"""A library candidate predicted to take this many times as long is not measured: it serves only if nothing else can run."""
 
 COMPILE_SECONDS, EXPECTED_CALLS = 0.2, 10_000
 """Seconds to compile one more source, about; and the calls at one size within which that has to pay off, except where measuring

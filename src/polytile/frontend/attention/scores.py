@@ -45,7 +45,7 @@ class Scores:
     left, right
         Operands of the product.
     added
-        Biases, with the views that bring them into the shape of the softmax.
+        Biases, with the views that give them the shape of the softmax.
     kept
         True where a score is kept and false where it is replaced by `fill`; the opposite if `inverted`.
     factors

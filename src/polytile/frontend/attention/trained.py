@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 NAME = "polytile::attention_trained"
 LONGEST, MULTIPLE = 256, 8
-"""Heads that the library's kernels have: up to so many elements, and a multiple of so many."""
+"""Sizes of heads that the library's kernels take: up to the first number of elements, and a multiple of the second."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define("attention_trained(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal) -> (Tensor, Tensor)")

@@ -59,7 +59,7 @@ static inline void panel_row(const S* b, long stride, long left, PB* out) {
 
 
 def whole(step: int, nv: int) -> bool:
-    """Whether a panel of `nv` vectors can be brought together so: `step` k in a lane, as many vectors at once."""
+    """Whether a panel of `nv` vectors can be interleaved in this way: `step` k in a lane, as many vectors at once."""
     return step > 1 and nv % step == 0
 
 

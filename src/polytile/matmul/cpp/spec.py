@@ -43,8 +43,8 @@ class GemmSpec:
     float32 (float64 for float64, int32 for int8, which wraps as ATen's does) and rounded once to `out_dtype`.
     `a_layout`, `b_layout` and `c_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
-    With `group` an int8 B has a float32 scale for each column and so many k, row by row, behind B among the pointers. With
-    `zeros` what is subtracted from B before that lies alike behind them.
+    With `group` an int8 B has a float32 scale for each column and each run of `group` k, row by row, behind B among the
+    pointers. With `zeros` the numbers that are subtracted from B before that follow in the same order.
     With `nibbles_from` B's numbers are among the 16 from that one on, and its prepacked panels hold 4 bits of each; K and `group`
     are then multiples of 8.
     With `grouped`, "m" or "k", it is a grouped product (ir.template.Grouping) of as many groups as `batch` says; where each ends

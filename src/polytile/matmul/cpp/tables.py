@@ -9,9 +9,9 @@ M = 64 on; 8x3 direct wins below it for a row-major B; 12x2 with packed A wins w
 registers they are 6x2 or 4x3, and one row of A against four columns beats two columns for M = 1 and 2 only.
 
 Rows of a row-major int8 or bfloat16 B are brought side by side in registers by 6x4 direct, at M = 1 to 6 twice as fast as
-through panels (17 and 30 us at 1024 x 1024 on one thread; panels 34 to 47 and 62), and by 8x2, which takes 8 rows at once
-and is for bfloat16 alone (bytes need four vectors side by side). From M = 16 on panels win: each tile of rows brings its B
-side by side anew.
+through panels (17 and 30 us at 1024 x 1024 on one thread; panels 34 to 47 and 62), and by 8x2, which takes 8 rows at once and
+is for bfloat16 alone (bytes need four vectors side by side). From M = 16 on panels win: each tile of rows interleaves its B
+again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 
 def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmConfig, ...]:
-    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order. Those that read a packed B are among
-    them only if `prepacked`.
+    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order. Tiles that read a packed B are
+    among them only if `prepacked`.
 
     Raises ValueError where no instruction set has vectors of that size.
     """

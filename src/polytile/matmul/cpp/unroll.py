@@ -9,7 +9,7 @@ bfloat16's own rounding is larger than either."""
 
 
 def lines(indent: int, statements: list[str]) -> str:
-    """The statements as lines, indented by so many spaces."""
+    """The statements as lines with this indentation in spaces."""
     return "".join(" " * indent + statement + "\n" for statement in statements)
 
 

@@ -1,5 +1,5 @@
-"""What becomes of a product's sums, as CUDA C++: a struct whose members are the epilogue's arguments, with a function from a sum
-and its place to the value that C stores there.
+"""The epilogue of a product as CUDA C++: a struct whose members are the epilogue's arguments, with a function from a sum and
+its place to the value that C stores there.
 
     relu(A·B + bias)   →   struct Epilogue {
                                cutlass::bfloat16_t *e1; const cutlass::bfloat16_t *e0; long long n1;

@@ -1,7 +1,7 @@
 """The configs of a product on a GPU, and the sizes at which each is tried.
 
-The tables of the device family's heuristic hold tiles for large sizes; the heuristic shrinks them for smaller ones. As sizes are
-known only when a call comes, the candidates are all configs that any sizes could lead to, and a candidate is tried where the
+The tables of the device family's heuristic hold tiles for large sizes; the heuristic shrinks them for smaller ones. Since sizes
+are known only at a call, the candidates are all configs that any sizes could lead to, and a candidate is tried where the
 heuristic would try it. Split-K and products of few rows have tables of their own below.
 """
 

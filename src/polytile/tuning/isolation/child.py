@@ -194,7 +194,7 @@ def _tensor(torch: Any, blocks: list[_Block], described: dict[str, Any]) -> Any:
 
 
 def _sibling(name: str) -> Any:
-    """The module in the file beside this one; the package itself would bring what this process is to do without."""
+    """The module in the file beside this one. Importing the package would import what this process must not load."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -227,7 +227,7 @@ def _found(request: dict[str, Any]) -> Any:
 
 
 def _limit(seconds: float, threads: int) -> None:
-    """Limits this process from now on to so many seconds of a processor, or six times as many by the clock. This stops an
+    """Limits this process from now on to this many seconds of processor time, or six times as many by the clock. This stops an
     endless kernel when nobody is left to stop it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = used.ru_utime + used.ru_stime + seconds * max(1, threads) + MARGIN

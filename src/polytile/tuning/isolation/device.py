@@ -97,7 +97,7 @@ class _Block:
 
 
 class Device:
-    """Device number `index`, with a context. Raises DeviceError where there is none to be had."""
+    """Device number `index`, with a context. Raises DeviceError if the context cannot be created."""
 
     def __init__(self, library: str, index: int) -> None:
         try:

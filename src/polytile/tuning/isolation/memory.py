@@ -11,7 +11,8 @@ import torch
 from polytile.tuning.isolation.child import POPULATED
 
 SPARE_BYTES = 16 << 20
-"""Memory of at most so many bytes is kept for the next trial: clearing and mapping new memory takes longer than filling it."""
+"""Memory of at most this many bytes is kept for the next trial: clearing and mapping new memory takes longer than filling
+it."""
 
 
 class Unavailable(Exception):

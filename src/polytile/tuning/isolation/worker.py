@@ -78,7 +78,7 @@ class Worker:
         return self._process.pid if self._process is not None else None
 
     def begin(self) -> None:
-        """Starts the process, if none is running, and does not wait until it is there. Raises Unavailable."""
+        """Starts the process, if none is running, without waiting until it is ready. Raises Unavailable."""
         if self._process is not None and self._process.ended():
             self.stop()  # it died between two requests: nobody's fault
         if self._process is None:
@@ -184,7 +184,7 @@ class Worker:
             self._mapped = memory
 
     def _expected(self) -> None:
-        """Waits for the answer to something in which no kernel has a part: if it failed, there is no worker to be had."""
+        """Waits for the answer to a request that runs no kernel: if it fails, no worker can be used."""
         try:
             answer = self._answer(START_SECONDS, 1)
         except Failure as failure:

@@ -71,8 +71,8 @@ def _text(names: tuple[str, ...]) -> str:
 def parts_of(source: str) -> frozenset[str]:
     """The parts that a kernel's text uses: those that provide one of the names in it, outside comments.
 
-    A name counts wherever it occurs, so a variable called `log` brings in the logarithms, at the cost of a few
-    milliseconds of compile time. No use is missed.
+    A name counts wherever it occurs, so a variable called `log` includes the logarithms, at the cost of a few milliseconds of
+    compile time. No use is missed.
     """
     owners = _owners()
     return frozenset(owners[word] for word in _WORD.findall(_COMMENT.sub(" ", source)) if word in owners)
