@@ -42,29 +42,10 @@ def identity(candidate: Identified) -> Identity:
     return candidate.name, candidate.config.text, candidate.source_hash
 
 
-class Reading(Protocol):
-    """What a candidate's score is made of: the candidate's identity, the outcome, the seconds with their relative error, and
-    the conditions at that moment. A Summary is a Reading, and `reading_of` makes one of a whole measurement."""
-
-    @property
-    def who(self) -> Identity: ...
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def noise(self) -> float: ...
-    @property
-    def condition(self) -> str: ...
-    @property
-    def region_excess(self) -> float: ...
-    @property
-    def disturbed(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class Taken:
-    """A Reading as plain values."""
+    """What a measurement says about its candidate: the candidate's identity, the outcome, the seconds with their relative error,
+    and the conditions at that moment."""
 
     who: Identity
     outcome: Outcome
@@ -106,6 +87,9 @@ class Summary:
         return dict(json.loads(self.sizes))
 
 
+Reading = Taken | Summary
+"""What a candidate's score is made of."""
+
 GATE = ("gate", 2)
 """Stands in the state of a measurement with a wrong result: the version of the rules by which the accuracy gate called it wrong.
 Verdicts by other rules are passed over. Those of version 1, which has no mark, measured errors of sums that cancel to about 0
@@ -127,12 +111,12 @@ program had."""
 
 
 def disturbed(state: Iterable[tuple[str, Any]]) -> float:
-    """The value of DISTURBED in a measurement's state; 0 if it is not there."""
+    """The value of DISTURBED in a measurement's state; 0 if it is missing."""
     return float(dict(state).get(DISTURBED, 0.0))
 
 
 def region_excess(state: Iterable[tuple[str, Any]]) -> float:
-    """By how many seconds REGION exceeds LEAST_REGION in a measurement's state; 0 if they are not there."""
+    """By how many seconds REGION exceeds LEAST_REGION in a measurement's state; 0 if they are missing."""
     facts = dict(state)
     return float(facts[REGION]) - float(facts[LEAST_REGION]) if REGION in facts and LEAST_REGION in facts else 0.0
 
