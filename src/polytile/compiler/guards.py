@@ -61,6 +61,3 @@ def _is_kept(source: Any) -> bool:
     if type(root).__name__ not in ROOTS:
         return True
     return direct and isinstance(root, sources.LocalSource) and root.is_input and not root.is_derefed_cell_contents
-
-
-__all__ = ["KINDS", "checked", "filter_of"]

@@ -79,6 +79,3 @@ def _in_c(call: Any, wrapped: Callable[..., Any], dynamic: tuple[Any, ...]) -> C
     loaded = entry.module()
     graph: Callable[..., Any] = wrapped if loaded is None else loaded.Graph(call, wrapped, dynamic, NOTED)
     return graph
-
-
-__all__ = ["Inference"]

@@ -75,6 +75,3 @@ def _tell_of_conflict(before: Pinned | None, after: Pinned) -> None:
             before.candidate,
             after.candidate,
         )
-
-
-__all__ = ["save_plan"]

@@ -90,5 +90,3 @@ torch.library.register_fake("polytile::pad_circular", _fake, lib=_library)
 torch.library.register_autograd("polytile::pad_circular", _backward, setup_context=_save, lib=_library)
 
 PAD_CIRCULAR = torch.ops.polytile.pad_circular.default
-
-__all__ = ["PAD_CIRCULAR", "circular_pad", "keep_pads_whole"]

@@ -43,6 +43,3 @@ def _where_read(printer: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_read() -> bool:
     return bool(trace_log.handlers) or any(getattr(graph_compile, name).isEnabledFor(logging.INFO) for name in LOGS)
-
-
-__all__ = ["install"]

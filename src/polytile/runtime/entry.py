@@ -125,6 +125,3 @@ def _addresses() -> tuple[int, ...]:
     modes = [getattr(library, name) for name in GRAD_MODE]
     functions = [*modes, getattr(stable, TRACING), *(getattr(stable, f"aoti_torch_get_{name}") for name in LAYOUT)]
     return tuple(map(address_of, functions))
-
-
-__all__ = ["DECLINED", "IN_C", "OWN", "in_c", "module"]

@@ -84,6 +84,3 @@ def _in_extents(number: sympy.Expr, extents: Extents) -> sympy.Expr:
         )
         terms.append(term if size is None else (coefficient // size) * extents[size] * rest)
     return sympy.Add(*terms)
-
-
-__all__ = ["Extents", "call_with_extents", "extents_of", "with_extents"]

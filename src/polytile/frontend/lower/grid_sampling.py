@@ -208,5 +208,3 @@ def _weighted_sum(image: Tensor, first: Point, along: Sequence[Sequence[Term]]) 
 
 lowers(aten.grid_sampler_2d.default)(_lower_sampler(2))
 lowers(aten.grid_sampler_3d.default)(_lower_sampler(3))
-
-__all__ = ["Axis", "Interpolation", "Padding"]

@@ -60,6 +60,3 @@ def enter(device: int, stream: int | None, of: int | None) -> int:
 def leave() -> None:
     """Ends it."""
     _entered.stack.close()
-
-
-__all__ = ["callbacks", "enter", "leave"]

@@ -82,7 +82,7 @@ class Numbers:
         "replayed", "followed", "updated", "direct", "made", "evicted", "refused", "nodes_updated", "busy", "short", "calls",
         "rested", "to_end", "to_python", "to_library", "to_memory", "to_device",
     )  # fmt: skip
-    """Those that only grow, in C's order; the others are a state."""
+    """The numbers that only grow, in C's order; the others are a state."""
 
     replayed: int
     followed: int
@@ -252,6 +252,3 @@ def reset() -> None:
     """Forgets the recorder; the next program configures a new one."""
     _recorder.cache_clear()
     _stream.cache_clear()
-
-
-__all__ = ["MOST_NODES", "Numbers", "ProgramGraphs", "prepare", "reset"]
