@@ -157,7 +157,7 @@ def compile(
     mode
         As in torch.compile; "max-autotune" and the like stand for some options (docs/options.md).
     dynamic
-        As in torch.compile. False compiles anew for every shape.
+        As in torch.compile. False compiles again for every shape.
     fullgraph
         As in torch.compile. True raises an error if the function is not one graph.
     guards
@@ -195,16 +195,7 @@ def compile(
         early.begin(function, mode, options)
     with collector.at_rest():
         from polytile.compiler import backend
-    return backend.compile(
-        function,
-        hints=hints,
-        compile_ahead=compile_ahead,
-        options=options,
-        mode=mode,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        guards=guards,
-    )
+    return backend.compile(function, hints, compile_ahead, options, mode, dynamic, fullgraph, guards)
 
 
 def kernel(
@@ -233,8 +224,8 @@ def kernel(
         Sizes for which implementations are measured at the first call, each as {"M": 16, "N": 4096}, or by the shapes of tensors,
         {"x": (16, 4096)}.
     make_args
-        A function of the sizes by name that returns the tensors for them by name, where random numbers and, for integers, zeros
-        will not do.
+        A function of the sizes by name that returns tensors for them by name. Needed if random numbers (zeros for integers) are
+        unsuitable.
     options
         Values of `polytile.options` for this kernel.
 
@@ -246,9 +237,10 @@ def kernel(
     Raises
     ------
     SignatureError
-        The signature cannot be read, `reduction` names a size that it lacks, or the reference cannot be called so.
+        The signature cannot be read, `reduction` names a size that it lacks, or the reference cannot be called with these
+        arguments.
     HintError
-        A hint does not say all sizes; or, at the first call, `make_args` makes tensors of other sizes or kinds.
+        A hint lacks a size; or, at the first call, `make_args` returns tensors of other sizes or kinds.
     OptionError
         As in `compile`.
     """

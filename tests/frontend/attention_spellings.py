@@ -251,7 +251,7 @@ def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 OTHERS = (
-    ("the softmax is used besides", weights_wanted, lambda: (heads(), heads(), heads())),
+    ("the softmax has other uses", weights_wanted, lambda: (heads(), heads(), heads())),
     ("the softmax is transposed", transposed, lambda: (heads(), heads(), heads())),
     ("its operands are of torch.float64", in_three, lambda: (*(normal(8, 24, WIDTH).double() for _ in range(3)),)),
 )

@@ -14,7 +14,7 @@ OPTIONS = {"stall": "compile", "tune": "off"}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """With weights that are used besides, or none would be saved: see frontend/attention/joint.py."""
+    """With weights that have other uses, or none would be saved: see frontend/attention/joint.py."""
     weights = F.dropout(F.softmax(q @ k.transpose(1, 2), -1), 0.0, training=True)
     return weights @ v + weights.sum()
 

@@ -79,21 +79,15 @@ def polytile(
 
 
 def compile(
-    function: Callable[..., Any] | None = None,
-    *,
-    hints: hinted.Given = None,
-    compile_ahead: hinted.Given = None,
-    options: Mapping[str, Any] | None = None,
-    mode: str | None = None,
-    dynamic: bool | None = True,
-    fullgraph: bool = False,
+    function: Callable[..., Any] | None = None, hints: hinted.Given = None, compile_ahead: hinted.Given = None,
+    options: Mapping[str, Any] | None = None, mode: str | None = None, dynamic: bool | None = True, fullgraph: bool = False,
     guards: str = "all",
-) -> Any:
+) -> Any:  # fmt: skip
     """See `polytile.compile`."""
     given = _given(mode, options, "options= of polytile.compile")
     ahead = hinted.checked(compile_ahead, "compile_ahead")
     kept = dynamo_guards.filter_of(dynamo_guards.checked(guards))
-    # What other guards would keep apart, a compile with few guards keeps for itself.
+    # With few guards, compiled code is not shared with other compiles of the function.
     backend = Backend(
         tuple(sorted(given.items())), hinted.checked(hints), ahead, 0 if kept is None else next(_few_guards)
     )

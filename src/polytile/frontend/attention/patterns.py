@@ -131,7 +131,7 @@ class Rewriting:
     def _argument(self) -> tuple[torch.fx.Node, bool]:
         """The softmax's argument, and whether a row of -inf gives 0."""
         if any(len(uses(node)) != 1 for node in (self.softmax, *self.path)):
-            raise NotAttention("the softmax is used besides")
+            raise NotAttention("the softmax has other uses")
         call = self.softmax.meta[KEY].call
         argument = self.names.get(call.args[0].node)
         if argument is None or not 2 <= value(self.softmax).ndim <= 4:

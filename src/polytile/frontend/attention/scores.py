@@ -83,7 +83,7 @@ class _Reading:
         """Pass one node."""
         node = self.node
         if node is not self.last and len(uses(node)) != 1:
-            raise NotAttention(f"{node.target} between the product and the softmax is used besides")
+            raise NotAttention(f"{node.target} between the product and the softmax has other uses")
         if node.op != "call_function":
             raise NotAttention("no product leads to the softmax")
         if node.target in VIEWS:
