@@ -49,23 +49,17 @@ class Work(Future[Any]):
                 self.set_exception(error)
 
 
-class _Threads(Pool[Work]):
-    def serve(self, work: Iterator[Work]) -> None:
-        for one in work:
-            one.run()
-
-
 class _SideBySide:
     """A replacement for Triton's AsyncCompileMode."""
 
     def __init__(self) -> None:
-        self.threads = _Threads("polytile autotune", BYTES_EACH)
+        self.threads = Pool("polytile autotune", BYTES_EACH)
 
     def submit(self, key: Any, compile: Callable[[], Any], *after: Callable[[Any], None]) -> _async_compile.FutureKernel:
         """Compile in a thread. Calling `result` of the returned object registers the kernel with Triton through `after`: one
         function in Triton 3.6, one per outcome in 3.9."""
         work = Work(compile)
-        self.threads.submit(work)
+        self.threads.submit(work.run)
         return _async_compile.FutureKernel(*after, work)
 
 

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ class Compilation(Future[Library]):
                 self.set_exception(error)
             except BaseException:
                 self._claim.release()
-                _state.pool.submit(self)
+                _state.pool.submit(self.run)
                 raise
             else:
                 self.set_result(library)
@@ -172,20 +172,12 @@ class _BackgroundTask:
             self.ended.set()
 
 
-class _Pool(Pool[Compilation | _BackgroundTask]):
-    """Each thread runs one compiler at a time."""
-
-    def serve(self, work: Iterator[Compilation | _BackgroundTask]) -> None:
-        for one in work:
-            one.run()
-
-
 class _State:
     """The service's state in this process. A forked child starts with an empty one, since it has none of the threads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.pool = _Pool("polytile-compile", COMPILER_BYTES)
+        self.pool = Pool("polytile-compile", COMPILER_BYTES)
         self.asked: set[str] = set()
         self.compilations: dict[tuple[Path, str], Compilation] = {}
         self.tasks: list[_BackgroundTask] = []
@@ -264,7 +256,7 @@ def in_background(work: Callable[[], None]) -> None:
     task = _BackgroundTask(work)
     with _state.lock:
         _state.tasks = [*(each for each in _state.tasks if not each.ended.is_set()), task]
-    _state.pool.submit(task)
+    _state.pool.submit(task.run)
 
 
 def finish_background(timeout: float | None = None) -> bool:
@@ -320,7 +312,7 @@ def _request(
     if cache.holds(f"{order.stem}.so") or not tools.present:
         compilation.run()  # a lookup, unless the file is damaged
     else:
-        _state.pool.submit(compilation)
+        _state.pool.submit(compilation.run)
     return compilation
 
 

@@ -8,12 +8,13 @@ process. One server process imports the compiler. It forks a worker for each job
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,48 +107,50 @@ class _Server:
         return ours
 
 
-class Workers(Pool[Asked]):
-    """A pool for the jobs of one module, with this process's current environment. `submit` returns at once."""
+class _Own(threading.local):
+    """The connection of a thread to its worker."""
+
+    connection: socket.socket | None = None
+
+
+class Workers:
+    """A pool for the jobs of one module, with this process's current environment. Each of its threads serves one worker: it
+    sends jobs and waits for the answers."""
 
     def __init__(self, module: str) -> None:
-        super().__init__("polytile-gpu-compile", WORKER_BYTES)
         self.module = module
         self.environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
         self.server: _Server | None = None
+        self._lock = threading.Lock()
+        self._pool = Pool("polytile-gpu-compile", WORKER_BYTES)
+        self._own = _Own()
 
     def start(self) -> None:
         """Starts the server, so that its imports are done when the first job comes."""
-        with self.lock:
+        with self._lock:
             if self.server is None or self.server.process.ended():
                 self.server = _Server(self.module, self.environment)
 
     def submit(self, work: Asked) -> None:
+        """Has a thread call `work` with a function that sends a job and returns its answer; returns at once."""
         self.start()
-        super().submit(work)
+        self._pool.submit(functools.partial(work, self._answer))
 
     def stop(self) -> None:
-        with self.lock:
+        with self._lock:
             if self.server is not None:
                 self.server.process.end(STOP_SECONDS)
                 self.server = None
 
-    def serve(self, work: Iterator[Asked]) -> None:
-        """One thread serves one worker: it sends jobs and waits for the answers."""
-        connection: socket.socket | None = None
-
-        def answer(job: Mapping[str, Any]) -> Answer:
-            nonlocal connection
-            try:
-                connection = connection or self._connect()
-                return ask(connection, job, TIMEOUT_SECONDS)
-            except (OSError, ValueError, WorkerDied) as error:
-                if connection is not None:
-                    connection.close()
-                connection = None
-                return {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
-
-        for asked in work:
-            asked(answer)
+    def _answer(self, job: Mapping[str, Any]) -> Answer:
+        try:
+            self._own.connection = self._own.connection or self._connect()
+            return ask(self._own.connection, job, TIMEOUT_SECONDS)
+        except (OSError, ValueError, WorkerDied) as error:
+            if self._own.connection is not None:
+                self._own.connection.close()
+            self._own.connection = None
+            return {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
 
     def _connect(self) -> socket.socket:
         self.start()
