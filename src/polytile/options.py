@@ -169,8 +169,8 @@ TABLE: tuple[Option, ...] = (
         "that is replayed, or updated for other sizes and addresses (docs/cuda-graphs.md).",
         choices=("off", "auto"), keys=NOTHING),
     Option("race_eager", bool, True,
-        "Whether calls with small CPU tensors run eager's own code where it was measured to be faster than the compiled code "
-        "with its overhead (docs/calls.md).", keys=NOTHING),
+        "Whether calls run eager's own code where it was measured to be faster than the compiled code with its overhead "
+        "(docs/calls.md).", keys=NOTHING),
     Option("threads", int, 0, "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().", least=0),
     Option("packed_weights_mib", int, 4096,
         "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made (docs/cpu-products.md).",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import polytile
-from polytile.compiler import front_door
+from polytile.compiler import front_door, inference
 from polytile.counters import counters
 from polytile.errors import FrontDoorError, OptionError
 from polytile.runtime import background, native
@@ -522,3 +522,33 @@ def test_the_background_goes_on_beside_declined_calls_that_dynamo_does_not_trace
         for _ in range(front_door.MOST_UNTRACED + 2):
             torch.testing.assert_close(call(torch.ones(3).double()), torch.full((3,), 2.0).double())
     assert held == [1] * front_door.MOST_UNTRACED + [0, 0]
+
+
+def test_a_function_that_dynamo_compiles_nothing_of_is_not_prepared_for_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[int] = []
+
+    def skipped(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    monkeypatch.setattr(native, "is_ready", lambda: False)
+    compiled = torch.compile(skipped, backend=as_traced, dynamic=True)
+    call = front_door.install(compiled, skipped, as_traced, True, "on", expect=lambda values: expected.append(1))
+    for _ in range(10):
+        call(torch.randn(3))
+    assert len(expected) <= front_door.MOST_UNTRACED
+
+
+def test_a_plain_inference_graph_is_called_without_aotautograds_wrapper() -> None:
+    native.module()
+    made: list[Any] = []
+    monkeypatched = inference.Inference.unwrapped
+
+    def unwrapped(self: Any, wrapped: Any) -> Any:
+        made.append(monkeypatched(self, wrapped))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+        patched.setattr(inference.Inference, "unwrapped", unwrapped)
+        polytile.compile(lambda x: x + 1, options={"stall": "tune"})(torch.randn(3, 5))
+    assert [type(one).__name__ for one in made] == ["Graph"]

@@ -1,4 +1,4 @@
-"""Calls of small CPU tensors run eager's own code where that is faster than what was compiled."""
+"""Calls run eager's own code where that is faster than what was compiled."""
 
 from __future__ import annotations
 
@@ -133,3 +133,92 @@ def test_options_that_fix_what_runs(given: dict[str, Any]) -> None:
     call = polytile.compile(plus_one, options=given)
     call(torch.randn(3, 5))
     assert front_door.door_of(call).races is None
+
+
+def broken(x: Tensor) -> Tensor:
+    y = x + 1
+    torch._dynamo.graph_break()
+    return y * 2
+
+
+class Cell(nn.Module):
+    """Dynamo leaves the frame of a recurrent layer to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.RNN(5, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+def test_a_function_with_graph_breaks_is_left_to_eager_where_that_is_faster() -> None:
+    made, x = Compiled(broken, seconds=1e-4), torch.randn(3, 5)
+    assert not made.serves(x)
+    torch.testing.assert_close(made.call(x), (x + 1) * 2)
+    assert "calls of 1 size(s) are eager's own" in str(front_door.door_of(made.call))
+
+
+def test_a_function_that_dynamo_compiles_nothing_of_is_called_itself() -> None:
+    module, x = Cell(), torch.randn(4, 2, 5)
+    native.module()
+    call = polytile.compile(module, options={"stall": "tune"})
+    with torch.no_grad():
+        for _ in range(ENOUGH):
+            call(x)
+        torch.testing.assert_close(call(x), module(x))
+        assert "calls of 1 size(s) are eager's own" in str(front_door.door_of(call))
+
+
+def test_generators_are_not_raced() -> None:
+    def rows(x: Tensor) -> Any:
+        yield from x
+
+    native.module()
+    call, x = polytile.compile(rows), torch.randn(3, 5)
+    for _ in range(ENOUGH):
+        call(x)
+    door = front_door.door_of(call)
+    assert door.races is None or door.races.won == 0
+
+
+class Clock:
+    """A GPU whose calls take their `length`, and which has finished those of which it is asked after `until`."""
+
+    def __init__(self) -> None:
+        self.now, self.until = 0.0, 0.0
+
+    def event(self, enable_timing: bool) -> Any:
+        clock = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                assert stream == "stream"
+                self.at = clock.now
+
+            def query(self) -> bool:
+                return self.at <= clock.until
+
+            def elapsed_time(self, end: Any) -> float:
+                return end.at - self.at
+
+        return Event()
+
+    def call(self, milliseconds: float) -> str:
+        self.now += milliseconds
+        return "result"
+
+
+def test_calls_on_a_gpu_are_timed_by_events_that_are_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(torch.cuda, "Event", clock.event)
+    race = races.StreamRace(stream="stream")
+    for turn in range(races.TURNS):
+        for times, length in ((race.compiled, 3.0), (race.function, 2.0)):
+            assert race.turn_of_function == (times is race.function)
+            assert race.timed(times, lambda length=length: clock.call(length)) == "result"
+        clock.until = clock.now / 2
+        assert race.function_is_faster() is None, f"half of {turn + 1} turns have been read"
+    clock.until = clock.now
+    assert race.function_is_faster() is True
+    assert race.function == [2e6] * races.TURNS and race.compiled == [3e6] * races.TURNS

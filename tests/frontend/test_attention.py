@@ -11,12 +11,14 @@ import torch.fx
 from torch._functorch.aot_autograd import aot_function, aot_module_simplified, make_boxed_func
 from torch.utils._pytree import tree_leaves
 
+import polytile
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.patterns import REASON, recognise
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.lower.attention import OPERATORS
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.taken_apart import noting
+from polytile.ir.attention import EMPTY
 from polytile.ir.loop import Loop
 from polytile.ir.program import Program
 from polytile.ir.template import Template
@@ -128,3 +130,16 @@ def test_in_training_the_gradients_of_softmax_mask_and_scale_are_one_loop_betwee
     run(q, k, v, torch.rand(7, 6) < 0.8).sum().backward()
     kinds = [type(operation) for operation in programs[1].operations]
     assert kinds.count(Template) == 4 and kinds.count(Loop) == 1 and len(kinds) == 5
+
+
+def test_the_heads_of_a_row_are_contiguous_where_the_operator_is_asked_for_it() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ATTENTION(q, k, v, None, None, "", EMPTY, True, True)
+
+    compiled = polytile.compile(function, options={"stall": "tune"})
+    for rows in (9, 33):
+        q, k, v = (torch.randn(2, 3, rows, 16) for _ in range(3))
+        with torch.no_grad():
+            result = compiled(q, k, v)
+        torch.testing.assert_close(result, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+        assert result.stride() == (rows * 48, 16, 48, 1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import polytile
 from polytile.attention.arguments import make_args, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.triton_attention import attention_candidates
@@ -131,3 +132,23 @@ def test_kernels_of_both_passes_are_chosen_in_training(attend: Any, dtype: torch
     with_gradients(attend, *(data(2, heads, 500, 64, dtype=dtype) for heads in (8, 2, 2)), last)
     families = [kernel.spec.family for each in compiled_programs() for kernel, _ in each.calls]
     assert [family for family in families if "attention" in family] == ["attention", "attention_backward"] and not rejected()
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("turned", [False, True], ids=["heads outside", "heads inside"])
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_have_the_layout_of_eager_s(dtype: torch.dtype, masked: bool, turned: bool, trains: bool) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    call = polytile.compile(attend)
+    with torch.set_grad_enabled(trains):
+        for rows in (64, 136):
+            shape = (2, rows, 8, 64) if turned else (2, 8, rows, 64)
+            q, k, v = (data(*shape, dtype=dtype).requires_grad_(trains) for _ in range(3))
+            q, k, v = (each.transpose(1, 2) for each in (q, k, v)) if turned else (q, k, v)
+            mask = data(2, 8, rows, rows, dtype=dtype) if masked else None
+            result, expected = call(q, k, v, mask), attend(q, k, v, mask)
+            assert result.stride() == expected.stride()
+            torch.testing.assert_close(result, expected, atol=2e-2, rtol=2e-2)

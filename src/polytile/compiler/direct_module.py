@@ -26,6 +26,11 @@ class DirectModule(OptimizedModule):
             return super().__call__(*args, **kwargs)
         return own["forward"](*args, **kwargs)
 
+    def __bool__(self) -> bool:
+        """The truth value of the module, which Dynamo asks for where it traces a call. torch's wrapper raises TypeError for a
+        module without a length."""
+        return bool(self._orig_mod)
+
 
 def direct(wrapper: OptimizedModule) -> None:
     """Gives torch's wrapper of a module the short way. What is set on the wrapper by name would be set on its module."""

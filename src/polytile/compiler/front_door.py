@@ -7,7 +7,7 @@ none out. So it detects every change that Dynamo would detect: another type, dty
 attribute or parameter. All other calls go through torch.compile:
 
 - a call for which no guard holds, or whose arguments do not fit the function;
-- a function with graph breaks: its parts need frame evaluation;
+- a function with graph breaks, or none of whose frame Dynamo compiles: its parts need frame evaluation;
 - a call under a stance, while exporting, tracing or profiling, or from code that Dynamo is evaluating;
 - a module with hooks or a `forward` of its own instance, or whose class has changed;
 - anything after `torch._dynamo.reset()`, or once a guarded object is gone, until it is compiled again.
@@ -136,12 +136,12 @@ class FrontDoor:
             result = self.races.run(key, args, kwargs)
             if result is not DECLINED:
                 return result
-        if self.entry is None and not self.refusals:
+        if self.entry is None and not self.refusals and self._untraced < MOST_UNTRACED:
             self._expect((*args, *kwargs.values(), *self._parameters()))
         before = counters["graphs_compiled"]
         is_traced = self.entry is not None and not self.refusals and self._untraced < MOST_UNTRACED
         with background.background.held() if is_traced else contextlib.nullcontext():
-            result = self._compiled(args, kwargs)
+            result = self._call_compiled(*args, **kwargs)
         graphs = counters["graphs_compiled"]
         self._untraced = self._untraced + 1 if graphs == before else 0
         known = self.entry
@@ -154,7 +154,7 @@ class FrontDoor:
                 open_(self.entry, self._own)
         return result
 
-    def _compiled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call_compiled(self, *args: Any, **kwargs: Any) -> Any:
         while True:
             with contextlib.suppress(once.CompiledMeanwhile):
                 return self.compiled(*args, **kwargs)
@@ -206,10 +206,11 @@ class FrontDoor:
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
-        self.entry.replace(function, tuple(ways))
+        has_no_ways = not ways and not function.__code__.co_flags & GENERATORS
+        self.entry.replace(function, tuple(ways), has_no_ways)
         if self._may_race:
             self._own = function if self._module is None else types.MethodType(function, self._module)
-            self.races = Races(self.entry, self._own)
+            self.races = Races(self.entry, self._own, self._call_compiled if has_no_ways else self.entry.compiled)
 
     def _parameters(self) -> Iterable[Any]:
         return self._module.parameters() if self._module is not None else ()

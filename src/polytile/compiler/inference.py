@@ -8,6 +8,7 @@ off during the call. A graph that changes no argument and returns no alias needs
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,14 @@ from polytile.runtime import entry, native
 
 WRAPPER = "runtime_wrapper"
 """The function of AOTAutograd that is left out."""
+
+IDLE = frozenset(
+    code
+    for wrapper in (runtime_wrappers.FunctionalizedRngRuntimeWrapper, runtime_wrappers.EffectTokensWrapper)
+    for code in wrapper.post_compile.__code__.co_consts
+    if isinstance(code, types.CodeType)
+)
+"""Functions inside of it that pass a plain graph's arguments and results on. torch 2.13 leaves them out itself."""
 
 NOTED = (
     "_dynamo_propagated_dynamic_indices"
@@ -61,17 +70,21 @@ class Inference:
             and known.num_intermediate_bases == 0
             and known.grad_enabled_mutation is None
             and not known.tokens
+            and not known.is_rng_op_functionalized
             and not torch._C._is_any_autocast_enabled()
         )
 
     def _is_wrapped_once(self, wrapped: Any) -> bool:
         """Whether `wrapped` passes its arguments as they are to the runtime wrapper, and that to the callable."""
         wrapper = getattr(wrapped, "__wrapped__", None)
+        inner: Any = getattr(wrapper, "__wrapped__", None)
+        while getattr(inner, "__code__", None) in IDLE:
+            inner = inner.__wrapped__
         lists = [cell.cell_contents for cell in wrapped.__closure__ or () if isinstance(cell.cell_contents, list | tuple)]
         return (
             not any(lists)
             and getattr(getattr(wrapper, "__code__", None), "co_name", "") == WRAPPER
-            and getattr(wrapper, "__wrapped__", None) is self.call
+            and inner is self.call
         )
 
 

@@ -9,10 +9,10 @@
    wrapper for a graph that changes no argument and returns no alias. An Undisturbed replaces the result of
    torch._dynamo.disable on a Graph.
 
-   An Entry also counts calls by the sizes of their CPU tensors, rounded to powers of two. After many calls it declines
-   one, so that its owner can race the compiled code against the function itself (races.py). If the function won, an
-   Entry returns `own` instead of a result, and the caller calls the function, which from Python costs no more than
-   calling it directly. */
+   An Entry also counts calls by the sizes of their tensors, rounded to powers of two. After many calls it declines one,
+   so that its owner can race the compiled code against the function itself (races.py). If the function won, an Entry
+   returns `own` instead of a result, and the caller calls the function, which from Python costs no more than calling it
+   directly. Calls that must go through torch.compile, such as those of a function with graph breaks, race too. */
 
 enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
 enum { RACES = 256, RACED_AFTER = 256 };
@@ -65,6 +65,7 @@ typedef struct {
     char full;
     char stale;          /* whether the state at the time the ways were found has changed */
     char races;
+    char has_no_ways;    /* whether calls of the function always go through torch.compile */
     unsigned long long wanted; /* the key of the call that was declined for a race; 0: none */
     AtSizes at_sizes[RACES];
 } Entry;
@@ -147,7 +148,7 @@ static int is_called_plainly(Entry *self)
 static int is_as_found(Entry *self)
 {
     PyFunctionObject *function = (PyFunctionObject *)self->function;
-    PyFunctionObject *run = (PyFunctionObject *)self->ways[0].run;
+    PyFunctionObject *run = self->count == 0 ? function : (PyFunctionObject *)self->ways[0].run;
     if (function->func_code == self->code && function->func_defaults == run->func_defaults
         && function->func_kwdefaults == run->func_kwdefaults)
         return 1;
@@ -319,8 +320,8 @@ static PyObject *const *with_owner(Entry *self, PyObject **all, PyObject *const 
     return all;
 }
 
-/* A hash of the ranks and sizes of tensors, sizes rounded down to powers of two; 0: a tensor is not on a CPU, or there
-   is none. */
+/* A hash of the devices, ranks and sizes of tensors, sizes rounded down to powers of two; 0: there is none, or one is
+   neither on a CPU nor on a CUDA device. */
 static uint64_t key_of_sizes(PyObject *const *given, Py_ssize_t count)
 {
     uint64_t key = 0;
@@ -330,10 +331,10 @@ static uint64_t key_of_sizes(PyObject *const *given, Py_ssize_t count)
         void *handle = (char *)given[i] + configured.handle_offset;
         int64_t *sizes = NULL, rank = 0;
         int32_t device;
-        if (configured.get_device_type(handle, &device) != 0 || device != TORCH_CPU || entering.get_rank(handle, &rank) != 0
-            || entering.get_sizes(handle, &sizes) != 0)
+        if (configured.get_device_type(handle, &device) != 0 || (device != TORCH_CPU && device != TORCH_CUDA)
+            || entering.get_rank(handle, &rank) != 0 || entering.get_sizes(handle, &sizes) != 0)
             return 0;
-        key = (key ^ (uint64_t)(rank + 1)) * 0x9E3779B97F4A7C15u;
+        key = (key ^ (uint64_t)(2 * rank + 1 + (device == TORCH_CUDA))) * 0x9E3779B97F4A7C15u;
         for (int64_t axis = 0; axis < rank; axis++)
             key = ((key >> 29) ^ key ^ (uint64_t)(sizes[axis] > 0 ? 64 - __builtin_clzll((uint64_t)sizes[axis]) : 0))
                   * 0xBF58476D1CE4E5B9u;
@@ -354,7 +355,7 @@ static AtSizes *at_sizes_of(Entry *self, PyObject *const *given, Py_ssize_t coun
 
 static int is_usual(Entry *self)
 {
-    return self->count > 0 && is_as_found(self) && (self->owner == NULL || is_called_plainly(self)) && all_hold();
+    return (self->count > 0 || self->has_no_ways) && is_as_found(self) && (self->owner == NULL || is_called_plainly(self)) && all_hold();
 }
 
 static PyObject *call_compiled(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
@@ -433,14 +434,16 @@ static PyObject *entry_take_wanted(PyObject *object, PyObject *unused)
     return PyLong_FromUnsignedLongLong(wanted);
 }
 
-/* find(*args, **kwargs) -> whether the guards of a way hold, which is then moved to the front; None: they were not
-   evaluated. */
+/* find(*args, **kwargs) -> whether the guards of a way hold, which is then moved to the front, or whether the function
+   may serve a call that no way can; None: neither was evaluated. */
 static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     Entry *self = (Entry *)object;
     PyObject *all[MAX_GIVEN], *run = NULL;
     int why = NOT_ASKED;
     given = with_owner(self, all, given, &count, names);
+    if (given != NULL && self->has_no_ways)
+        return PyBool_FromLong(is_usual(self));
     if (given != NULL)
         run = find_way(self, given, count, names, &why);
     if (run == NULL && why == NOT_ASKED)
@@ -499,12 +502,14 @@ static int read_function(Entry *self, PyObject *function)
     return 0;
 }
 
-/* replace(function, ((manager, check, run), ...)): sets the ways, in the order in which they are tried. */
+/* replace(function, ((manager, check, run), ...), whether calls always go through torch.compile): sets the ways, in the
+   order in which they are tried. */
 static PyObject *entry_replace(PyObject *object, PyObject *parsed)
 {
     Entry *self = (Entry *)object;
     PyObject *function, *given;
-    if (!PyArg_ParseTuple(parsed, "O!O!", &PyFunction_Type, &function, &PyTuple_Type, &given))
+    int has_no_ways = 0;
+    if (!PyArg_ParseTuple(parsed, "O!O!|p", &PyFunction_Type, &function, &PyTuple_Type, &given, &has_no_ways))
         return NULL;
     Way ways[MAX_WAYS];
     Py_ssize_t count = PyTuple_GET_SIZE(given) < MAX_WAYS ? PyTuple_GET_SIZE(given) : MAX_WAYS;
@@ -521,6 +526,7 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
     }
     set_ways(self, ways, count);
     self->full = PyTuple_GET_SIZE(given) > count;
+    self->has_no_ways = (char)has_no_ways;
     self->stale = 0;
     self->wanted = 0;
     memset(self->at_sizes, 0, sizeof self->at_sizes);

@@ -1,6 +1,6 @@
 """The operators that represent attention in an ATen graph.
 
-    attention(q, k, v, bias, scale, causal, fill, empty_is_0)
+    attention(q, k, v, bias, scale, causal, fill, empty_is_0, heads_inside=False)
 
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
                                                          → attention_with_lse(q, k, v, scores, scale, empty_is_0) -> (out, lse)
@@ -12,7 +12,8 @@ bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.at
 the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them. `slopes` are the
 derivatives of the scores by the products; `lse`, (batch, heads, m) in float32, is the natural logarithm, and -inf in a row that
 attends to no key, whose result is 0 or, without `empty_is_0`, NaN. `changes`, (batch, heads, m, n) in q's dtype, are the
-derivatives by the scores.
+derivatives by the scores. With `heads_inside` the heads of a row of the result are contiguous, whatever the layout of q, as in
+results of PyTorch's memory-efficient kernels.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from polytile.ir.attention import EMPTY, attend, attend_backward
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal, float fill, bool empty_is_0) -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal, float fill, bool empty_is_0, "
+    "bool heads_inside=False) -> Tensor"
 )
 
 
-def new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def new_result(q: torch.Tensor, v: torch.Tensor, heads_inside: bool = False) -> torch.Tensor:
     """Memory for the result: row-major if the heads of q are outside its rows, else with the heads of a row contiguous."""
     (batch, heads, rows, _), length = q.shape, v.shape[3]
-    if statically_known_true(q.stride(1) >= q.stride(2)):
+    if not heads_inside and statically_known_true(q.stride(1) >= q.stride(2)):
         return q.new_empty((batch, heads, rows, length))
     return q.new_empty((batch, rows, heads, length)).transpose(1, 2)
 
@@ -43,14 +45,14 @@ def new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 @torch.library.register_fake("polytile::attention", lib=_library)
 def _fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
-    scale: float | None, causal: str, fill: float, empty_is_0: bool,
+    scale: float | None, causal: str, fill: float, empty_is_0: bool, heads_inside: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    return new_result(q, v)
+    return new_result(q, v, heads_inside)
 
 
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
-    scale: float | None, causal: str, fill: float, empty_is_0: bool,
+    scale: float | None, causal: str, fill: float, empty_is_0: bool, heads_inside: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Runs the operator before a program exists: by PyTorch's own call if that is equivalent."""
     square = causal == "top left" and bias is None
@@ -59,7 +61,7 @@ def _run(
         out = scaled_dot_product_attention(q, k, v, bias, 0.0, bool(causal), scale=scale, enable_gqa=grouped)
     else:
         out, _ = attend(q, k, v, bias, scale=scale, causal=causal, fill=fill, empty_is_0=empty_is_0)
-    result = new_result(q, v)
+    result = new_result(q, v, heads_inside)
     return out if out.stride() == result.stride() and out.dtype == q.dtype else result.copy_(out)
 
 

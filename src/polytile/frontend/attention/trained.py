@@ -1,6 +1,6 @@
 """scaled_dot_product_attention of a training graph as an operator of polytile's, with its gradient as another.
 
-    attention_trained(q, k, v, bias, scale, causal) -> (out, lse)
+    attention_trained(q, k, v, bias, scale, causal, heads_inside=False) -> (out, lse)
         → attention_trained_backward(grad, q, k, v, bias, out, lse, scale, causal, with_bias) -> (dq, dk, dv, dscores)
 
 q is (batch, heads, m, d), k and v (batch, heads of k, n, d); lse, (batch, heads, m) in float32, is the natural logarithm, and
@@ -34,7 +34,10 @@ LONGEST, MULTIPLE = 256, 8
 """Sizes of heads that the library's kernels take: up to the first number of elements, and a multiple of the second."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
-_library.define("attention_trained(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal) -> (Tensor, Tensor)")
+_library.define(
+    "attention_trained(Tensor q, Tensor k, Tensor v, Tensor? bias, float? scale, str causal, bool heads_inside=False) "
+    "-> (Tensor, Tensor)"
+)
 _library.define(
     "attention_trained_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, float? scale, "
     "str causal, bool with_bias) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -52,9 +55,9 @@ def is_trained(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
 
 @torch.library.register_fake(NAME, lib=_library)
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str, heads_inside: bool = False
 ) -> tuple[Tensor, Tensor]:
-    return new_result(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return new_result(q, v, heads_inside), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAME}_backward", lib=_library)
@@ -63,8 +66,10 @@ def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return new_result(q, q), new_result(k, k), new_result(v, v), scores
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str) -> tuple[Tensor, Tensor]:
-    results = _fake(q, k, v, bias, scale, causal)
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str, heads_inside: bool = False
+) -> tuple[Tensor, Tensor]:
+    results = _fake(q, k, v, bias, scale, causal, heads_inside)
     found: Sequence[Tensor | None]
     if _has_flash(q, k, bias, causal):
         found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(causal), False, scale=scale)[:2]
@@ -109,14 +114,15 @@ def _has_efficient(q: Tensor, k: Tensor, causal: str) -> bool:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, bias, *ctx.rest = inputs
+    q, k, v, bias, *rest = inputs
+    ctx.rest = rest[:2]
     ctx.save_for_backward(q, k, v, bias, *output)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     """No call uses the log-sum-exp, so it has no gradient."""
     dq, dk, dv, dscores = BACKWARD(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[3])
-    return dq, dk, dv, dscores if ctx.needs_input_grad[3] else None, None, None
+    return dq, dk, dv, dscores if ctx.needs_input_grad[3] else None, None, None, None
 
 
 _library.impl("attention_trained", _run, "CompositeExplicitAutograd")

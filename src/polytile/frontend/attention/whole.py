@@ -8,11 +8,14 @@ of trained.py; not in graphs inside the graph, such as those of checkpointed reg
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from polytile.frontend.attention import varlen
@@ -62,10 +65,25 @@ def attention(
     if attn_mask is not None:
         bias = (attn_mask if query.ndim == 4 else _of_rank_4(attn_mask)).expand(*q.shape[:3], k.shape[2])
     causal = "top left" if is_causal else ""
+    heads_inside = query.is_cuda and _serves_efficiently(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     if trains:
-        return TRAINED(q, k, v, bias, scale, causal)[0]
-    out = ATTENTION(q, k, v, bias, scale, causal, EMPTY, True)
+        return TRAINED(q, k, v, bias, scale, causal, heads_inside)[0]
+    out = ATTENTION(q, k, v, bias, scale, causal, EMPTY, True, heads_inside)
     return out.squeeze(1) if query.ndim == 3 else out
+
+
+def _serves_efficiently(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool
+) -> bool:
+    """Whether PyTorch serves the call by its memory-efficient kernels, whose result has the heads of a row contiguous.
+
+    This adds no guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled for; a size on
+    which it depends too is rare, and would have each graph compiled anew."""
+    mode = detect_fake_mode((query, key, value))
+    environment = mode.shape_env if mode is not None else None
+    with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    return choice == SDPBackend.EFFICIENT_ATTENTION.value
 
 
 def attention_inside(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -201,8 +201,9 @@ def _common(*same: Size) -> Size:
 @lowers(ATTENTION)
 def attention(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str, fill: float,
-    empty_is_0: bool,
+    empty_is_0: bool, heads_inside: bool = False,
 ) -> Tensor:  # fmt: skip
+    """The layout of the result is that of the node's."""
     return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0)[0]
 
 
@@ -300,8 +301,9 @@ def attention_of_backward(
 
 @lowers(TRAINED)
 def attention_trained(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str
-) -> tuple[Tensor, Tensor | None]:
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str,
+    heads_inside: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     return emit(builder, q, k, v, bias, scale, causal, with_lse=True, output=0)
 
 
