@@ -276,17 +276,17 @@ def test_who_compiles_asks_for_its_turn_while_it_is_waited_for() -> None:
         assert ours.recv(1 << 10) == b'{"value": 1}\n'
 
 
-@pytest.mark.parametrize("at_tier0", [0, 3], ids=["programs serve calls", "calls wait for the program"])
-def test_calls_have_all_cores_between_compilers_while_programs_serve_them(at_tier0: int) -> None:
+@pytest.mark.parametrize("at_tier0", [0.0, 3.0], ids=["programs serve calls", "calls wait for the program"])
+def test_calls_have_all_cores_between_compilers_while_programs_serve_them(at_tier0: float) -> None:
     alive, wanted = background.background, list[bool]()
-    before = alive.calls, counters["tier0_calls"]
+    before = alive.seconds, alive.tier0_seconds
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(background, "is_here", lambda: True)
         patched.setattr(builder, "usable_cores", lambda: 1)
         patched.setattr(alive, "last_call", float("inf"))
         patched.setattr(alive, "hear", lambda: wanted.append(spare_core.is_wanted()))
-        patched.setattr(alive, "calls", alive.calls + 4)
-        counters.add("tier0_calls", at_tier0)
+        patched.setattr(alive, "seconds", alive.seconds + 4)
+        patched.setattr(alive, "tier0_seconds", alive.tier0_seconds + at_tier0)
         with spare_core.wanted():
             builder._rest(0.02, *before)
             assert spare_core.is_wanted()

@@ -32,7 +32,7 @@ from polytile.dispatch.learning import Load
 from polytile.dispatch.recorded import Resume
 from polytile.frontend.eager import with_own_code
 from polytile.frontend.failures import CALLERS
-from polytile.runtime import background, spare_core
+from polytile.runtime import background, builder, spare_core
 from polytile.runtime.background import Disturbance
 from polytile.runtime.entry import DECLINED
 
@@ -70,15 +70,16 @@ def reported(call: Callable[..., Any]) -> Callable[..., Any]:
     alive = background.background
 
     def reported_call(*args: Any, **named: Any) -> Any:
+        begun = clock()
         alive.last_call, alive.threads = math.inf, threads()
-        alive.calls += 1
         try:
             if spare_core.is_wanted():
                 with spare_core.leave_one_free():
                     return call(*args, **named)
             return call(*args, **named)
         finally:
-            alive.last_call = clock()
+            alive.last_call = ended = clock()
+            alive.seconds += ended - begun
 
     with_own_code(reported_call)
     reported_call._boxed_call = True  # type: ignore[attr-defined]
@@ -103,7 +104,8 @@ class TieredGraph:
         self.tier = 0
         self.settled = False
         """Whether its program is ready, or will never be."""
-        self.calls = 0
+        self.seconds = 0.0
+        """What calls have taken so far in which no program served it, about."""
         self._arguments: tuple[weakref.ref[torch.Tensor] | None, ...] = ()
         """The tensors among the arguments of the first call."""
         self.call = self._callable()
@@ -117,33 +119,42 @@ class TieredGraph:
         def call(args: list[Any]) -> list[Any]:
             if leads and tiers.due and not _recording():
                 tiers.take_over()
-            if self.tier == 0:
-                if self.calls == 0:
-                    self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
-                self.calls += 1
-                counters.add("tier0_calls")
-            return self._serving(args)
+            if self.tier > 0:
+                return self._serving(args)
+            if not self._arguments:
+                self._arguments = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args)
+            return self._at_tier0(self._serving)(args)
 
         return reported(call)
 
+    def _at_tier0(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """`serve`, whose calls are counted as those that no program serves."""
+        alive = background.background
+
+        def counted(*args: Any, **named: Any) -> Any:
+            counters.add("tier0_calls")
+            begun = clock()
+            try:
+                return serve(*args, **named)
+            finally:
+                taken = clock() - begun
+                self.seconds += taken
+                alive.tier0_seconds += taken
+
+        return counted
+
     def instead(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See the module's `instead`."""
-
-        def serve(*args: Any, **named: Any) -> Any:
-            self.calls += 1
-            counters.add("tier0_calls")
-            return function(*args, **named)
-
-        reported_serve = reported(serve)
+        serve = reported(self._at_tier0(function))
 
         def call(*args: Any, **named: Any) -> Any:
-            return DECLINED if self.settled else reported_serve(*args, **named)
+            return DECLINED if self.settled else serve(*args, **named)
 
         return call
 
     def begin(self) -> None:
         """Requests the program from the background."""
-        background.submit(_Build(self))
+        background.submit(_Build(self, background.background.seconds))
 
     def build(self) -> None:
         """Builds the program, and loads what its kernels run by: else its first calls would run them by the library, slower than
@@ -208,13 +219,23 @@ def _built() -> None:
 
 @dataclass(frozen=True)
 class _Build:
-    """The background's job of building a graph's program. Graphs with the most calls come first."""
+    """The background's job of building a graph's program, asked for when all calls had taken `before` seconds. Graphs whose calls
+    take most of the time come first. A graph that takes less of it than building would comes after kernels for the regimes that are
+    known, and no sooner than the thread's rest ends: of a stream of random batches, those of one request have a graph of their own."""
 
     graph: TieredGraph
-    disturbs: Disturbance = Disturbance.NONE
+    before: float = 0.0
+
+    def matters(self) -> bool:
+        return self.graph.seconds >= builder.TAKEN * (background.background.seconds - self.before)
+
+    @property
+    def disturbs(self) -> Disturbance:
+        """Building is paced by itself (builder.py)."""
+        return Disturbance.NONE if self.graph.settled or self.matters() else Disturbance.COMPUTES
 
     def urgency(self) -> tuple[float, ...]:
-        return 2.0, self.graph.calls
+        return 2.0 if self.matters() else 0.5, self.graph.seconds
 
     def run(self) -> None:
         with spare_core.wanted():

@@ -123,8 +123,8 @@ class Background:
         """Seconds that calls have lost by leaving a core to another process that works for this thread (spare_core.py)."""
         self.last_call = 0.0
         """End of the last call of a compiled program, on time.monotonic's clock; infinity while one runs. Set by programs."""
-        self.calls = 0
-        """Calls of compiled graphs so far, about. Set by programs."""
+        self.seconds = self.tier0_seconds = 0.0
+        """Seconds of the calls of compiled graphs so far, about, and of those that no program served. Set by programs."""
         self.threads = 0
         """torch.get_num_threads() in that call; 0 before the first. Set by programs. Jobs run with the same number."""
 
