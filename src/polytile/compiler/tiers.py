@@ -4,13 +4,13 @@
     tier 1    the program, each kernel by the candidate that is predicted to be fastest
     tier 2    the program, each kernel by what was measured (dispatch/learning.py)
 
-Programs take over between calls: those of a forward and its backward graph at the start of a forward call, each as soon as it is
-there. Tensors that the forward graph saves for the backward graph have the same layout in every tier, AOTAutograd's, so any tier of
-the one works with any tier of the other.
+Programs take over between calls: those of a forward and its backward graph at the start of a forward call, each as soon as it
+is there. Tensors that the forward graph saves for the backward graph have the same layout in every tier, AOTAutograd's, so that any
+tier of the one works with any tier of the other.
 
-Behind a front door, the function itself serves the calls of an inference graph that waits for its program (`instead`): that is what
-eager runs. The traced graph takes ATen's operators apart, and Python calls each part: a recommender's calls of 0.2 ms took a third
-longer.
+Behind a front door, the function itself serves the calls of an inference graph that waits for its program (`instead`): that is
+what eager runs. The traced graph takes ATen's operators apart, and Python calls each part: a recommender's calls of 0.2 ms took a
+third longer.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class TieredGraph:
     """One graph. `call` takes the list of arguments, empties it, and returns the list of results of the current tier.
 
     `build` runs in the background and returns the program's callable, or None if there is no program and tier 0 stays. A
-    `repeatable` graph changes no argument and draws no random numbers, so that a failed call can be made again. Of a `plain` graph,
-    the function that it was traced of may serve calls until the program is there.
+    `repeatable` graph changes no argument and draws no random numbers, so that a failed call can be made again. Of a `plain`
+    graph, the function that it was traced of may serve calls until the program is there.
     """
 
     def __init__(self, tiers: Tiers, name: str, eager: Call, build: Build, repeatable: bool, plain: bool = False) -> None:
@@ -219,9 +219,10 @@ def _built() -> None:
 
 @dataclass(frozen=True)
 class _Build:
-    """The background's job of building a graph's program, asked for when all calls had taken `before` seconds. Graphs whose calls
-    take most of the time come first. A graph that takes less of it than building would comes after kernels for the regimes that are
-    known, and no sooner than the thread's rest ends: of a stream of random batches, those of one request have a graph of their own."""
+    """The background's job of building a graph's program, asked for when all calls had taken `before` seconds. Graphs whose
+    calls take most of the time come first. A graph that takes less of it than building would comes after kernels for the regimes
+    that are known, and no sooner than the thread's rest ends: in a stream of random batches, those of one request have a graph of
+    their own."""
 
     graph: TieredGraph
     before: float = 0.0

@@ -192,7 +192,7 @@ class Background:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Starts no job within the block, and goes on with none that asks for `turn`, because the caller needs the GIL for itself."""
+        """Starts no job within the block, and goes on with none that asks for its `turn`: the caller needs the GIL for itself."""
         with self._change:
             self._held += 1
         try:

@@ -157,7 +157,7 @@ def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _rest(ran: float, before: float, tier0_before: float) -> None:
-    """Lets calls have all cores for a while after a compiler has run for so many seconds, as long as programs serve them. The
+    """Lets calls have all cores for a while after the process has worked for so many seconds, as long as programs serve them. The
     two numbers are those of the calls when the process was asked. The background hears of new regimes meanwhile."""
     alive, cores = background.background, usable_cores()
     end = time.monotonic() + ran * max(0.0, 1 / (TAKEN * cores) - 1)
