@@ -5,7 +5,7 @@
     tier 2    the program, each kernel by what was measured (dispatch/learning.py)
 
 Programs take over between calls: those of a forward and its backward graph at the start of a forward call, each as soon as it
-is there. Tensors that the forward graph saves for the backward graph have the same layout in every tier, AOTAutograd's, so that any
+is there. Tensors that the forward graph saves for the backward graph have the same layout in every tier, AOTAutograd's, so any
 tier of the one works with any tier of the other.
 
 Behind a front door, the function itself serves the calls of an inference graph that waits for its program (`instead`): that is
