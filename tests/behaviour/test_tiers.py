@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 
 import polytile
-from polytile.compiler import backend, programs
+from polytile.compiler import backend, programs, tiers
 from polytile.compiler.tiers import TieredGraph, Tiers
+from polytile.dispatch.learning import Predict
 from polytile.dispatch.recorded import Resume
 from polytile.errors import CompilerMissing
-from polytile.runtime import background, builder, collector
+from polytile.runtime import background, builder, collector, native
+from polytile.runtime.background import Disturbance
 
 PATIENCE = 120.0
 
@@ -122,7 +124,6 @@ def test_the_calling_thread_neither_compiles_nor_loads_nor_decides_nor_packs(
 def test_kernels_inside_the_library_s_candidates_are_there_when_a_program_takes_over(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
-    from polytile.compiler import tiers
     from polytile.dispatch.multikernel import MultiKernel
 
     chosen: list[str] = []
@@ -167,7 +168,96 @@ def test_a_program_takes_over_once_what_its_kernels_run_by_is_loaded() -> None:
     assert background.wait(PATIENCE) and due == [False] and group.due
 
 
-def test_forward_and_backward_take_over_together() -> None:
+def test_the_function_itself_serves_until_the_program_is_there() -> None:
+    own: list[int] = []
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            own.append(len(x))
+        return activation(x, w)
+
+    native.module()  # the front door opens once the launcher is there
+    run = polytile.compile(function, options={"stall": "never", "isolation": "never"})
+    with background.background.held():
+        for rows in (7, 300, 31):
+            torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
+    assert own == [300, 31] and polytile.counters["tier0_calls"] == 3
+    assert polytile.wait(run, timeout=PATIENCE)
+    for rows in (7, 300):
+        torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
+    assert own == [300, 31] and polytile.counters["tier0_calls"] == 3 and tiers_met() == [1]
+
+
+def test_graphs_that_call_more_than_aten_or_draw_numbers_serve_themselves() -> None:
+    native.module()
+    own: list[str] = []
+
+    def draws(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            own.append("draws")
+        return torch.rand_like(x) @ w
+
+    def branches(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            own.append("branches")
+        return torch.cond(x.sum() > 0, lambda a: a @ w, lambda a: a.sin() @ w, (x,))
+
+    for function in (draws, branches):
+        run = polytile.compile(function, options={"stall": "never", "isolation": "never"})
+        with background.background.held():
+            for rows in (7, 300):
+                run(*sized(rows))
+    assert not own
+
+
+def test_a_graph_that_calls_hardly_run_is_built_after_kernels_for_known_regimes() -> None:
+    alive, group = background.background, Tiers()
+
+    def serve(args: list[Any]) -> list[Any]:
+        return args
+
+    rare, common = (TieredGraph(group, name, serve, lambda: serve, repeatable=False) for name in ("rare", "common"))
+    jobs = [tiers._Build(graph, alive.seconds) for graph in (rare, common)]
+    assert all(job.matters() for job in jobs), "before there is a call"
+    rare.seconds, common.seconds = 0.01, 0.9
+    alive.seconds += 1.0
+    assert [job.matters() for job in jobs] == [False, True]
+    assert [job.disturbs for job in jobs] == [Disturbance.COMPUTES, Disturbance.NONE]
+    assert jobs[0].urgency() < (Predict.rank,) < jobs[1].urgency()
+    rare.seconds = 0.2
+    assert jobs[0].matters()
+
+
+def test_a_forward_program_does_not_wait_for_its_backward_one() -> None:
+    ready, group = threading.Event(), Tiers()
+    served: list[str] = []
+
+    def serving(name: str) -> Callable[[list[Any]], list[Any]]:
+        def serve(args: list[Any]) -> list[Any]:
+            served.append(name)
+            return args
+
+        return serve
+
+    def late() -> Callable[[list[Any]], list[Any]]:
+        assert ready.wait(PATIENCE)
+        return serving("backward program")
+
+    forward = TieredGraph(group, "forward", serving("forward"), lambda: serving("forward program"), repeatable=False)
+    backward = TieredGraph(group, "backward", serving("backward"), late, repeatable=False)
+    forward.begin()
+    assert background.wait(PATIENCE)
+    backward.begin()
+    for graph in (forward, backward):
+        graph.call([])
+    ready.set()
+    assert background.wait(PATIENCE)
+    for graph in (forward, backward):
+        graph.call([])
+    assert served == ["forward program", "backward", "forward program", "backward program"]
+
+
+def test_forward_and_backward_take_over() -> None:
     def step(run: Callable[..., Any], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, w = sized(rows)
         w.requires_grad_()

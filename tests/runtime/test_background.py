@@ -86,6 +86,28 @@ def test_a_job_that_cannot_tell_its_urgency_runs_last_and_ends_nothing(alone: Ba
     assert done == ["known", "unknown"]
 
 
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_a_job_goes_on_after_its_turn_once_no_caller_needs_the_gil_or_somebody_waits_for_it(
+    alone: Background, waited_for: bool
+) -> None:
+    begun, held, done = (threading.Event() for _ in range(3))
+
+    def job() -> None:
+        begun.set()
+        held.wait()
+        alone.turn()
+        done.set()
+
+    alone.submit(Work(job))
+    assert begun.wait(10)
+    with alone.held():
+        held.set()
+        assert not done.wait(0.05)
+        if waited_for:
+            assert alone.wait(10) and done.is_set()
+    assert done.wait(10)
+
+
 def test_a_call_gets_the_gil_soon_while_the_thread_works_and_as_always_while_it_sleeps(alone: Background) -> None:
     usual, found = sys.getswitchinterval(), list[float]()
 

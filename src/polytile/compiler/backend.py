@@ -44,7 +44,7 @@ from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, 
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
 from polytile.frontend.graph import Lowered, OperatorReport, lower_graph
-from polytile.frontend.graph_checks import is_repeatable, unsupported
+from polytile.frontend.graph_checks import calls_aten_alone, is_repeatable, unsupported
 from polytile.frontend.graph_text import Symbols
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -434,7 +434,9 @@ class _Compiler:
                 return None
 
         names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-        tiered = tiers.TieredGraph(self.tiers, name, as_traced(graph), build, is_repeatable(graph))
+        repeatable = is_repeatable(graph)
+        plain = self.kind == "inference" and repeatable and calls_aten_alone(graph)
+        tiered = tiers.TieredGraph(self.tiers, name, as_traced(graph), build, repeatable, plain)
         record(tiered.call)
         tiered.begin()
         return tiered.call

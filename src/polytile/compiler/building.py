@@ -6,7 +6,7 @@ Started as a script with the number of its socket. Requests and answers are JSON
     {"do": "kernels", ...}    candidates of one kernel are compiled (dispatch/ahead.py)
 
 The answer is {"value": ..., "counts": {counter: number}}, or {"error": text, "counts"}. Before each compiler but the first it
-sends {"note": "ran", "seconds": of the one before}, and goes on at {"do": "go"}. It runs no kernel and measures nothing.
+sends {"note": "ran", "seconds": since it last went on}, and goes on at {"do": "go"}. It runs no kernel and measures nothing.
 It ends when the socket closes, with the compilers that it runs, and when nothing was asked for IDLE_SECONDS.
 """
 
@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -40,23 +41,28 @@ class Turns:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._lock = connection, threading.Lock()
         self._go = threading.Event()
-        self._asked = False
+        self._asked = self._first = False
+        self._since = 0.0
+        """When this process last went on."""
 
-    def wait(self, seconds: float) -> None:
-        """Waits until the next compiler may run; the previous one ran for `seconds`."""
+    def wait(self) -> None:
+        """Waits until the next compiler may run. The work since the last wait took a core from calls: that of the previous
+        compiler, and passes and code generation, which take as long."""
         with self._lock:
-            if not self._asked or not seconds:
-                return
-            self._go.clear()
-            self._send({"note": "ran", "seconds": seconds})
-            self._go.wait(IDLE_SECONDS)
+            if self._asked and not self._first:
+                self._go.clear()
+                self._send({"note": "ran", "seconds": time.monotonic() - self._since})
+                self._go.wait(IDLE_SECONDS)
+                self._since = time.monotonic()
+            self._first = False
 
     def go(self) -> None:
         self._go.set()
 
     def begin(self) -> None:
         """From now on, the other process waits for an answer."""
-        self._asked = True
+        self._asked = self._first = True
+        self._since = time.monotonic()
 
     def end(self, answer: dict[str, Any]) -> None:
         with self._lock:

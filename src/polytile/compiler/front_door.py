@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polytile.compiler import once
+from polytile.compiler import once, tiers
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -202,7 +202,8 @@ class FrontDoor:
                 refusals.append(why)
             else:
                 guards = cached.guard_manager
-                ways.append((self._kept(guards), guards.root.check, as_function(cached.code, function)))
+                instead = None if self.checks else _instead(cached.code, function)
+                ways.append((self._kept(guards), guards.root.check, as_function(cached.code, function), instead))
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
@@ -333,9 +334,7 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     """Compiled code as a function like the one that it was compiled from. Its graphs, which torch._dynamo.disable keeps from
     being traced in Python, need no such thing where the front door calls them; in the function's own globals C keeps them from
     it."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
-    scope = function.__globals__
-    disabled = {name: scope[name] for name in names if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
+    names, scope, disabled = _globals_of(code), function.__globals__, _disabled_graphs(code, function)
     graphs = {name: entry.in_c(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
     if all(name.startswith(INSTALLED) for name in names):
         scope = {name: _in_c(scope[name], code) for name in names}
@@ -345,6 +344,22 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     compiled = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
     compiled.__kwdefaults__ = function.__kwdefaults__
     return compiled
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    return {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")}
+
+
+def _disabled_graphs(code: types.CodeType, function: types.FunctionType) -> dict[str, Any]:
+    """The graphs that compiled code calls, as torch._dynamo.disable made them, by the names of the globals."""
+    scope = function.__globals__
+    return {name: scope[name] for name in _globals_of(code) if name.startswith(COMPILED) and _is_disabled(scope.get(name))}
+
+
+def _instead(code: types.CodeType, function: types.FunctionType) -> Callable[..., Any] | None:
+    """What serves calls in place of compiled code while its one graph waits for a program; None if nothing does."""
+    graphs = [graph._torchdynamo_orig_callable for graph in _disabled_graphs(code, function).values()]
+    return tiers.instead(graphs[0], function) if len(graphs) == 1 else None
 
 
 def _in_c(value: Any, code: types.CodeType) -> Any:

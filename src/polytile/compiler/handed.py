@@ -33,7 +33,7 @@ from polytile.ir.program import Assert, Extern, Input, Operator, Program, Trace
 from polytile.ir.serialise import Reader, Unstorable, Writer
 from polytile.ir.template import Grouping, Scales, Template
 from polytile.problem import digest
-from polytile.runtime import builder, collector, compile
+from polytile.runtime import background, builder, collector, compile
 from polytile.runtime.cache import current
 from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.cuda import products
@@ -82,6 +82,7 @@ def build(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot)
     except (Unstorable, Refused, builder.BuilderFailed) as why:
         log.info("The program %s is made in this process: %s", lowered.program.name, why)
         return None
+    background.background.turn()
     stage, limits = counters.stage("loading"), budget.program(options.get("program_seconds"))
     with neutral(), collector.at_rest_uncounted(), stage, limits:
         return slot.load(lowered.program.name, traced)

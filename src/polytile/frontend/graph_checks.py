@@ -10,6 +10,9 @@ from torch.utils._pytree import tree_leaves
 from polytile.frontend.lower.random import is_drawn
 from polytile.runtime.target import Target
 
+ATEN = ("aten", "prims")
+"""Namespaces of operators that are PyTorch's own functions."""
+
 OBJECTS = torch.Generator | FakeScriptObject
 """Objects that are passed through unchanged to library calls or to the caller: generators, and DTensor's devices and groups."""
 
@@ -42,6 +45,13 @@ def is_repeatable(graph: torch.fx.GraphModule) -> bool:
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     opaque = any(isinstance(target, torch._ops.HigherOrderOperator) or is_drawn(target) for target in targets)
     return not opaque and not changed_inputs(graph.graph)
+
+
+def calls_aten_alone(graph: torch.fx.GraphModule) -> bool:
+    """Whether every operator of the graph is one of ATen's: none of another package, and none that takes functions."""
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    foreign = (t for t in targets if isinstance(t, torch._ops.OperatorBase) and getattr(t, "namespace", "") not in ATEN)
+    return next(foreign, None) is None
 
 
 def changed_inputs(graph: torch.fx.Graph) -> set[str]:

@@ -49,7 +49,8 @@ TAKEN = 0.1
 cores that leaves one free takes twice as long."""
 
 TIER0 = 0.5
-"""It does not rest while more than this part of the calls is served without a program."""
+"""It does not rest while calls without a program take more than this part of the time of all calls. A backward graph takes two
+thirds of the time of a training step in which a program serves the forward graph."""
 
 MOST_DEATHS = 3
 """Number of processes that may die without an answer. After that, the work is done in this process."""
@@ -139,7 +140,7 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
 
 def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
     process = _builder.running()
-    begun = background.background.calls, counters["tier0_calls"]
+    begun = background.background.seconds, background.background.tier0_seconds
 
     def heard(message: dict[str, Any]) -> None:
         _rest(message["seconds"], *begun)
@@ -155,16 +156,16 @@ def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
         raise BuilderFailed(f"there was no answer: {error}{ending}") from error
 
 
-def _rest(ran: float, calls_before: int, tier0_before: int) -> None:
-    """Lets calls have all cores for a while after a compiler has run for so many seconds, as long as programs serve them. The
-    two numbers are those of the calls when the process was asked. Meanwhile the background notices new regimes."""
+def _rest(ran: float, before: float, tier0_before: float) -> None:
+    """Lets calls have all cores for a while after the process has worked for this many seconds, as long as programs serve them.
+    The two numbers are those of the calls when the process was asked. Meanwhile the background notices new regimes."""
     alive, cores = background.background, usable_cores()
     end = time.monotonic() + ran * max(0.0, 1 / (TAKEN * cores) - 1)
     if not background.is_here() or pytorch.torch_threads() < cores:
         return
     with spare_core.given_back():
         while time.monotonic() < end and not (alive.is_quiet() or _builder.closed):
-            if counters["tier0_calls"] - tier0_before > TIER0 * (alive.calls - calls_before):
+            if alive.tier0_seconds - tier0_before > TIER0 * (alive.seconds - before):
                 break
             time.sleep(background.QUIET_SECONDS)
             alive.hear()

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,13 +70,11 @@ def share_group() -> None:
     _groups["own"] = False
 
 
-_turns: list[Callable[[float], None]] = []
-_last = {"seconds": 0.0}
-"""How long the last compiler ran."""
+_turns: list[Callable[[], None]] = []
 
 
-def take_turns(wait: Callable[[float], None]) -> None:
-    """Calls `wait` before each compiler, with the seconds that the one before it ran."""
+def take_turns(wait: Callable[[], None]) -> None:
+    """Calls `wait` before each compiler."""
     _turns[:] = [wait]
 
 
@@ -102,8 +99,7 @@ def run(name: str, command: tuple[str, ...], source: Path) -> None:
 def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]:
     """Runs the compiler and returns its exit status and its output."""
     for wait in _turns:
-        wait(_last["seconds"])
-    begun = time.monotonic()
+        wait()
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
@@ -128,5 +124,4 @@ def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]
         raise
     finally:
         state.processes.discard(process)
-        _last["seconds"] = time.monotonic() - begun
     return process.returncode, messages

@@ -9,6 +9,8 @@
    wrapper for a graph that changes no argument and returns no alias. An Undisturbed replaces the result of
    torch._dynamo.disable on a Graph.
 
+   While the program of a graph is being made, a Way has a callable that serves calls in its place (tiers.py).
+
    An Entry also counts calls by the sizes of their tensors, rounded to powers of two. After many calls it declines one,
    so that its owner can race the compiled code against the function itself (races.py). If the function won, an Entry
    returns `own` instead of a result, and the caller calls the function, which from Python costs no more than calling it
@@ -41,6 +43,7 @@ typedef struct { /* compiled code with its guards */
     PyObject *manager; /* weak reference to Dynamo's guard manager */
     PyObject *check;   /* (locals) -> whether the guards hold */
     PyObject *run;     /* the code as a function */
+    PyObject *instead; /* serves calls in place of the code, until it returns `declined`; or None */
 } Way;
 
 typedef struct { /* statistics of calls at similar sizes */
@@ -271,9 +274,10 @@ static int guards_hold(Entry *self, PyObject *reference, PyObject *check, PyObje
     return answer == Py_True;
 }
 
-/* Finds the first way whose guards hold, and moves it to the front. Returns its code as a function, owned; NULL and
-   `why` if there is none. Guards may let other threads run, which may change the ways. */
-static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names, int *why)
+/* Finds the first way whose guards hold, and moves it to the front. Returns its code as a function, owned, and in
+   `instead`, unless that is NULL, what serves in its place, owned; NULL and `why` if there is no way. Guards may let
+   other threads run, which may change the ways. */
+static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names, int *why, PyObject **instead)
 {
     *why = NOT_ASKED;
     if (self->count == 0 || !is_as_found(self) || (self->owner != NULL && !is_called_plainly(self)) || !all_hold())
@@ -290,10 +294,14 @@ static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count,
         Py_INCREF(way.manager);
         Py_INCREF(way.check);
         Py_INCREF(way.run);
-        if (guards_hold(self, way.manager, way.check, locals))
+        Py_INCREF(way.instead);
+        if (guards_hold(self, way.manager, way.check, locals)) {
             found = way.run;
-        else
+            if (instead != NULL)
+                *instead = Py_NewRef(way.instead);
+        } else
             Py_DECREF(way.run);
+        Py_DECREF(way.instead);
         Py_DECREF(way.manager);
         Py_DECREF(way.check);
         if (found != NULL && at > 0 && at < self->count && self->ways[at].run == found) {
@@ -358,13 +366,31 @@ static int is_usual(Entry *self)
     return (self->count > 0 || self->has_no_ways) && is_as_found(self) && (self->owner == NULL || is_called_plainly(self)) && all_hold();
 }
 
+/* From now on the code serves itself, which is `run` of a way. */
+static void has_program(Entry *self, PyObject *run)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        if (self->ways[i].run == run)
+            Py_SETREF(self->ways[i].instead, Py_NewRef(Py_None));
+}
+
 static PyObject *call_compiled(Entry *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     int why;
-    PyObject *run = find_way(self, given, count, names, &why);
+    PyObject *instead = NULL, *run = find_way(self, given, count, names, &why, &instead), *result = NULL;
     if (run == NULL)
         return Py_NewRef(entering.declined);
-    PyObject *result = PyObject_Vectorcall(run, given, (size_t)count, names);
+    if (instead != Py_None) {
+        result = PyObject_Vectorcall(instead, given, (size_t)count, names);
+        if (result == entering.declined) {
+            Py_CLEAR(result);
+            has_program(self, run);
+            Py_SETREF(instead, Py_NewRef(Py_None));
+        }
+    }
+    if (instead == Py_None)
+        result = PyObject_Vectorcall(run, given, (size_t)count, names);
+    Py_DECREF(instead);
     Py_DECREF(run);
     return result;
 }
@@ -445,7 +471,7 @@ static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t
     if (given != NULL && self->has_no_ways)
         return PyBool_FromLong(is_usual(self));
     if (given != NULL)
-        run = find_way(self, given, count, names, &why);
+        run = find_way(self, given, count, names, &why, NULL);
     if (run == NULL && why == NOT_ASKED)
         Py_RETURN_NONE;
     Py_XDECREF(run);
@@ -460,6 +486,7 @@ static void release_ways(Way *ways, Py_ssize_t count)
         Py_DECREF(ways[i].manager);
         Py_DECREF(ways[i].check);
         Py_DECREF(ways[i].run);
+        Py_DECREF(ways[i].instead);
     }
 }
 
@@ -502,8 +529,8 @@ static int read_function(Entry *self, PyObject *function)
     return 0;
 }
 
-/* replace(function, ((manager, check, run), ...), whether calls always go through torch.compile): sets the ways, in the
-   order in which they are tried. */
+/* replace(function, ((manager, check, run, instead), ...), whether calls always go through torch.compile): sets the ways,
+   in the order in which they are tried. */
 static PyObject *entry_replace(PyObject *object, PyObject *parsed)
 {
     Entry *self = (Entry *)object;
@@ -514,7 +541,8 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
     Way ways[MAX_WAYS];
     Py_ssize_t count = PyTuple_GET_SIZE(given) < MAX_WAYS ? PyTuple_GET_SIZE(given) : MAX_WAYS;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOO!", &ways[i].manager, &ways[i].check, &PyFunction_Type, &ways[i].run))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOO!O", &ways[i].manager, &ways[i].check, &PyFunction_Type,
+                              &ways[i].run, &ways[i].instead))
             return NULL;
     set_ways(self, NULL, 0); /* no ways while the function changes */
     if (read_function(self, function) < 0)
@@ -523,6 +551,7 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
         Py_INCREF(ways[i].manager);
         Py_INCREF(ways[i].check);
         Py_INCREF(ways[i].run);
+        Py_INCREF(ways[i].instead);
     }
     set_ways(self, ways, count);
     self->full = PyTuple_GET_SIZE(given) > count;
@@ -570,6 +599,7 @@ static int entry_traverse(PyObject *object, visitproc visit, void *arg)
         Py_VISIT(self->ways[i].manager);
         Py_VISIT(self->ways[i].check);
         Py_VISIT(self->ways[i].run);
+        Py_VISIT(self->ways[i].instead);
     }
     return 0;
 }
