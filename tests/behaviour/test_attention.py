@@ -50,6 +50,29 @@ def test_lengths_and_sizes_of_heads(function: Callable[..., Tensor]) -> None:
             check(call, function, heads(batch, rows, size), heads(batch, keys, size), heads(batch, keys, size))
 
 
+class Projected(torch.nn.Module):
+    """Attention of projections with biases, two heads of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (projection(x).unflatten(-1, (2, 8)).transpose(1, 2) for projection in self.projections)
+        return plain(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projections_store_their_rows_as_attention_reads_them(dtype: torch.dtype) -> None:
+    module = Projected().to(dtype)
+    run = compiled(module, tune="off")
+    with torch.no_grad():
+        for batch, rows in ((2, 24), (3, 7)):
+            x = torch.randn(batch, rows, 16, dtype=dtype)
+            torch.testing.assert_close(run(x), module(x), rtol=2e-2, atol=2e-2)
+    assert len(multikernels()) == 2, "a product that adds its bias, and the attention"
+
+
 def test_views_repetitions_and_misaligned_memory() -> None:
     call = compiled(plain)
     k, v = heads(2, 40, 16), heads(2, 40, 16)
