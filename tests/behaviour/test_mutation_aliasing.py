@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from polytile.compiler.programs import compiled_programs
 from tests.behaviour.helpers import (
     assert_as_exact,
     check,
@@ -195,27 +194,6 @@ def test_a_cache_is_not_copied_for_an_entry(
         function(theirs, at, new)
         assert torch.equal(cache, theirs)
     assert len(multikernels()) == kernels
-
-
-def decoded(keys: Tensor, values: Tensor, at: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    keys.index_copy_(2, at, k * 2)
-    values.index_copy_(2, at, v)
-    seen = torch.arange(keys.shape[2]) <= at
-    return torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen[None, None, None])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_reads_a_cache_where_an_entry_was_written(dtype: torch.dtype) -> None:
-    run = compiled(decoded, tune="off", wrapper="python")
-    for length, place in ((9, 4), (20, 0), (33, 32)):
-        keys, values, q, k, v = (each.to(dtype) for each in sized(*[(2, 3, length, 8)] * 2, *[(2, 3, 1, 8)] * 3))
-        at, theirs = torch.tensor([place]), (keys.clone(), values.clone())
-        got, want = run(keys, values, at, q, k, v), decoded(*theirs, at, q, k, v)
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
-        assert torch.equal(keys, theirs[0]) and torch.equal(values, theirs[1])
-    (program,) = compiled_programs()
-    made = [line for line in program.source.splitlines() if "_empty_cpu(" in line]
-    assert len(made) == 2, "memory for the mask and for the result; none for a cache"
 
 
 def test_what_is_returned_after_a_change_is_the_input_itself() -> None:
