@@ -455,8 +455,8 @@ def _check_devices(device: torch.device | None, *values: Any) -> None:
 
 
 def _converted(source: Tensor, target: Tensor) -> Tensor:
-    """`source`, broadcast to the sizes of `target` and converted to its dtype. A value of that dtype is not rounded again, so that
-    a copy back into an input is known as one (passes/overwriting.py)."""
+    """`source`, broadcast to the sizes of `target` and converted to its dtype. A value of that dtype is not rounded again, so
+    that a copy back into an input is known as one (passes/overwriting.py)."""
 
     def element_at(point: Point) -> expr.Node:
         value = source.at(broadcast_point(source.sizes, target.sizes, point))
