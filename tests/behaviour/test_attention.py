@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
+from polytile.compiler.programs import compiled_programs
 from tests.behaviour.helpers import assert_as_exact, compiled, multikernels
 
 INF, NAN = float("inf"), float("nan")
@@ -48,6 +49,51 @@ def test_lengths_and_sizes_of_heads(function: Callable[..., Tensor]) -> None:
                                     (2, 0, 5, 8), (2, 5, 0, 8)):  # fmt: skip
         with torch.no_grad():
             check(call, function, heads(batch, rows, size), heads(batch, keys, size), heads(batch, keys, size))
+
+
+def decoded(keys: Tensor, values: Tensor, at: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    keys.index_copy_(2, at, k * 2)
+    values.index_copy_(2, at, v)
+    seen = torch.arange(keys.shape[2]) <= at
+    return masked(q, keys, values, seen[None, None, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_reads_a_cache_where_an_entry_was_written(dtype: torch.dtype) -> None:
+    run = compiled(decoded, tune="off", wrapper="python")
+    for length, place in ((9, 4), (20, 0), (33, 32)):
+        keys, values, q, k, v = (heads(2, rows, 8, 3).to(dtype) for rows in (length, length, 1, 1, 1))
+        at, theirs = torch.tensor([place]), (keys.clone(), values.clone())
+        got, want = run(keys, values, at, q, k, v), decoded(*theirs, at, q, k, v)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        assert torch.equal(keys, theirs[0]) and torch.equal(values, theirs[1])
+    (program,) = compiled_programs()
+    assert "aten.index_put" in program.source and "aten.copy_" not in program.source
+
+
+class Projected(torch.nn.Module):
+    """Attention of projections with biases, two heads of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (projection(x).unflatten(-1, (2, 8)).transpose(1, 2) for projection in self.projections)
+        return plain(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projections_store_their_rows_as_attention_reads_them(dtype: torch.dtype) -> None:
+    module = Projected().to(dtype)
+    run = compiled(module, tune="off", wrapper="python")
+    with torch.no_grad():
+        for batch, rows in ((2, 24), (3, 7)):
+            x = torch.randn(batch, rows, 16, dtype=dtype)
+            torch.testing.assert_close(run(x), module(x), rtol=2e-2, atol=2e-2)
+    (program,) = compiled_programs()
+    assert program.source.count("# aten.addmm.default, polytile.attention.default") == 3, "each product adds its bias"
+    assert program.source.count("# polytile.attention.default") == 1, "nothing is stored anew for attention"
 
 
 def test_views_repetitions_and_misaligned_memory() -> None:

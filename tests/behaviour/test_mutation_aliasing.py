@@ -180,11 +180,19 @@ def test_entries_of_a_cache_are_written_where_they_are(function: Callable[[Tenso
             assert_as_exact((got, cache.contiguous()), (want, theirs.contiguous()), (right, exact.contiguous()), length)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function, kernels", [(kept, 1), (next_token, 2), (next_tokens, 3)])
-def test_a_cache_is_not_copied_for_an_entry(function: Callable[[Tensor, Tensor, Tensor], Any], kernels: int) -> None:
+def test_a_cache_is_not_copied_for_an_entry(
+    function: Callable[[Tensor, Tensor, Tensor], Any], kernels: int, dtype: torch.dtype
+) -> None:
     run = compiled(function, tune="off")
+    at = torch.tensor([1, 5, 0])
     for length in (9, 20):
-        run(*sized((4, length, 6)), torch.tensor([1, 5, 0]), *sized((4, 3, 6)))
+        cache, new = (each.to(dtype) for each in sized((4, length, 6), (4, 3, 6)))
+        theirs = cache.clone()
+        run(cache, at, new)
+        function(theirs, at, new)
+        assert torch.equal(cache, theirs)
     assert len(multikernels()) == kernels
 
 

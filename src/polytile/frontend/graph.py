@@ -33,7 +33,7 @@ from polytile.frontend.lower import attention
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.registry import TABLE, adopt, load
-from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
@@ -455,11 +455,14 @@ def _check_devices(device: torch.device | None, *values: Any) -> None:
 
 
 def _converted(source: Tensor, target: Tensor) -> Tensor:
-    """`source`, broadcast to the sizes of `target` and converted to its dtype."""
-    return computed(
-        target.sizes, target.dtype, target.device,
-        lambda p: convert(source.at(broadcast_point(source.sizes, target.sizes, p)), target.dtype),
-    )  # fmt: skip
+    """`source`, broadcast to the sizes of `target` and converted to its dtype. A value of that dtype is not rounded again, so
+    that a copy back into an input is known as one (passes/overwriting.py)."""
+
+    def element_at(point: Point) -> expr.Node:
+        value = source.at(broadcast_point(source.sizes, target.sizes, point))
+        return value if source.dtype == target.dtype else convert(value, target.dtype)
+
+    return computed(target.sizes, target.dtype, target.device, element_at)
 
 
 def _number(value: Any) -> Any:

@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any
 
 import torch
+import torch.fx
 from torch._ops import OpOverload
 
 from polytile.errors import LoweringError
@@ -86,7 +87,7 @@ def emit(
         raise LoweringError(f"attention of {q.dtype}, {k.dtype} and {v.dtype} is left to the library.")
     if scale is not None and not isinstance(scale, float | int):
         raise LoweringError("attention with a scale that is known only in a call is left to the library.")
-    operands = [builder.stored(tensor) for tensor in (q, k, v)]
+    operands = [_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))]
     if any(has_static_zero(view.sizes) for view in operands):
         raise LoweringError("attention of nothing is left to the library.")
     q_view, k_view, v_view = agreed(*operands) if table is None else _with_pages(*operands)
@@ -110,6 +111,20 @@ def emit(
         )
     )
     return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+
+
+def _operand(builder: Builder, tensor: Tensor, place: int) -> View:
+    """Operand number `place` in memory. If it is yet to be computed, and was traced with the heads of a token side by side, it is
+    stored so: a projection has that order, and adds its bias as it stores (tests/behaviour/test_attention.py)."""
+    node = builder.node
+    given = node.args[place] if node is not None and node.target in (ATTENTION, ATTENTION_OF, WITH_LSE, TRAINED) else None
+    if tensor.view is None and isinstance(given, torch.fx.Node):
+        _, heads, rows, length = tensor.sizes
+        side_by_side = (rows * heads * length, length, heads * length, sizes.ONE)
+        traced = tuple(sizes.as_stride(n) for n in given.meta["val"].stride())
+        if all(sizes.equal(a, b) for a, b in zip(traced[1:], side_by_side[1:], strict=True)):
+            tensor = builder.once(tensor, lambda: builder.realize(tensor, side_by_side))
+    return builder.stored(tensor)
 
 
 def is_expression(builder: Builder, bias: Tensor) -> bool:
@@ -248,7 +263,7 @@ def _scored(
 ) -> tuple[Tensor, Tensor | None]:
     """Emit the attention of scores that are computed. Its result is number `output` of the node's, and the log-sum-exp the next;
     or, if that is None, the only one."""
-    operands = q_view, k_view, v_view = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
+    operands = q_view, k_view, v_view = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
     loop = _loop_of(builder, operands, scores)
     strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
     out = builder.new_buffer((*q_view.sizes[:3], v_view.sizes[3]), q.dtype, q.device, strides)
