@@ -4,8 +4,9 @@
 
 Each cell compiles the configs that are valid at its sizes, checks all contestants on one head in float64, and times them in turns
 by replayed graphs. Parts are measured in the order given. What has been measured when the time is up is written to
-DIR/gpu_attention.json, or, with `--only WORD`, to DIR/gpu_attention_WORD.json. `--show` prints the prefill cells of result files,
-with the library's and the generated kernels' times of the same run.
+DIR/gpu_attention.json, or, with `--only WORD`, to DIR/gpu_attention_WORD.json, beside the cells of an earlier file that were not.
+`--show` prints the prefill or, with `--parts decode`, the decode cells of result files, with the library's and the generated
+kernels' times of the same run.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ Names = Callable[[str], bool]
 CUDA = torch.device("cuda", 0)
 ROUNDS, TURN = 7, 1.5e-3
 """Turns of each contestant, and seconds of one."""
+LARGE = 64e6
+"""Bytes from which on a kernel of few rows is held against a copy."""
 LARGEST_SCORES = 2 << 30
 """Bytes of scores in memory beyond which the math backend is left out."""
 
@@ -281,11 +284,15 @@ def main() -> None:
     parser.add_argument("--without", default="", help="a word that they must not hold")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=list(BACKENDS))
     parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
+    parser.add_argument("--lengths", type=int, nargs="+", help="only cells with these numbers of query rows")
+    parser.add_argument("--causal", action="store_true", help="only cells with a causal mask")
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
+    parser.add_argument("--beside", type=Path, help="an earlier result file, whose other cells are kept")
     parser.add_argument("--show", type=Path, nargs="+", help="only print the table of result files; needs no GPU")
     options = parser.parse_args()
     if options.show is not None:
-        table([json.loads(path.read_text())["results"]["rows"] for path in options.show])
+        runs = [json.loads(path.read_text())["results"] for path in options.show]
+        (decode_table if options.parts == ["decode"] else table)(runs)
         return
     warnings.filterwarnings("ignore")  # each backend says why it refuses
 
@@ -293,10 +300,11 @@ def main() -> None:
         return options.only in name and not (options.without and options.without in name)
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
-    cells = [cell for part in options.parts for cell in PARTS[part]() if not options.heads or cell.D in options.heads]
+    cells = [cell for part in options.parts for cell in PARTS[part]() if wanted(cell, options)]
+    before = json.loads(options.beside.read_text())["results"]["rows"] if options.beside else []
     rows: list[dict[str, Any]] = []
     ahead: dict[Cell, list[Any]] = {}
-    result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
+    result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "copy_gbps": copy_rate()}
     print(f"{facts.name}, torch {torch.__version__}, mm {result['mm_tflops']:.0f} TFLOP/s, {len(cells)} cells", flush=True)
     for place, cell in enumerate(cells):
         if time.monotonic() > end:
@@ -314,18 +322,53 @@ def main() -> None:
         torch.cuda.empty_cache()
         rows.append({"cell": asdict(cell), **row})
         print(report(cell, row), flush=True)
+        measured = [row["cell"] for row in rows]
+        result["rows"] = [row for row in before if row["cell"] not in measured] + rows
         record.write("_".join(filter(None, ("gpu_attention", options.only))), result, options.out)
     summary(rows)
 
 
-def table(runs: Sequence[Sequence[dict[str, Any]]]) -> None:
+def wanted(cell: Cell, options: argparse.Namespace) -> bool:
+    """Whether the command line asks for a cell."""
+    asked = (not options.heads or cell.D in options.heads) and (not options.lengths or cell.Mq in options.lengths)
+    return asked and (cell.causal or not options.causal)
+
+
+def compared(runs: Iterable[dict[str, Any]], part: str) -> Iterator[tuple[Cell, dict[str, Any], list[str], list[str]]]:
+    """The cells of a part in which kernels of both kinds were timed: the row, names of ours, names of the library's."""
+    for row in itertools.chain(*(run["rows"] for run in runs)):
+        cell, ours, theirs = Cell(**row["cell"]), ours_of(row["us"]), library_of(row["us"])
+        if cell.part == part and ours and theirs:
+            yield cell, row, ours, theirs
+
+
+def decode_table(runs: Sequence[dict[str, Any]]) -> None:
+    """Target A3: a line for each cell of few rows, with the share of a device copy's bandwidth; how far the prior is off."""
+    rows, gains, over_default, shares, regrets = [], [], [], [], []
+    copy = runs[-1]["copy_gbps"]
+    for cell, row, ours, theirs in compared(runs, "decode"):
+        us = row["us"]
+        own, library = min(ours, key=us.__getitem__), min(theirs, key=us.__getitem__)
+        gains.append(us[library] / us[own])
+        over_default.append(us["sdpa default"] / us[own])
+        regrets.append(regret(row))
+        rate = cell.bytes / us[own] * 1e-3
+        shares += [rate / copy] if cell.bytes >= LARGE else []
+        names = f"{library[5:]} {us[library]:.1f}", f"{us['sdpa default']:.1f}", f"{own} {us[own]:.1f}"
+        rows.append((cell.name, *names, f"{gains[-1]:.2f}", f"{rate:.0f}", f"{regrets[-1]:.2f}"))
+    columns = ["cell", "the library's, µs", "its default, µs", "generated, µs", "library / generated", "GB/s", "prior / best"]
+    show(Table.from_rows(f"attention of few rows on an {runs[-1]['device']}; a copy on it: {copy:.0f} GB/s", columns, rows))
+    for name, each in (("library / generated", gains), ("default / generated", over_default), ("prior / best", regrets)):
+        print(f"{name}: geomean {statistics.geometric_mean(each):.2f}, from {min(each):.2f} to {max(each):.2f}")
+    if shares:
+        print(f"share of a copy's bandwidth from 64 MB on: {min(shares):.2f} to {max(shares):.2f}, {len(shares)} cells")
+
+
+def table(runs: Sequence[dict[str, Any]]) -> None:
     """A line for each cell that some run has, with the generated kernel that is fastest beside the library of its own run."""
     best: dict[str, tuple[float, str, str, float, float]] = {}
-    for row in itertools.chain(*runs):
-        us, cell = row["us"], Cell(**row["cell"])
-        ours, theirs = ours_of(us), library_of(us)
-        if not ours or not theirs:
-            continue
+    for cell, row, ours, theirs in compared(runs, "prefill"):
+        us = row["us"]
         own, library = min(ours, key=us.__getitem__), min(theirs, key=us.__getitem__)
         if us[library] / us[own] > best.get(cell.name, (0.0,))[0]:
             error = row["errors"][own]["rms"] / row["errors"].get("sdpa flash", row["errors"][library])["rms"]
@@ -353,22 +396,30 @@ def mm_rate() -> float:
     return 2 * 8192**3 / seconds * 1e-12
 
 
+def copy_rate() -> float:
+    """GB/s that a copy of 1 GiB on the device reads and writes."""
+    a, b = (torch.empty(1 << 29, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    timer = Timer(CUDA)
+    seconds = statistics.median(timer.seconds(lambda count: [b.copy_(a) for _ in range(count)], 5) / 5 for _ in range(5))
+    timer.release()
+    return 2 * a.nbytes / seconds * 1e-9
+
+
 def summary(rows: list[dict[str, Any]]) -> None:
     """Geometric means of each part: the best library and the default over the best of ours, the worst cell."""
     for part in PARTS:
-        compared = [row for row in rows if row["cell"]["part"] == part and ours_of(row["us"]) and library_of(row["us"])]
-        if not compared:
+        found = compared([{"rows": rows}], part)
+        cells = [(row, *(min(row["us"][name] for name in names) for names in both)) for _, row, *both in found]
+        if not cells:
             continue
-        ours = [min(row["us"][name] for name in ours_of(row["us"])) for row in compared]
-        theirs = [min(row["us"][name] for name in library_of(row["us"])) for row in compared]
         ratios = {
-            "library / ours": [their / our for their, our in zip(theirs, ours, strict=True)],
-            "default / ours": [row["us"]["sdpa default"] / our for row, our in zip(compared, ours, strict=True)],
-            "better of both / ours": [min(their, our) / our for their, our in zip(theirs, ours, strict=True)],
-            "1 / prior": [1 / regret(row) for row in compared],
+            "library / ours": [their / our for _, our, their in cells],
+            "default / ours": [row["us"]["sdpa default"] / our for row, our, _ in cells],
+            "better of both / ours": [min(their, our) / our for _, our, their in cells],
+            "1 / prior": [1 / regret(row) for row, *_ in cells],
         }
         means = [f"{name} {statistics.geometric_mean(each):.3f} (least {min(each):.3f})" for name, each in ratios.items()]
-        print(f"{part}: {len(compared)} cells, {', '.join(means)}")
+        print(f"{part}: {len(cells)} cells, {', '.join(means)}")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ CASES: dict[str, tuple[AttentionProblem, dict[str, int]]] = {
     "wide heads with a window": (replace(BOTTOM, window=(64, 0)), {"D": 256, "Mq": 500, "Mkv": 900}),
     "wide padded heads": (PLAIN, {"D": 208, "Dv": 144, "Mq": 200}),
     "several tiles for each program": (TOP, {"B": 8, "Hq": 16, "Mq": 500, "Mkv": 500}),
+    "an odd number of tiles for each head": (TOP, {"B": 9, "Hq": 11, "Hkv": 11, "Mq": 300, "Mkv": 300}),
+    "tiles that see as many keys as there are": (BOTTOM, {"B": 3, "Hq": 16, "Mq": 1500, "Mkv": 1500, "D": 64}),
     "several wide tiles for each program": (PLAIN, {"B": 8, "Hq": 16, "Mq": 400, "Mkv": 70, "D": 256}),
     "several narrow tiles for each program": (BOTTOM, {"B": 8, "Hq": 16, "Mq": 400, "Mkv": 700, "D": 64}),
     "padded heads": (PLAIN, {"D": 80, "Dv": 112}),

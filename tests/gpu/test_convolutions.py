@@ -54,3 +54,19 @@ def test_a_block_at_many_shapes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients(dtype: torch.dtype) -> None:
     with_gradients(block, *arguments(2, 16, 14, 9, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels last"])
+def test_convolutions_that_are_products_and_loops(dtype: torch.dtype, last: bool) -> None:
+    """1×1 windows and depthwise ones, of one compile for all sizes."""
+
+    def function(x: Tensor, wide: Tensor, each: Tensor, narrow: Tensor, bias: Tensor) -> Tensor:
+        y = F.silu(F.conv2d(x, wide, bias))
+        return F.conv2d(F.silu(F.conv2d(y, each, padding=1, stride=2, groups=y.shape[1])), narrow)
+
+    weights = data(48, 16, 1, 1, dtype=dtype) / 4, data(48, 1, 3, 3, dtype=dtype) / 3, data(16, 48, 1, 1, dtype=dtype) / 7
+    order = torch.channels_last if last else torch.contiguous_format
+    shapes = ((2, 16, 14, 9), (3, 16, 32, 32), (5, 16, 7, 3))
+    calls = [(data(*shape, dtype=dtype).contiguous(memory_format=order), *weights, data(48, dtype=dtype)) for shape in shapes]
+    compare(function, *calls, generated=False)

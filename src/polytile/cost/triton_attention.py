@@ -25,9 +25,9 @@ from polytile.runtime.cuda.device import DeviceFacts
 
 STEPS: dict[tuple[int, int], dict[Row, tuple[float, float]]] = {
     (2, 64): {(16, 128, 3, 4): (0.092, 0.86e-6), (64, 64, 3, 4): (0.35, 0.74e-6), (128, 64, 3, 4): (0.35, 1.5e-6),
-              (128, 128, 2, 12): (0.395, 0.2e-6), (192, 128, 2, 16): (0.44, 0.2e-6)},
+              (128, 128, 2, 12): (0.456, 0.2e-6), (192, 128, 2, 16): (0.46, 0.2e-6)},
     (2, 128): {(16, 128, 3, 4): (0.1, 0.2e-6), (64, 64, 3, 4): (0.379, 0.2e-6), (128, 64, 3, 8): (0.379, 0.2e-6),
-               (128, 128, 2, 8): (0.337, 0.2e-6), (128, 128, 2, 12): (0.6, 0.2e-6)},
+               (128, 128, 2, 8): (0.337, 0.2e-6), (128, 128, 2, 12): (0.63, 0.2e-6)},
     (2, 256): {(16, 64, 2, 4): (0.07, 0.2e-6), (64, 32, 3, 4): (0.288, 0.2e-6), (128, 32, 3, 8): (0.364, 0.2e-6),
                (128, 64, 2, 8): (0.379, 0.2e-6), (128, 64, 2, 12): (0.69, 0.2e-6)},
     (4, 64): {(16, 64, 3, 4): (0.154, 0.2e-6), (32, 32, 3, 4): (0.18, 1.9e-6), (64, 64, 2, 4): (0.237, 5.5e-6),
@@ -48,9 +48,9 @@ UNKNOWN = 0.2, 2e-6
 """The same for head sizes without a measured tile."""
 BEGIN = 2e-6
 """Seconds from a program's start to its first step, and from its last step to its end."""
-NEXT, UNBALANCED = 1e-6, 1.15
-"""For specialised warps on an H200 (benchmarks.gpu.attention_kernels): seconds until the next program of a multiprocessor has its
-first tiles, and how much longer resident programs take under a mask, as the hardware does not balance them."""
+NEXT = {False: 3.1e-6, True: 1.3e-6}
+"""Seconds between two tiles of rows of specialised warps on a multiprocessor, on an H200 (benchmarks.gpu.attention_kernels): of
+programs that come and go, and of resident ones."""
 COMBINE = 1.5e-6
 """Seconds per wave of the second launch of `split`."""
 REGISTERS, SUMS, SCORES = 60, 1.0, 1.5
@@ -85,10 +85,12 @@ def terms(problem: AttentionProblem, config: Config, size: Mapping[str, int], de
     rows = size["B"] * (size["Hq"] * size["Mq"] * heads)
     keys = size["B"] * size["Hkv"] * size["Mkv"] * heads
     moved = (rows + keys) * itemsize + bias_bytes(problem, size)
-    apart, longer = _programs_apart(config, own, device)
+    resident, specialised = bool(config.get("resident")), schedule_of(config).specialised
+    in_pairs = resident and own.mean < own.most
     return {
-        "launch": device.launch_seconds + BEGIN + apart,
-        "steps": longer * _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
+        "launch": device.launch_seconds + BEGIN + (NEXT[resident] * -(-own.count // device.sms) if specialised else 0.0),
+        "steps": max(latency, busy) * _steps_of_pairs(own, device.sms) if in_pairs
+        else _rounds(own, busy, latency, _together(row, head, itemsize, device), device.sms),
         "memory": moved / device.bandwidth,
         "cache": own.count * own.mean * row[1] * heads * itemsize / device.l2_bandwidth,
         "combine": _combine(problem, config, size, device) if schedule_of(config).shares_keys else 0.0,
@@ -177,13 +179,10 @@ def _together(row: Row, head: int, itemsize: int, device: DeviceFacts) -> int:
     return roofline.places(device, int(registers * threads), threads, shared_bytes(row, head, itemsize) + 1024)
 
 
-def _programs_apart(config: Config, own: Programs, device: DeviceFacts) -> tuple[float, float]:
-    """Seconds between the programs of a multiprocessor, and how much longer all take because they are not balanced."""
-    if not schedule_of(config).specialised:
-        return 0.0, 1.0
-    if config.get("resident"):
-        return 0.0, UNBALANCED if own.mean < own.most else 1.0
-    return NEXT * -(-own.count // device.sms), 1.0
+def _steps_of_pairs(own: Programs, sms: int) -> float:
+    """Steps of a resident program that takes pairs of a long and a short tile. Few pairs of the last round are taken apart."""
+    rounds, rest = divmod(-(-own.count // 2), sms)
+    return rounds * 2 * own.mean + (0.0 if not rest else own.most if 2 * rest <= sms else 2 * own.mean)
 
 
 def _rate(problem: AttentionProblem, device: DeviceFacts) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -110,6 +113,54 @@ def test_its_tensors_are_described_with_their_axes() -> None:
     grid = launch(PLAIN, resident).grid[0]
     fewer = [grid.subs({each: {**SIZE, "B": batch}[each.name] for each in grid.free_symbols}) for batch in (2, 4)]
     assert fewer == [programs, H100.sms], "each of them takes tiles in turn"
+
+
+def loaded(problem: AttentionProblem, programs: int, **size: int) -> list[list[tuple[int, int, int, int]]]:
+    """What the loading warps of `programs` resident programs copy of q: for each program batch, head, first row and steps of the
+    tiles that it takes, in their order. The text of the loading function runs as Python."""
+    _, resident = configs(problem, **size)
+    text = launch(problem, resident, **size).source.split("def load(")[1].split("@gluon.jit")[0]
+    names, given = text.split("):")[0].split(", "), SIZE | size
+    calls = {"B": given["B"], "Mq": given["Mq"], "Mkv": given["Mkv"], "BLOCK_M": 128, "BLOCK_N": 128, "ROWS": 64, "MEMBERS": 2}
+    found = []
+    for program in range(programs):
+        taken: list[tuple[int, int, int, int]] = []
+        tl = SimpleNamespace(
+            program_id=lambda axis, program=program: program, num_programs=lambda axis: programs, static_range=range,
+            cdiv=lambda a, b: -(-a // b), where=lambda seen, a, b: a if seen else b, minimum=min, maximum=max,
+        )  # fmt: skip
+        known = {
+            "tl": tl, "mbarrier": SimpleNamespace(wait=lambda *_: None), "fetch": lambda *_: None, **calls,
+            "copy": lambda _, batch, head, row, *rest, taken=taken: taken.append((batch, head, row)),
+        }  # fmt: skip
+        exec(f"def load({', '.join(names)}):" + text.split("):", 1)[1], known)
+        known["load"](*[calls.get(name, MagicMock()) for name in names])
+        found.append(taken[::2])
+    return found
+
+
+SHARED = {"pairs": (4, 16, 1024), "odd tiles": (3, 5, 300), "fewer tiles than programs": (1, 3, 500), "one tile": (2, 9, 128),
+          "some pairs more": (1, 40, 900), "long": (1, 4, 4096), "short": (13, 8, 256)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_resident_programs_share_the_keys_under_a_mask(name: str) -> None:
+    """Each tile is one program's, and no program sees more keys than another one by more than a tile of rows does."""
+    batch, heads, length = SHARED[name]
+    problem, tiles = replace(PLAIN, causal=Causal.TOP_LEFT), -(-length // 128)
+    programs = min(12, batch * heads * tiles)
+    taken = loaded(problem, programs, B=batch, Hq=heads, Hkv=heads, Mq=length, Mkv=length)
+    all_of_them = itertools.product(range(batch), range(heads), range(0, length, 128))
+    assert sorted(itertools.chain(*taken)) == sorted(all_of_them)
+    steps = [sum(row // 128 + 1 for _, _, row in each) for each in taken]
+    assert max(steps) - min(steps) <= tiles + 1 and max(steps) <= -(-batch * heads * tiles // (2 * programs)) * (tiles + 1)
+
+
+def test_sums_of_rows_are_exchanged_once_where_registers_allow() -> None:
+    """Each step adds a thread's own weights; three warpgroups have no registers left for that."""
+    texts = {config["m"]: launch(PLAIN, config, D=64).source for config in configs(D=64) if not config.get("resident")}
+    assert "total = total * over(alpha, total) + sums(p)" in texts[128] and "tl.sum(total, 1)" in texts[128]
+    assert "total = total * alpha + tl.sum(p, 1)" in texts[192] and "tl.sum(total, 1)" not in texts[192]
 
 
 COMPILED = {

@@ -36,20 +36,27 @@ def flash(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -
     return TritonKernel((unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE)),))
 
 
-def order(unit: Unit, number: str = "tl.program_id(0)") -> None:
-    """Emit the code that maps the number of a program, or of one of its turns, to its tile and head."""
+def order(unit: Unit, number: str = "tl.program_id(0)", shorter: str = "") -> None:
+    """Emit the code that maps the number of a program, or of one of its turns, to its tile and head.
+
+    With `shorter`, a condition, the number is that of a pair of tiles. One is as far from the longest of their section as the
+    other is from the shortest. The condition says which one is meant.
+    """
     line, values = unit.out.line, unit.facts.values
     line(f"tiles = {unit.index(row_blocks(unit))}")
     line(f"number = {number}")
     if unit.scores.mask is None:
         unit.place("(number % tiles)", "number // tiles")
         return
-    shared = 1 if unit.packed else unit.group
+    shared, halves = 1 if unit.packed else unit.group, 2 if shorter else 1
     bytes_of_key = (values["D"] + values["Dv"]) * unit.problem.dtype.itemsize
-    line(f"together = tl.maximum(1, {CACHED // bytes_of_key} // tl.maximum({unit.most('Mkv')}, 1)) * {shared}")
-    line("section = number // (together * tiles)")
+    cached = CACHED // bytes_of_key // halves
+    line(f"together = tl.maximum(1, {cached} // tl.maximum({unit.most('Mkv')}, 1)) * {shared * halves}")
+    line(f"section = number // (together * tiles // {halves})" if shorter else "section = number // (together * tiles)")
     line(f"heads = tl.minimum(together, {unit.index(unit.heads)} - section * together)")
-    line("number = number % (together * tiles)")
+    line(f"number -= section * (together * tiles // {halves})" if shorter else "number = number % (together * tiles)")
+    if shorter:
+        line(f"number = tl.where({shorter}, heads * tiles - 1 - number, number)")
     unit.place("(tiles - 1 - number // heads)", "section * together + number % heads")
 
 

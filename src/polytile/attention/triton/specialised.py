@@ -46,7 +46,8 @@ class _Unit(SpecialisedUnit):
     """The launch, with the functions of its warps.
 
     A program that ends leaves its multiprocessor idle until the next one has loaded its first tiles. Resident programs load the
-    next tile's while the last one ends. But who gets which tile is fixed then: under a mask, other programs balance better.
+    next tile's while the last one ends. But who gets which tile is fixed then. Under a mask they take pairs of a long and a short
+    tile, which all see equally many keys (`_pairs`).
     """
 
     tiles_of = {
@@ -83,26 +84,40 @@ class _Unit(SpecialisedUnit):
     @contextmanager
     def _turns(self, count: sympy.Expr) -> Iterator[list[Part]]:
         """Emit the loop over a program's tiles, of `count` in all, and the position of each. Yields the runs of its keys."""
-        line = self.out.line
-        line("step = 0")
-        line("visit = 0")
-        with self.out.indented(f"for turn in range(tl.program_id(0), {self.index(count)}, tl.num_programs(0)):"):
-            order(self, self._number(count))
+        self.out.line("step = 0")
+        self.out.line("visit = 0")
+        with self._pairs(count) if self.in_pairs else self._singles(count):
             parts = self.parts(self.bounds())
-            line("steps = tl.maximum(tl.cdiv(hi - lo, BLOCK_N), 1)")
+            self.out.line("steps = tl.maximum(tl.cdiv(hi - lo, BLOCK_N), 1)")
             yield parts
-            line("visit += 1")
+            self.out.line("visit += 1")
 
-    def _number(self, count: sympy.Expr) -> str:
-        """The number of the tile of this turn. Tiles of a mask, of which the longest come first, go to programs in their order
-        and in the opposite one alternately, so that none has long ones alone."""
-        if not self.resident or self.scores.mask is None:
-            return "turn"
-        line = self.out.line
-        line("ahead = turn // tl.num_programs(0) * tl.num_programs(0)")
-        line(f"least = tl.minimum(tl.num_programs(0), {self.index(count)} - ahead)")
-        line("back = ahead + ahead + least - 1 - turn")
-        return "tl.where(turn // tl.num_programs(0) % 2 == 0, turn, back)"
+    @property
+    def in_pairs(self) -> bool:
+        """Whether tiles differ in their keys, and resident programs have to share them equally."""
+        return self.resident and self.scores.mask is not None
+
+    @contextmanager
+    def _singles(self, count: sympy.Expr) -> Iterator[None]:
+        with self.out.indented(f"for turn in range(tl.program_id(0), {self.index(count)}, tl.num_programs(0)):"):
+            order(self, "turn")
+            yield
+
+    @contextmanager
+    def _pairs(self, count: sympy.Expr) -> Iterator[None]:
+        """Emit rounds of as many pairs as there are programs. In each, the longer tiles of all pairs go to programs in their
+        order, and the shorter ones in the opposite order: in full rounds a program gets a pair. In the last one, tiles of few
+        pairs spread over all programs."""
+        line, here, programs = self.out.line, "tl.program_id(0)", "tl.num_programs(0)"
+        line(f"tiles_in_all = {self.index(count)}")
+        with self.out.indented(f"for ahead in range(0, tl.cdiv(tiles_in_all, 2), {programs}):"):
+            line(f"left = tl.minimum(2 * {programs}, tiles_in_all - 2 * ahead)")
+            line(f"own = tl.where({here} < left, 1, 0) + tl.where(2 * {programs} - 1 - {here} < left, 1, 0)")
+            with self.out.indented("for half in range(own):"):
+                line(f"place = tl.where(half == 0, {here}, 2 * {programs} - 1 - {here})")
+                line("shorter = place >= tl.cdiv(left, 2)")
+                order(self, "ahead + tl.where(shorter, left - 1 - place, place)", shorter="shorter")
+                yield
 
     def _load(self, count: sympy.Expr) -> None:
         """Emit the function of the loading warp. The first keys of a tile may arrive before the tile ahead has ended."""
@@ -147,7 +162,7 @@ class _Unit(SpecialisedUnit):
         line("s = products(q_tile, k_tile)")
         self._turn("end")
         self._scores(in_flight=0, masked=True)
-        line("total = tl.sum(p, 1)")
+        line(f"total = {self._summed}")
         self._keep()
         line("step += 1")
         for part in reversed(parts):
@@ -165,7 +180,7 @@ class _Unit(SpecialisedUnit):
         line("acc = warpgroup_mma(unpacked(pairs), v_tile, acc, is_async=True)")
         self._turn("end")
         self._scores(in_flight=1, masked=masked)
-        line("total = total * alpha + tl.sum(p, 1)")
+        line(f"total = total * {'over(alpha, total)' if self.sums_apart else 'alpha'} + {self._summed}")
         if not masked:  # a barrier that has been passed: ptxas would else have the exponentials wait for the products
             line("arrived(v_tiles, v_ready, step - 1)")
         line("acc, p = warpgroup_mma_wait(0, deps=(acc, p))")
@@ -180,6 +195,16 @@ class _Unit(SpecialisedUnit):
             self.out.line("mbarrier.wait(turns.index(MEMBER), step & 1 ^ (1 if MEMBER == 0 else 0))")
         elif self.resident:
             self.out.line("mbarrier.arrive(turns.index((MEMBER + 1) % MEMBERS), count=1)")
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether a row's weights are summed by each thread that has some of them, and over threads in the end only. That spares
+        exchanges at each step, but takes registers, of which three warpgroups have none left."""
+        return self.members == 2
+
+    @property
+    def _summed(self) -> str:
+        return "sums(p)" if self.sums_apart else "tl.sum(p, 1)"
 
     @property
     def shared(self) -> list[str]:
@@ -212,6 +237,8 @@ class _Unit(SpecialisedUnit):
         line("acc = warpgroup_mma(unpacked(pairs), arrived(v_tiles, v_ready, step - 1), acc, is_async=True)")
         line("acc = warpgroup_mma_wait(0, deps=(acc,))")
         line("release(v_free, step - 1)")
+        if self.sums_apart:
+            line("total = tl.convert_layout(tl.sum(total, 1), SCORE_ROWS)")
         if problem.lse:
             at = f"lse + (p0.to(tl.int64) * {self.number('Hq')} + p1) * {self.number('Mq')} + rows"
             line(f"tl.store({at}, {self.logarithm}, mask=rows < {self.number('Mq')})")

@@ -96,6 +96,16 @@ def products_from(start, a, b):
 
 
 @gluon.jit
+def sums(p):
+    return tl.sum(tl.sum(p.reshape([ROWS, WIDTH // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def over(rows, columns):
+    return tl.convert_layout(rows, tl.SliceLayout(1, columns.type.layout))[:, None]
+
+
+@gluon.jit
 def packed(p):
     first, second = p.reshape([ROWS, WIDTH // 2, 2]).split()
     return tl.inline_asm_elementwise(ROUND, "=r,f,f", [first, second], dtype=tl.int32, is_pure=True, pack=1)

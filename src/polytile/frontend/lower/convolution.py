@@ -1,4 +1,5 @@
-"""Convolutions: library calls, with a weight that is packed once for each layout of the calls, if it does not change."""
+"""Convolutions: products and loops where kernels are generated for them, else library calls, with a weight that is packed once
+for each layout of the calls, if it does not change."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.convolution_kernels import as_loop, as_product
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.buffer import Buffer, View, whole
@@ -28,20 +30,24 @@ def convolution(
     padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
     output_padding: Sequence[Size | int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """oneDNN's convolution of two-dimensional images on a CPU, with a constant weight that is packed in oneDNN's own layouts.
+    """On a GPU, windows of 1×1 are products, and windows of each channel alone are loops (convolution_kernels.py). On a CPU,
+    oneDNN's convolution of two-dimensional images, with a constant weight that is packed in oneDNN's own layouts.
 
     Raises
     ------
     LoweringError
         For all other convolutions, so that ATen's runs.
     """
+    given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    for form in (as_product, as_loop):
+        if (made := form(builder, images, weight, bias, given)) is not None:
+            return made
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, *output_padding, groups, *weight.sizes]
     if weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
         raise LoweringError(PLAIN)
     if not limit or images.dtype != weight.dtype or view is None or not _is_constant(builder.buffers[view.buffer], view):
         raise LoweringError(PLAIN)
-    given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     if not can_pack(weight.dtype):
         raise LoweringError(PLAIN)
     with unset_fake_temporarily():

@@ -1,0 +1,182 @@
+"""Layers of convolutions on a GPU, compiled and in eager: `python -m benchmarks.gpu.convolutions [--seconds 60]`.
+
+Single layers of ResNet50, MobileNetV3 and ConvNeXt in inference, at several batch sizes, by one dynamic compile. Beside eager
+stand eager with `torch.backends.cudnn.benchmark`, by which cuDNN times its kernels at each new size, and that on images with
+their channels last. Times are those of the device's work: calls in a CUDA graph, in turns. What has been measured when the time
+is up is written to OUT/gpu_convolutions.json. `--show` prints a result file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import polytile
+from benchmarks import record
+from benchmarks.gpu.replay import kernel_times
+from polytile.report import Column, Table, show
+from polytile.report.tables import ratio
+
+SUITE = "gpu_convolutions"
+EAGER, TIMED, LAST, POLYTILE = "eager", "eager, benchmark", "eager, channels last, benchmark", "polytile"
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+BATCHES = (1, 16, 64)
+ROUNDS = 7
+"""Turns of each contestant."""
+CALLS, WARM_SECONDS = 20, 1.5
+"""Calls in which a layer may go on choosing its kernels, and for how many seconds."""
+OTHERS = (EAGER, TIMED, LAST)
+
+
+def _conv(*given: Any, **named: Any) -> Callable[[], nn.Module]:
+    return partial(nn.Conv2d, *given, **{"bias": False, **named})
+
+
+def _block(*given: Any, **named: Any) -> Callable[[], nn.Module]:
+    """A convolution as networks have it, with what follows."""
+    return lambda: nn.Sequential(_conv(*given, **named)(), nn.BatchNorm2d(given[1]), nn.SiLU())
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
+    "ResNet 7×7, every 2": (_conv(3, 64, 7, 2, 3), (3, 224, 224)),
+    "ResNet 64, 3×3": (_conv(64, 64, 3, 1, 1), (64, 56, 56)),
+    "ResNet 64 → 256, 1×1": (_conv(64, 256, 1), (64, 56, 56)),
+    "ResNet 256 → 64, 1×1, norm, SiLU": (_block(256, 64, 1), (256, 56, 56)),
+    "ResNet 256 → 512, 1×1, every 2": (_conv(256, 512, 1, 2), (256, 56, 56)),
+    "ResNet 256, 3×3, norm, SiLU": (_block(256, 256, 3, 1, 1), (256, 14, 14)),
+    "ResNet 512 → 2048, 1×1": (_conv(512, 2048, 1), (512, 7, 7)),
+    "MobileNet 16 → 64, 1×1, norm, SiLU": (_block(16, 64, 1), (16, 112, 112)),
+    "MobileNet 64, each 3×3, every 2": (_conv(64, 64, 3, 2, 1, groups=64), (64, 112, 112)),
+    "MobileNet 240, each 3×3, norm, SiLU": (_block(240, 240, 3, 1, 1, groups=240), (240, 28, 28)),
+    "MobileNet 960, each 5×5": (_conv(960, 960, 5, 1, 2, groups=960), (960, 7, 7)),
+    "MobileNet 960 → 160, 1×1": (_conv(960, 160, 1), (960, 7, 7)),
+    "ConvNeXt 4×4, every 4": (_conv(3, 96, 4, 4, bias=True), (3, 224, 224)),
+    "ConvNeXt 96, each 7×7": (_conv(96, 96, 7, 1, 3, groups=96, bias=True), (96, 56, 56)),
+    "ConvNeXt 96 → 384, 1×1, bias": (_conv(96, 384, 1, bias=True), (96, 56, 56)),
+}
+
+
+def timed_by_cudnn(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """`call`, where cuDNN times its kernels at each new size."""
+
+    def benchmarked() -> Tensor:
+        torch.backends.cudnn.benchmark = True
+        try:
+            return call()
+        finally:
+            torch.backends.cudnn.benchmark = False
+
+    return benchmarked
+
+
+def measure(name: str, dtype: str, batches: list[int], end: float) -> list[dict[str, Any]]:
+    """A row for each batch size: microseconds of each contestant, polytile's error and eager's against float64."""
+    make, shape = LAYERS[name]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = make().cuda().to(DTYPES[dtype]).eval().requires_grad_(False)
+    exact, last = copy.deepcopy(module).double(), copy.deepcopy(module)
+    for weight in last.parameters():
+        if weight.ndim == 4:
+            weight.data = weight.contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(module, backend="polytile", dynamic=True, options={"persist": False, "stall": "tune"})
+    rows = []
+    for batch in batches:
+        if time.monotonic() > end:
+            break
+        x = torch.randn(batch, *shape, device="cuda", dtype=DTYPES[dtype])
+        y = x.contiguous(memory_format=torch.channels_last)
+        calls: dict[str, Callable[[], Tensor]] = {
+            POLYTILE: partial(compiled, x), EAGER: partial(module, x),
+            TIMED: timed_by_cudnn(partial(module, x)), LAST: timed_by_cudnn(partial(last, y)),
+        }  # fmt: skip
+        settle(calls)
+        want = exact(x.double())
+        errors = {who: float((calls[who]().double() - want).abs().max() / want.abs().max()) for who in (POLYTILE, EAGER)}
+        us = {who: round(time, 2) for who, time in kernel_times(calls, rounds=ROUNDS, places=1).items()}
+        rows.append({"layer": name, "dtype": dtype, "batch": batch, "us": us, "errors": errors, "runs": runs(compiled, x)})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def settle(calls: Mapping[str, Callable[[], Tensor]]) -> None:
+    """Call each until it has chosen its kernels for the size at hand."""
+    until = time.monotonic() + WARM_SECONDS
+    for _ in range(CALLS):
+        for call in calls.values():
+            call()
+        torch.cuda.synchronize()
+        polytile.wait()
+        if time.monotonic() > until:
+            break
+
+
+def runs(compiled: Any, x: Tensor) -> str:
+    """What `explain` says that the layer runs."""
+    lines = str(polytile.explain(compiled, x)).splitlines()
+    chosen = [line.split("→")[1].split(":")[0].strip() for line in lines if "→" in line]
+    return chosen[-1] if chosen else "library"
+
+
+def table(found: dict[str, Any]) -> None:
+    """The times, and those of the others over polytile's."""
+    columns: list[Column | str] = ["layer", "type", "images", "µs, polytile"]
+    columns += [*(Column(f"{who} / polytile", ratio) for who in OTHERS), "runs", "error / eager's"]
+    body = [
+        (row["layer"], row["dtype"], row["batch"], f"{row['us'][POLYTILE]:.1f}", *(gain(row, who) for who in OTHERS), row["runs"],
+         f"{row['errors'][POLYTILE] / max(row['errors'][EAGER], 1e-30):.2f}")
+        for row in found["rows"]
+    ]  # fmt: skip
+    show(Table.from_rows(f"convolutions on an {found['device']}, inference", columns, body))
+    for dtype in DTYPES:
+        rows = [row for row in found["rows"] if row["dtype"] == dtype]
+        for who in OTHERS if rows else ():
+            gains = [gain(row, who) for row in rows]
+            mean = statistics.geometric_mean(gains)
+            print(f"{dtype}, {who} / polytile: {len(rows)} cells, geomean {mean:.2f}, least {min(gains):.2f}")
+
+
+def gain(row: dict[str, Any], who: str) -> float:
+    """The time of a contestant over polytile's."""
+    return float(row["us"][who] / row["us"][POLYTILE])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
+    options = parser.parse_args()
+    if options.show is not None:
+        table(json.loads(options.show.read_text())["results"])
+        return
+    end, rows = time.monotonic() + options.seconds, []
+    for dtype in options.dtypes:
+        for name in options.layers:
+            if time.monotonic() > end:
+                break
+            try:
+                with torch.no_grad():
+                    rows += measure(name, dtype, options.batches, end)
+            except Exception as error:  # the other layers are still worth their time
+                print(f"{name}, {dtype}: {type(error).__name__}: {error}"[:300], flush=True)
+            record.write(SUITE, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, options.out)
+    table({"device": torch.cuda.get_device_name(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
