@@ -89,7 +89,7 @@ SUITES = {
     "gpu_cutlass_batches": Suite(((Tried("batch", "batches", ("bf16",), batch=BATCH), "bf16"),), BATCHES, BATCHES),
     "gpu_cutlass_long": Suite(((Tried("long", "x @ y", ("bf16",)), "bf16"),), LONG, LONG),
 }  # fmt: skip
-"""The last three: 8-bit floats with scales by blocks, batches, and streams for few blocks and long K."""
+"""The last three: 8-bit floats with scales by blocks, batches, and few blocks of long K, which are split."""
 
 ORIGINS = ("cublaslt", "triton", "library")
 """Sources beside CUTLASS."""

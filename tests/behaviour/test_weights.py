@@ -211,6 +211,43 @@ def test_an_integer_that_all_numbers_are_less_is_packed_with_them(zero: float, k
     assert len(polytile.explain(call, x).decisions) == kernels
 
 
+class PackedByATen(nn.Module):
+    """Numbers of 4 bits as ATen's own product takes them; group 3 of some columns has the scale 0."""
+
+    weight: Tensor
+    scales_and_zeros: Tensor
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        numbers, self.group = torch.randint(0, 16, (n, 256), dtype=torch.int32), 32
+        scales_and_zeros = torch.randn(256 // self.group, n, 2)
+        scales_and_zeros[3, 5:9, 0] = 0
+        self.register_buffer("weight", torch._convert_weight_to_int4pack_for_cpu(numbers, 1))
+        self.register_buffer("scales_and_zeros", scales_and_zeros.bfloat16())
+        scales, zeros = self.scales_and_zeros.double().repeat_interleave(self.group, 0).unbind(-1)
+        self.full = (numbers.t() - 8) * scales + zeros
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales_and_zeros)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="ATen packs other panels")
+@pytest.mark.parametrize(("columns", "packed"), [(128, 1), (80, 0)])
+def test_weights_that_aten_has_packed_in_four_bits_are_packed_anew(columns: int, packed: int) -> None:
+    """80 columns are no whole panels of ATen's: its own product."""
+    module = PackedByATen(columns)
+    call = run(module)
+    for rows in (1, 7, 40):
+        x = torch.randn(rows, 256, dtype=torch.bfloat16)
+        exact = x.double() @ module.full
+        assert (call(x) - exact).abs().max() <= 1e-2 * exact.abs().max()
+    assert made() >= packed and bool(made()) == bool(packed)
+    told = polytile.explain(call, x)
+    assert [row.dtype for row in told.weights if row.dtype == "uint8"] == ["uint8"] * packed
+    assert len({row.kernel for row in told.decisions}) == packed, "scales and zeros are computed once"
+
+
 def test_weights_of_a_function_and_slices_of_weights_are_packed() -> None:
     weight = nn.Parameter(torch.randn(2 * N, K))
 

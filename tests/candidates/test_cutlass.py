@@ -117,20 +117,23 @@ def test_operands_that_the_copy_engine_cannot_take_are_left_to_others(refusing: 
 @pytest.mark.parametrize(
     "kernel", [product(BF16, "k", "n"), product(BF16, "k", "n", batched=True), product(INT8, "k", "k", out=INT32)]
 )
-def test_streams_take_part_where_whole_blocks_leave_multiprocessors_idle(kernel: GemmKernel, refusing: Path) -> None:
-    def streams(batch: int, m: int, n: int, k: int) -> list[CutlassCandidate]:
+def test_blocks_are_split_where_whole_ones_leave_multiprocessors_idle(kernel: GemmKernel, refusing: Path) -> None:
+    def splits(batch: int, m: int, n: int, k: int) -> dict[str, CutlassCandidate]:
         sizes = {"batch": batch, "M": m, "N": n, "K": k}
         with options.override(cutlass_configs=99):
-            return [c for c in found(kernel) if c.valid(sizes) and c.config["variant"] == "stream"]
+            return {c.name.split()[2].rpartition("x")[0]: c for c in found(kernel) if c.valid(sizes) and c.config.get("split")}
 
-    few = streams(1, 512, 512, 16384)
-    assert {c.name.split()[2] for c in few} >= {"128x128x64" if kernel.in_dtype == BF16 else "128x128x128"}
-    assert not streams(1, 4096, 8448, 4096) and not streams(1, 512, 512, 256), "no multiprocessor is idle, or there are few steps"
+    few = splits(1, 512, 512, 16384)
+    assert "128x128" in few and "128x128" in splits(1, 64, 64, 65536)
+    assert "128x128" not in splits(1, 4096, 8448, 4096), "no multiprocessor is idle in the last round"
+    assert "128x128" not in splits(1, 512, 512, 256), "there are few steps"
+    assert "128x128" in splits(1, 1536, 1536, 16384), "12 of 144 blocks are left to 132 programs"
+    few = list(few.values())
     product_launch, parts = few[0].specialise(ALIGNED).kernel.launches
     (sums,) = few[0].specialise(ALIGNED).kernel.scratch
     block = int(few[0].config["m"]) * int(few[0].config["n"])
-    assert sums.size == 2 * H100.sms * block and sums.dtype == (F32 if kernel.in_dtype == BF16 else INT32)
-    assert product_launch.grid[0] == H100.sms and not parts.descriptors
+    assert sums.size == H100.sms * block and sums.dtype == (F32 if kernel.in_dtype == BF16 else INT32)
+    assert product_launch.grid[0] == H100.sms and not parts.descriptors and product_launch.overlaps and parts.overlaps
     assert [a.name for a in parts.arguments][:2] == ["parts", "M"] and "parts" in [a.name for a in product_launch.arguments]
 
 
@@ -262,12 +265,12 @@ EVERY_FAMILY = {
     "cutlass cooperative 128x256x128 s4 c2": product(INT8, "k", "k", out=INT32),
     "cutlass cooperative 128x192x128 s5 c2": product(E4M3, "k", "k", out=F32),
     "cutlass pingpong 64x192x128 s7 c1": product(E5M2, "k", "k", out=BF16),
-    "cutlass stream 256x128x64 s4 c1": product(BF16, "k", "n", batched=True),
-    "cutlass stream 128x192x128 s5 c1": product(E4M3, "k", "k", out=F32),
-    "cutlass stream 128x256x128 s4 c1": product(INT8, "k", "k", out=INT32),
+    "cutlass split 256x128x64 s4 c1": product(BF16, "k", "n", batched=True),
+    "cutlass split 128x192x128 s5 c1": product(E4M3, "k", "k", out=F32),
+    "cutlass split 128x256x128 s4 c1": product(INT8, "k", "k", out=INT32),
     "cutlass cooperative 128x128x128 s7 c2": scaled(1, 128),
     "cutlass pingpong 64x128x128 s8 c1": scaled(128, 1),
-    "cutlass stream 128x128x128 s7 c1": scaled(1, 1),
+    "cutlass split 128x128x128 s7 c1": scaled(1, 1),
 }
 
 

@@ -252,7 +252,7 @@ def assert_decided(prefix: str) -> None:
     assert decided and all(d.candidate.startswith(prefix) for d in decided), decided
 
 
-STREAMED: dict[str, tuple[Callable[..., Tensor], Make]] = {
+SPLIT: dict[str, tuple[Callable[..., Tensor], Make]] = {
     "bias and gelu": CUTLASS["bias and gelu"],
     "int8, scaled": CUTLASS["int8, scaled"],
     "fp8, scaled by rows": CUTLASS["fp8, scaled by rows"],
@@ -262,16 +262,23 @@ STREAMED: dict[str, tuple[Callable[..., Tensor], Make]] = {
 
 @needs_cutlass
 @pytest.mark.parametrize("blocks", ["128x128", "256x128"])
-@pytest.mark.parametrize("name", STREAMED)
-def test_streams_of_cutlass_add_up_the_parts_of_shared_blocks(name: str, blocks: str) -> None:
+@pytest.mark.parametrize("name", SPLIT)
+def test_splits_of_cutlass_add_up_the_parts_of_blocks(name: str, blocks: str) -> None:
     if blocks == "256x128" and name.startswith("fp8"):
         pytest.skip("a thread has no room for two sets of sums of such blocks")
-    function, make = STREAMED[name]
-    call = compiled(function, force=f"cutlass stream {blocks}*", persist=False, cutlass_configs=99)
-    for shape in ((640, 640, 8192), (700, 624, 8272)):
+    function, make = SPLIT[name]
+    call = compiled(function, force=f"cutlass split {blocks}*", persist=False, cutlass_configs=99)
+    for shape in ((640, 640, 8192), (700, 624, 8272), (2500, 1776, 1040)):  # the last has whole blocks too
         args = make(*shape)
         agree(call(*args), function(*args), what=str(shape))
-    assert_decided("cutlass stream")
+    assert_decided("cutlass split")
+
+
+@pytest.mark.parametrize("kernels", ["tile*", pytest.param("cutlass*", marks=needs_cutlass)])
+def test_sums_of_65536_products_of_the_least_int8_are_exact(kernels: str) -> None:
+    call = compiled(lambda x, w: torch._int_mm(x, w.t()), force=kernels, persist=False)
+    x, w = (torch.full((rows, 65536), -128, dtype=torch.int8, device="cuda") for rows in (40, 128))
+    assert call(x, w).eq(2**30).all()
 
 
 def dequantised_by_blocks(x: Tensor, w: Tensor, a: Tensor, b: Tensor, rows: int, columns: int) -> Tensor:
@@ -283,7 +290,7 @@ def dequantised_by_blocks(x: Tensor, w: Tensor, a: Tensor, b: Tensor, rows: int,
 
 
 @needs_cutlass
-@pytest.mark.parametrize("schedule", ["cooperative", "pingpong", "stream"])
+@pytest.mark.parametrize("schedule", ["cooperative", "pingpong", "split"])
 @pytest.mark.parametrize(("rows", "columns_", "shapes"), [
     (1, 128, ((300, 256, 512), (1000, 1152, 2048))),
     (1, 1, ((300, 272, 512), (1000, 1168, 2048))),
@@ -291,7 +298,7 @@ def dequantised_by_blocks(x: Tensor, w: Tensor, a: Tensor, b: Tensor, rows: int,
 ])  # fmt: skip
 def test_cutlass_scales_by_blocks(rows: int, columns_: int, shapes: tuple[tuple[int, int, int], ...], schedule: str) -> None:
     call = compiled(scaled, force=f"cutlass {schedule}*", persist=False, cutlass_configs=99)
-    for m, n, k in shapes if schedule != "stream" else ((512, 512, 8192), (640, 1024, 4096)):
+    for m, n, k in shapes if schedule != "split" else ((512, 512, 8192), (640, 1024, 4096)):
         x, w = half(m, k).to(FP8), half(n, k).to(FP8)
         a = columns(k, m).t() if rows == 128 else torch.rand(k // 128, m, device="cuda").t()
         b = columns(k, n) if columns_ == 128 else torch.rand(k // 128, n, device="cuda")

@@ -19,7 +19,7 @@ from tests.behaviour.helpers import compiled, distance, graphs
 
 LENGTHS = (5, 64, 33)
 BRIEFLY = {"tune": "off", "isolation": "never"}
-PRODUCTS = ("mm", "_int_mm", "_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
+PRODUCTS = ("mm", "_int_mm", "_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu")
 
 
 def llama(layers: int = 2) -> nn.Module:
@@ -68,7 +68,8 @@ def marked(name: str) -> object:
     return name if name in UNSLOWED else pytest.param(name, marks=SLOW)
 
 
-KINDS = [marked(name) for name in ("int4 groups", "int8 dynamic", "int8 weights", "int8 dequantised", "int8 packed")]
+KINDS = [marked(name) for name in LAYERS if name != "float8 dynamic"]
+"""All that a CPU has products for."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

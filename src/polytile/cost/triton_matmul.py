@@ -34,6 +34,7 @@ from functools import cached_property
 from polytile.cost import roofline
 from polytile.cost.product_constants import FITTED, Constants, constants_of
 from polytile.cost.roofline import PLAIN_FLOPS
+from polytile.matmul.cutlass.configs import shared_out
 from polytile.matmul.triton.configs import Kind
 from polytile.matmul.triton.schedule import ProductSchedule, schedule_of
 from polytile.problem import Config
@@ -329,6 +330,8 @@ def _written(product: _Product) -> float:
 
 
 def _persistent(product: _Product) -> Parts:
+    if product.config.get("split"):
+        return _last_round(product)
     rounds = math.ceil(product.blocks / product.device.sms) if product.config.get("flat") else 1
     parts = _body(product, 1, _written(product) / rounds + (product.constants.descriptors if product.described else 0.0))
     return replace(parts, loop=product.constants.persistent * parts.loop)
@@ -352,6 +355,19 @@ def _stream(product: _Product) -> Parts:
     loop = math.ceil(steps / sms) * product.step(1) * product.constants.stream + 2 * product.constants.overhead
     finish = product.meeting(math.ceil(sms / product.blocks), 2.0 * sms * block_m * block_n * 4.0)
     return Parts(loop, product.cached(sms, steps * product.asked), product.memory(sms), finish)
+
+
+def _last_round(product: _Product) -> Parts:
+    """Whole blocks, and those that do not fill the last round split along k (CUTLASS's, matmul/cutlass/configs.py)."""
+    (block_m, block_n, block_k, _, _), sms = product.block, product.device.sms
+    size = {"batch": product.batch, "M": product.m, "N": product.n, "K": product.k}
+    shared, steps = shared_out(product.config, size, sms), math.ceil(product.k / block_k)
+    longest = shared.full * steps + math.ceil(steps / shared.parts)
+    loop = longest * product.step(1) + (shared.full + 1) * product.constants.overhead
+    programs = sms if shared.full else shared.left * shared.parts
+    held = 4.0 * shared.left * shared.parts * block_m * block_n
+    finish = product.meeting(shared.parts, held)
+    return Parts(loop, product.cached(programs, product.blocks * steps * product.asked), product.memory(programs), finish)
 
 
 def _rows(product: _Product) -> Parts:

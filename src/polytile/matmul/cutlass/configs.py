@@ -1,6 +1,6 @@
 """Which blocks CUTLASS's products are made of.
 
-    variant   persistent: whole blocks; stream: every program has an equal share of all blocks' steps along k
+    split     1: blocks that do not fill the last round of programs are shared along k
     m n k     rows and columns of a block of C, steps along k
     stages    steps that are in shared memory at once: as many as fit
     cluster   blocks, one below the other, that share their columns of B
@@ -16,7 +16,7 @@ import torch
 
 from polytile.matmul.cutlass.numbers import MOST_SUMS, NUMBERS
 from polytile.matmul.scales import Blocks
-from polytile.matmul.triton.configs import stream_pays
+from polytile.matmul.triton.configs import LARGEST_SCRATCH
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
@@ -39,6 +39,9 @@ BARRIERS = 1024
 """Bytes of shared memory beside the operands."""
 
 MOST_STAGES = 8
+
+FEWEST_STEPS = 4
+"""Along k, of a part of a block."""
 
 SCALED_SUMS = 64
 """The most sums of a thread beside which it has room for a scale for each of its columns."""
@@ -67,8 +70,8 @@ TABLE = (
 )  # fmt: skip
 """The configs of whole blocks, in canonical order."""
 
-STREAM = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
-"""The blocks of stream-K configs."""
+SPLIT = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
+"""Of those that are split along k."""
 
 
 def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Scales = None) -> tuple[Config, ...]:
@@ -77,13 +80,13 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
     number, k = NUMBERS[dtype], STEP_BYTES // dtype.itemsize
     width = 8 if b_along_k else k
     tried = []
-    for variant, block in (*(("persistent", block) for block in TABLE), *(("stream", block) for block in STREAM)):
+    for split, block in (*((False, block) for block in TABLE), *((True, block) for block in SPLIT)):
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
         room = block.sums <= number.most_sums if scales is None else scalable(scales[1][1], block)
         if room and stages >= 3 and block.n % (width * block.cluster) == 0:
             tried.append(Config.of(
-                variant=variant, pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
-                cluster=block.cluster,
+                variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
+                cluster=block.cluster, split=int(split),
             ))  # fmt: skip
     return tuple(tried)
 
@@ -99,13 +102,13 @@ def scalable(columns: int, block: Block) -> bool:
 
 
 def label(config: Config) -> str:
-    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass stream 128x128x64 s7 c1"."""
+    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass split 128x128x64 s7 c1"."""
     return f"cutlass {how(config)} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
 
 
 def how(config: Config) -> str:
     """The word for who multiplies a block."""
-    return "stream" if config["variant"] == "stream" else "pingpong" if config["pingpong"] else "cooperative"
+    return "split" if config.get("split") else "pingpong" if config["pingpong"] else "cooperative"
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
@@ -119,7 +122,31 @@ def covers(config: Config, size: Mapping[str, int]) -> bool:
     return 2 * size["N"] >= int(config["n"]) and 2 * size["M"] >= int(config["m"])
 
 
+@dataclass(frozen=True)
+class Round:
+    """How programs share a config's blocks at some sizes: `full` rounds of whole ones, then `left` blocks, each of them `parts`
+    pieces along k (blocks.h)."""
+
+    full: int
+    left: int
+    parts: int
+
+
+def shared_out(config: Config, size: Mapping[str, int], sms: int) -> Round:
+    """The rounds of a config without clusters."""
+    rows, columns, steps = (-(-size[axis] // int(config[axis.lower()])) for axis in "MNK")
+    full, left = divmod(size["batch"] * rows * columns, sms)
+    parts = min(sms // left, steps // FEWEST_STEPS) if left and config.get("split") else 1
+    return Round(full, left, max(1, parts))
+
+
 def pays(config: Config, size: Mapping[str, int], device: DeviceFacts) -> bool:
-    """Whether a stream has fewer idle multiprocessors than whole blocks would; whole blocks always take part."""
-    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
-    return config["variant"] != "stream" or stream_pays(config, batch, m, n, k, device.sms)
+    """Whether a split gives work to multiprocessors that whole blocks would leave idle; whole blocks always take part."""
+    if not config.get("split"):
+        return True
+    return shared_out(config, size, device.sms).parts > 1 and scratch(config, device.sms) * 4 <= LARGEST_SCRATCH
+
+
+def scratch(config: Config, sms: int) -> int:
+    """Sums of parts that a split keeps in memory."""
+    return sms * int(config["m"]) * int(config["n"])

@@ -2,14 +2,14 @@
 
    The lines above this file's text say what it computes: Element, Sum and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG;
    A_ALONG_K, B_ALONG_K; BATCHED; PROMOTED (sums of each step along k are added to sums in float32); A_SCALED, B_SCALED (rows of A
-   and columns of B that share a scale in each step along k; 0: there are no scales); STREAM, PROGRAMS; C_VECTORS (rows of C are a
-   multiple of 16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
+   and columns of B that share a scale in each step along k; 0: there are no scales); SPLIT, PROGRAMS, FEWEST_STEPS (blocks.h);
+   C_VECTORS (rows of C are a multiple of 16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
 
    Persistent thread blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by
    descriptors that the launch passes. The other two multiply by CollectiveMma: together the halves of one block of C
    (cooperative), or in turns a block each, so that one stores while the other multiplies (pingpong). CLUSTER thread blocks, one
-   below the other in C, share their columns of B. In a STREAM every program has an equal share of all blocks' steps along k; what
-   it has of a block that others share goes to `parts` (parts.h). */
+   below the other in C, share their columns of B. Where SPLIT, several programs share the steps along k of a block; what each has
+   of it goes to `parts` (parts.h). */
 
 #include <cutlass/cutlass.h>
 #include <cute/tensor.hpp>
@@ -64,29 +64,24 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
 
-/* A program's pieces, one after another: every `apart`-th whole block, or its share of a stream. */
+/* A program's pieces, one after another: every `apart`-th of all. */
 struct Pieces {
     const Blocks &blocks;
-    int next, end, apart;
+    int next, apart;
 
     CUTLASS_DEVICE Pieces(const Blocks &blocks, int turn, int turns) : blocks(blocks)
     {
-        int programs = gridDim.x / CLUSTER, program = blockIdx.x / CLUSTER, share = STREAM ? blocks.share() : 0;
-        next = STREAM ? program * share : program + turn * programs;
-        end = STREAM ? min(next + share, blocks.total * blocks.steps) : blocks.total;
+        int programs = gridDim.x / CLUSTER, program = blockIdx.x / CLUSTER;
+        next = program + turn * programs;
         apart = turns * programs;
     }
 
     CUTLASS_DEVICE bool take(Piece &piece)
     {
-        if (next >= end)
+        if (next >= blocks.pieces())
             return false;
-        piece = blocks.at(STREAM ? next / blocks.steps : next, cute::block_rank_in_cluster());
-        if (STREAM) {
-            piece.first = next % blocks.steps;
-            piece.last = min(blocks.steps, piece.first + end - next);
-        }
-        next += STREAM ? piece.last - piece.first : apart;
+        piece = blocks.piece(next, cute::block_rank_in_cluster());
+        next += apart;
         return true;
     }
 };
@@ -97,8 +92,8 @@ struct Scaling {
     long long a_rows, a_k, b_k, b_columns;
 };
 
-/* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) of an item on, swizzled as CollectiveMma reads
-   them. */
+/* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) of an item on, swizzled as CollectiveMma
+   reads them. */
 template <int ROWS, bool ALONG_K, int SLICES>
 CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Number *stage, int row, int k, int item, int slice)
 {
@@ -209,8 +204,9 @@ CUTLASS_DEVICE void store(const Sums &sums, const Epilogue &epilogue, int item, 
     }
 }
 
-/* Stores a warp group's sums as they are, a part of a block of BM by BN: `row` is that of the thread's first sum in the block. */
-template <class Sums> CUTLASS_DEVICE void store_part(const Sums &sums, Sum *block, int row)
+/* Stores a warp group's sums as they are, a part of a block of BM by BN: `row` is that of the thread's first sum in the block, of
+   whose rows `high` are C's. */
+template <class Sums> CUTLASS_DEVICE void store_part(const Sums &sums, Sum *block, int row, int high)
 {
     CUTLASS_PRAGMA_UNROLL
     for (int part = 0; part < size<1>(sums); part++) {
@@ -220,7 +216,24 @@ template <class Sums> CUTLASS_DEVICE void store_part(const Sums &sums, Sum *bloc
             auto two = sums(make_coord(_, below, eighth % (WIDTH / 8)), part, eighth / (WIDTH / 8));
             Sum pair[2] = {two(0), two(1)};
             auto *place = block + y * BN + eighth * 8 + threadIdx.x % 4 * 2;
-            *reinterpret_cast<uint2 *>(place) = reinterpret_cast<const uint2 &>(pair);
+            if (y < high)
+                *reinterpret_cast<uint2 *>(place) = reinterpret_cast<const uint2 &>(pair);
+        }
+    }
+}
+
+/* Asks for the scales of A's rows in all pieces to be in the L2 cache when consumers load them, by threads that have nothing else
+   to do. They are a 32nd of A's bytes, and every step has lines of its own. */
+CUTLASS_DEVICE void prefetch_scales(const Scaling &scaling, const Blocks &blocks, int m)
+{
+    constexpr int LINE = 32, LINES = BM / LINE, THREADS = GROUP_THREADS - 32;
+    if (A_SCALED != 1 || scaling.a_rows != 1)
+        return;
+    Pieces pieces(blocks, 0, 1);
+    for (Piece piece; pieces.take(piece);) {
+        for (int i = threadIdx.x - 32; i < (piece.last - piece.first) * LINES; i += THREADS) {
+            int step = piece.first + i / LINES, row = min(piece.row + i % LINES * LINE, m - 1);
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(scaling.a + step * scaling.a_k + row));
         }
     }
 }
@@ -257,17 +270,19 @@ template <int ROWS> struct Scales {
     static constexpr bool ONE = B_SCALED >= WIDTH; /* for all columns of an instruction */
     float rows[ROWS], columns[COLUMNS];
 
+    /* Rows and columns beyond the last, whose sums nobody stores, have the last one's. */
     CUTLASS_DEVICE void load(const Scaling &from, int step, int m, int n, int row, int column)
     {
+        const float *above = from.b + step * from.b_k, *left = from.a + step * from.a_k;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < COLUMNS; i++) {
-            int x = column + (B_SCALED == 1 ? i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2 : i * B_SCALED);
-            columns[i] = x < n ? from.b[step * from.b_k + x / B_SCALED * from.b_columns] : 0.0f;
+            int x = min(column + (B_SCALED == 1 ? i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2 : i * B_SCALED), n - 1);
+            columns[i] = above[x / B_SCALED * int(from.b_columns)];
         }
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < ROWS; i++) {
-            int y = row + i / 2 * 64 * CONSUMERS + i % 2 * 8;
-            rows[i] = y < m ? from.a[y / A_SCALED * from.a_rows + step * from.a_k] : 0.0f;
+            int y = min(row + i / 2 * 64 * CONSUMERS + i % 2 * 8, m - 1);
+            rows[i] = left[y / A_SCALED * int(from.a_rows)];
         }
     }
 
@@ -286,32 +301,36 @@ template <int ROWS> struct Scales {
     }
 };
 
-/* A warp group's part of the product of a piece's operands. */
+/* A warp group's part of the product of a piece's operands; `group` is its number among those that share a block. */
 struct Multiplier {
     Shared &shared;
     Pipeline &pipeline;
     Scaling scaling;
-    int m, n, thread;
+    int m, n, thread, group;
     typename Mainloop::Params &parameters;
 
-    /* The products of each step are multiplied by its scales, which are fetched one step ahead, before they are added up: those
-       of one instruction after the other, so that a thread has room for more sums. Groups that share a block take turns: one
-       multiplies while the other adds. */
+    /* The products of each step are multiplied by its scales, which are fetched one step ahead, and added up: those of one
+       instruction after the other, so that a thread has room for more sums. Groups that share a block take turns: one multiplies
+       while the other adds. */
     template <class Sums> CUTLASS_DEVICE void add_scaled(Sums &sums, State state, const Piece &piece, int row, int column)
     {
         constexpr int DOWN = decltype(size<1>(sums))::value, RIGHT = decltype(size<2>(sums))::value;
+        auto slice = Mma{}.get_slice(group * GROUP_THREADS);
+        auto left = make_tensor(make_smem_ptr(shared.tensors.smem_A.data()), typename Mainloop::SmemLayoutA{});
+        auto above = make_tensor(make_smem_ptr(shared.tensors.smem_B.data()), typename Mainloop::SmemLayoutB{});
+        auto a = slice.make_fragment_A(slice.partition_A(left));
+        auto b = slice.make_fragment_B(slice.partition_B(above));
         Scales<2 * DOWN> now, next;
         next.load(scaling, piece.first, m, n, row, column);
         clear(sums);
         for (int step = piece.first; step < piece.last; step++, ++state) {
             now = next;
-            if (step + 1 < piece.last)
-                next.load(scaling, step + 1, m, n, row, column);
+            next.load(scaling, min(step + 1, piece.last - 1), m, n, row, column);
             pipeline.consumer_wait(state);
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < DOWN * RIGHT; i++) {
                 auto products = make_fragment_like(sums(_, 0, 0));
-                multiply(products, state, i / RIGHT, i % RIGHT);
+                multiply(products, a(_, i / RIGHT, _, state.index()), b(_, i % RIGHT, _, state.index()));
                 if (i == DOWN * RIGHT - 1)
                     pipeline.consumer_release(state);
                 now.add(sums, products, i / RIGHT, i % RIGHT);
@@ -320,21 +339,16 @@ struct Multiplier {
     }
 
     /* Multiplies one instruction's share of a step. */
-    template <class Products> CUTLASS_DEVICE void multiply(Products &products, const State &state, int down, int right)
+    template <class Products, class A, class B> CUTLASS_DEVICE void multiply(Products &products, const A &a, const B &b)
     {
         Mma mma;
-        auto slice = mma.get_slice(__shfl_sync(0xffffffff, thread / GROUP_THREADS, 0) * GROUP_THREADS);
-        auto left = make_tensor(make_smem_ptr(shared.tensors.smem_A.data()), typename Mainloop::SmemLayoutA{});
-        auto above = make_tensor(make_smem_ptr(shared.tensors.smem_B.data()), typename Mainloop::SmemLayoutB{});
-        auto a = slice.make_fragment_A(slice.partition_A(left));
-        auto b = slice.make_fragment_B(slice.partition_B(above));
         take_turn();
         mma.accumulate_ = GMMA::ScaleOut::Zero;
         warpgroup_fence_operand(products);
         warpgroup_arrive();
         CUTLASS_PRAGMA_UNROLL
-        for (int k = 0; k < size<2>(a); k++) {
-            cute::gemm(mma, a(_, down, k, state.index()), b(_, right, k, state.index()), products);
+        for (int k = 0; k < size<1>(a); k++) {
+            cute::gemm(mma, a(_, k), b(_, k), products);
             mma.accumulate_ = GMMA::ScaleOut::One;
         }
         warpgroup_commit_batch();
@@ -347,13 +361,13 @@ struct Multiplier {
     CUTLASS_DEVICE void take_turn() const
     {
         if constexpr (!PINGPONG)
-            cutlass::arch::NamedBarrier::sync(CONSUMERS * GROUP_THREADS, uint32_t(thread / GROUP_THREADS));
+            cutlass::arch::NamedBarrier::sync(CONSUMERS * GROUP_THREADS, uint32_t(group));
     }
 
     CUTLASS_DEVICE void pass_turn() const
     {
         if constexpr (!PINGPONG)
-            cutlass::arch::NamedBarrier::arrive(CONSUMERS * GROUP_THREADS, uint32_t(1 - thread / GROUP_THREADS));
+            cutlass::arch::NamedBarrier::arrive(CONSUMERS * GROUP_THREADS, uint32_t(1 - group));
     }
 
     /* `turn` is called when another group may begin to multiply. */
@@ -381,7 +395,8 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Scaling &s
     alignas(typename Mainloop::Params) char memory[sizeof(typename Mainloop::Params)];
     auto &parameters = reinterpret_cast<typename Mainloop::Params &>(memory);
     promote_each_step(parameters);
-    Multiplier multiplier{shared, pipeline, scaling, m, n, PINGPONG ? thread : int(threadIdx.x) - GROUP_THREADS, parameters};
+    int shared_by = PINGPONG ? 0 : __shfl_sync(0xffffffff, group, 0); /* uniform, which the compiler would not know */
+    Multiplier multiplier{shared, pipeline, scaling, m, n, shared_by * GROUP_THREADS + thread, shared_by, parameters};
     if (A_SCALED > 0 && group == 1)
         multiplier.pass_turn(); /* the first turn is the first group's */
     State state;
@@ -399,8 +414,8 @@ CUTLASS_DEVICE void consume(Shared &shared, Pipeline &pipeline, const Scaling &s
         state.advance((piece.last - piece.first) * (PINGPONG ? 2 : 1));
         if (PINGPONG)
             order.wait();
-        if (STREAM && piece.last - piece.first < blocks.steps)
-            store_part(sums, parts + (2 * blockIdx.x + (piece.first == 0)) * (long long)(BM * BN), within);
+        if (SPLIT && piece.part >= 0)
+            store_part(sums, parts + piece.part * (long long)(BM * BN), within, m - piece.row);
         else
             store(sums, epilogue, piece.item, m, n, piece.row + within, piece.column);
         if (PINGPONG)
@@ -424,6 +439,8 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, in
     how.num_consumers = CONSUMERS * GROUP_THREADS;
     Pipeline pipeline(shared.pipeline, how, Cluster{});
     if (threadIdx.x == 0) {
+        prefetch_tma_descriptor(reinterpret_cast<const TmaDescriptor *>(&a));
+        prefetch_tma_descriptor(reinterpret_cast<const TmaDescriptor *>(&b));
         for (int i = 0; i < 4; i++) /* barriers that order the turns of the two groups */
             (&shared.order.barrier_[0][0])[i].init(GROUP_THREADS);
         cutlass::arch::fence_barrier_init();
@@ -433,11 +450,14 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, in
         cute::cluster_wait();
     }
     __syncthreads();
+    wait_for_kernels_before();
     Blocks blocks(batch, m, n, k);
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0)
             produce(shared, pipeline, a, b, blocks);
+        else if (threadIdx.x >= 32)
+            prefetch_scales(Scaling{SCALING_ARGUMENTS}, blocks, m);
     } else {
         cutlass::arch::warpgroup_reg_alloc<232>();
         consume(shared, pipeline, Scaling{SCALING_ARGUMENTS}, Epilogue{EPILOGUE_ARGUMENTS}, PARTS_ARGUMENT, m, n, blocks);

@@ -14,7 +14,7 @@ from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, S
 from polytile.errors import LoweringError
 from polytile.ir import sizes
 from polytile.matmul import scales
-from polytile.matmul.cutlass.configs import STEP_BYTES, WARPS, shared_bytes
+from polytile.matmul.cutlass.configs import FEWEST_STEPS, STEP_BYTES, WARPS, scratch, shared_bytes
 from polytile.matmul.cutlass.finish import Epilogue, epilogue
 from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.triton.operands import symbol
@@ -29,8 +29,8 @@ BODY, PARTS, BLOCKS, ARITHMETIC = (Path(__file__).with_name(f"{name}.h") for nam
 
 SWIZZLE_128_BYTES = 3
 
-STRIP, STRIP_WARPS = 8, 4
-"""Rows of a block whose parts one thread block adds up, and its warps."""
+PARTS_WARPS, PARTS_PLACES = 8, 4
+"""Of a thread block that adds up parts, and how many of them each multiprocessor has."""
 
 GROUP = 8
 """Rows of clusters whose blocks follow each other, column by column: what they read of B stays in the L2 cache."""
@@ -96,37 +96,37 @@ def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Trit
                 f"{operand.tensor} does not begin at a multiple of 16 bytes, or its rows are not a multiple of 16 elements apart"
             )
     first = _product(kernel, config, facts, sms)
-    if config["variant"] != "stream":
+    if not config.get("split"):
         return TritonKernel((first,))
-    sums = Scratch(accumulator(kernel.in_dtype), sympy.Integer(2 * sms * int(config["m"]) * int(config["n"])))
+    sums = Scratch(accumulator(kernel.in_dtype), sympy.Integer(scratch(config, sms)))
     return TritonKernel((first, _parts(kernel, config, facts, sms)), (sums,))
 
 
 def _product(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
-    (a, b), last, stream = operands(kernel), epilogue(kernel), config["variant"] == "stream"
+    (a, b), last, split = operands(kernel), epilogue(kernel), bool(config.get("split"))
     cluster, n = int(config["cluster"]), int(config["n"])
     scaled = (*scales.blocks(kernel), *scales.size_names(kernel))
     arguments = (
         Argument(Kind.DESCRIPTOR, "a", "map", 0), Argument(Kind.DESCRIPTOR, "b", "map", 1), *_sizes(),
         *(Argument(Kind.TENSOR if name in scales.AXES else Kind.SYMBOL, name, "i64") for name in scaled),
-        *([Argument(Kind.SCRATCH, "parts", "*")] if stream else []), *_of_epilogue(last),
+        *([Argument(Kind.SCRATCH, "parts", "*")] if split else []), *_of_epilogue(last),
     )  # fmt: skip
-    grid = sympy.Integer(sms) if stream else Min(_blocks(config), sympy.Integer(sms // cluster)) * cluster
+    grid = sympy.Integer(sms) if split else Min(_blocks(config), sympy.Integer(sms // cluster)) * cluster
     body = source(kernel, config, last.vectors(facts), sms)
     return Launch(
-        body, arguments, (), (), WARPS, 0, (grid, sizes.ONE, sizes.ONE),
+        body, arguments, (), (), WARPS, 0, (grid, sizes.ONE, sizes.ONE), overlaps=True,
         descriptors=(a.descriptor(int(config["m"]), config), b.descriptor(n // cluster, config)), cluster=cluster,
         own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
     )  # fmt: skip
 
 
 def _parts(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
-    """The launch that adds up the parts of blocks which several programs of a stream share."""
+    """The launch that adds up the parts of blocks that are split."""
     last = epilogue(kernel)
     arguments = (Argument(Kind.SCRATCH, "parts", "*"), *_sizes(), *_of_epilogue(last))
-    grid = _blocks(config) * (int(config["m"]) // STRIP)
+    grid = sympy.Integer(PARTS_PLACES * sms), sizes.ONE, sizes.ONE
     body = "\n".join([*_preamble(kernel, config, False, sms), last.text(NUMBERS[kernel.in_dtype].sums), "", PARTS.read_text()])
-    return Launch(body, arguments, (), (), STRIP_WARPS, 0, (grid, sizes.ONE, sizes.ONE), own=(("shared", 0),))
+    return Launch(body, arguments, (), (), PARTS_WARPS, 0, grid, overlaps=True, own=(("shared", 0),))
 
 
 def _sizes() -> list[Argument]:
@@ -152,14 +152,14 @@ def copied(kernel: GemmKernel, descriptor: Descriptor) -> tuple[int, ...]:
 
 def source(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> str:
     """CUDA C++. `vectors`: rows of C begin at multiples of 16 bytes."""
-    number, last, stream = NUMBERS[kernel.in_dtype], epilogue(kernel), config["variant"] == "stream"
+    number, last, split = NUMBERS[kernel.in_dtype], epilogue(kernel), bool(config.get("split"))
     scaled = (*scales.blocks(kernel), *scales.size_names(kernel))
     kinds = {name: "const float *" if name in scales.AXES else "long long " for name in scaled}
     lines = [
         f"#define SCALING_PARAMETERS {''.join(f'{kind}{name}, ' for name, kind in kinds.items())}",
         f"#define SCALING_ARGUMENTS {', '.join(kinds)}",
-        f"#define PARTS_PARAMETER {'Sum *parts,' if stream else ''}",
-        f"#define PARTS_ARGUMENT {'parts' if stream else 'nullptr'}",
+        f"#define PARTS_PARAMETER {'Sum *parts,' if split else ''}",
+        f"#define PARTS_ARGUMENT {'parts' if split else 'nullptr'}",
     ]
     preamble = _preamble(kernel, config, vectors, sms)
     return "\n".join([*preamble, *lines, last.text(number.sums), "", BODY.read_text()])
@@ -167,16 +167,16 @@ def source(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> str:
 
 def _preamble(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> list[str]:
     """What both kernels' texts begin with."""
-    (a, b), number, stream = operands(kernel), NUMBERS[kernel.in_dtype], config["variant"] == "stream"
+    (a, b), number, split = operands(kernel), NUMBERS[kernel.in_dtype], bool(config.get("split"))
     rows, columns = (kernel.scales[0][0], kernel.scales[1][1]) if kernel.scales is not None and kernel.scales[0] else (0, 0)
     numbers = {
         "BM": config["m"], "BN": config["n"], "BK": config["k"], "STAGES": config["stages"], "CLUSTER": config["cluster"],
-        "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize), "PROGRAMS": sms, "STRIP": STRIP,
-        "STRIP_THREADS": 32 * STRIP_WARPS, "A_SCALED": rows, "B_SCALED": columns,
+        "GROUP": GROUP, "SHARED": shared_bytes(config, kernel.in_dtype.itemsize), "PROGRAMS": sms,
+        "FEWEST_STEPS": FEWEST_STEPS, "PARTS_THREADS": 32 * PARTS_WARPS, "A_SCALED": rows, "B_SCALED": columns,
     }  # fmt: skip
     flags = {
         "PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "BATCHED": kernel.spec.batched,
-        "PROMOTED": number.promoted and kernel.scales is None, "STREAM": stream, "C_VECTORS": vectors,
+        "PROMOTED": number.promoted and kernel.scales is None, "SPLIT": split, "C_VECTORS": vectors,
     }  # fmt: skip
     return [
         "#include <cutlass/numeric_types.h>",

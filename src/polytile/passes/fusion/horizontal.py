@@ -4,12 +4,14 @@
       m[p0] = sum x[p0, r0]      n[p0] = max x[p0, r0]   →     t = x[p0, r0];  m[p0] = sum t;  n[p0] = max t
 
 Loops that compute the same expensive values are fused too, however few reads they share: a dropout and its gradient use the same
-random numbers.
+random numbers. Loops of one constant weight alone stay apart on a CPU, since the result of each is kept between calls
+(compiler/computed_weights.py).
 """
 
 from __future__ import annotations
 
 from polytile.ir import expr, ops
+from polytile.ir.buffer import Buffer
 from polytile.ir.expr import Op
 from polytile.ir.loop import Loop
 from polytile.ir.program import Program
@@ -33,10 +35,16 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     a, b = fuser.facts[first], fuser.facts[second]
     if a.scatter or b.scatter or any(name in b.reads for name in a.writes):
         return None
+    if a.reads.keys() == b.reads.keys() and len(a.reads) == 1 and _kept(fuser.program.buffers[next(iter(a.reads))]):
+        return None
     saved = sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
     if saved < WORTHWHILE * min(a.bytes, b.bytes) and not _expensive_operations(a.loop) & _expensive_operations(b.loop):
         return None
     return Proposal(first, second, saved, frozenset())
+
+
+def _kept(weight: Buffer) -> bool:
+    return weight.weight == "constant" and weight.device.type == "cpu"
 
 
 def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
