@@ -507,3 +507,19 @@ def test_an_offset_into_memory_counts_from_its_beginning(part: Callable[[Tensor]
     for start in (0, 3, 16):
         x = memory[start : start + 12].view(4, 3)
         torch.testing.assert_close(run(x), function(x))
+
+
+def test_arguments_that_share_memory_without_a_common_base() -> None:
+    """torch traces the memory that they share with the size that it has at the first call."""
+
+    def function(x: Tensor, rest: Tensor) -> Tensor:
+        rest.add_(1)
+        return x * 2
+
+    call = compiled(function, stall="compile")
+    for n in (5, 8, 33, 3):
+        x = torch.randn(n, 4)
+        shared = torch.empty(0).set_(x.untyped_storage(), 4, (n - 1, 4), (4, 1))
+        y = x.clone()
+        torch.testing.assert_close(call(x, shared), function(y, y[1:]))
+        torch.testing.assert_close(x, y)

@@ -14,16 +14,23 @@ from polytile.schedule.canonical import LoopKernel
 
 
 def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device | None = None) -> Sequence[Any]:
-    """Random flat arguments for the given sizes: tensors just large enough (on `target`, or the CPU), of no elements for a loop
-    without points, then the integers."""
+    """Random arguments for the given sizes: tensors (on `target`, or the CPU), then the integers. A tensor that a library call
+    takes as it is has its sizes and strides; any other is flat and just large enough, of no elements for a loop without points.
+    """
     values = {s: size[s.name] for s in kernel.symbols}
     extents = examples.lengths(kernel, values)
-    for view in [view for call in kernel.library for view in call.views()]:
-        if all(sizes.evaluate(n, values) for n in view.sizes):
+    whole: dict[str, tuple[list[int], list[int]]] = {}
+    for call, view in [(each, view) for each in kernel.library for view in each.views()]:
+        extent, strides = ([sizes.evaluate(n, values) for n in group] for group in (view.sizes, view.strides))
+        if view.buffer in call.whole:
+            whole[view.buffer] = extent, strides
+        if all(extent):
             last = view.index(tuple(n - 1 for n in view.sizes))
             extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     divides, ends = examples.divisors(kernel), examples.index_ends(kernel, values)
-    tensors = [_random(extents[t.name], t.dtype, target, int(t.name in divides), ends.get(t.name, 1)) for t in kernel.tensors]
+    flat = [_random(extents[t.name], t.dtype, target, int(t.name in divides), ends.get(t.name, 1)) for t in kernel.tensors]
+    named = zip(kernel.tensors, flat, strict=True)
+    tensors = [memory.as_strided(*whole[t.name]) if t.name in whole else memory for t, memory in named]
     return [*tensors, *[values[s] for s in kernel.symbols]]
 
 

@@ -22,9 +22,12 @@ NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 def unsupported(graph: torch.fx.GraphModule) -> str:
     """Why no program can be made of the graph; "" if one can.
 
-    Not supported are devices without a code generator, tensors without strides, arguments with the negative bit set, and
-    arguments that are neither tensors, numbers nor objects that library calls accept.
+    Not supported are devices without a code generator, tensors without strides, arguments with the negative bit set,
+    arguments that are neither tensors, numbers nor objects that library calls accept, and memory that arguments share whose
+    traced size is not that of all calls.
     """
+    if base := _base_of_fixed_size(graph.graph):
+        return f"arguments share memory that is changed, {base}, which torch traced with the number of elements of the first call"
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -37,6 +40,17 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
                     return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
             elif node.op == "placeholder" and not isinstance(value, NUMBERS | OBJECTS | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
+    return ""
+
+
+def _base_of_fixed_size(graph: torch.fx.Graph) -> str:
+    """An input that AOTAutograd puts in place of arguments that share memory without being views of one tensor; "" if there is
+    none. It has a fixed size even where those of the arguments are symbolic, and no guard says so."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
+        base, _, *layout = node.args
+        is_fixed = base.op == "placeholder" and all(isinstance(n, int) for n in base.meta["val"].shape)
+        if is_fixed and any(isinstance(leaf, torch.fx.Node) for leaf in tree_leaves(layout)):
+            return str(base.name)
     return ""
 
 

@@ -66,7 +66,7 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
     """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands in
-    the kernel's layouts."""
+    the kernel's layouts. Operands and results without elements are empty."""
     full = {**kernel.dense_strides(size), **size}
     loops = [(prologue_kernel.loop, prologue_kernel.symbols) for prologue_kernel in kernel.prologue_kernels]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
@@ -81,7 +81,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
             count = scales.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
-        tensors.append(_random(max(1, count), t.dtype, target))
+        tensors.append(_random(max(0, count), t.dtype, target))
     panels = (packed_weights.panels_for(kernel, tensors[1], full),) if kernel.packed else ()
     return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
 

@@ -61,10 +61,12 @@ def tensor_count(kernel: LoopKernel | None) -> int:
 
 
 def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
-    """Number of elements from the first to the last of an operand with the given strides."""
+    """Number of elements from the first to the last of an operand with the given strides; 0 if it has none."""
     letter, (rows, columns) = operand.lower(), AXES[operand]
     axes = (("batch", "b"), rows, columns)
-    return max(1, 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes))
+    if not all(size[name] for name, _ in axes):
+        return 0
+    return 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes)
 
 
 def split_arguments(
