@@ -7,7 +7,11 @@ import sys
 import time
 from typing import Any
 
+import pytest
+import torch
+
 from benchmarks.first_calls import CONTESTANTS, PEER, first_call_table
+from benchmarks.networks import NETWORKS
 from benchmarks.programs.stages import RUNNING, ProcessorStages
 
 OWN = next(iter(CONTESTANTS))
@@ -45,3 +49,12 @@ def test_a_process_that_still_runs_is_counted() -> None:
         while stages.total() < 0.3:
             time.sleep(0.02)
         child.communicate(b"\n")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_gives_finite_results(name: str) -> None:
+    torch.manual_seed(0)
+    network, inputs = NETWORKS[name]()
+    with torch.no_grad():
+        result = network.eval()(*inputs)
+    assert result.isfinite().all() and result.std() > 0

@@ -17,6 +17,7 @@ from polytile.ir.library_call import LibraryCall
 from polytile.ir.loop import SEGMENT_SUM, Axis, Loop, Store
 from polytile.ir.printer import loop_text, type_name
 from polytile.problem import digest
+from polytile.schedule.derived import call_with_derived, derived_of, sizes_of, with_derived
 from polytile.schedule.extents import call_with_extents, extents_of, with_extents
 from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 
@@ -158,6 +159,8 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = 
     no speed on a CPU."""
     library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
+    derived = derived_of(loop)
+    loop, library = with_derived(loop, derived), tuple(call_with_derived(call, derived) for call in library)
     starts = starts_of(loop)
     loop, library = with_starts(loop, starts), tuple(call_with_starts(call, starts) for call in library)
     constant = extents_of(loop) if extents_too else {}
@@ -177,7 +180,8 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = 
     library = tuple(calls.renamed(call, names, lambda e: e.xreplace(symbols)) for call in library)
     values: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
     values |= {symbol: sympy.Integer(size) for size, symbol in constant.items()}
-    site = CallSite(tuple(order), tuple(values.get(e, e) for e in symbols))
+    here = sizes_of(derived)
+    site = CallSite(tuple(order), tuple(sizes.substitute(values.get(e, e), here) for e in symbols))
     return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
 
 

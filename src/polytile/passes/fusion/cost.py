@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Mapping
@@ -14,13 +15,18 @@ from polytile.ir.expr import Node
 from polytile.ir.loop import Loop
 
 STAND_IN = 64  # the value assumed for every symbol; only the order of fusions depends on it
+DOUBLINGS = 16  # how often it is doubled where some divisor would be 0
 CHEAP = 8.0  # below this many multiply-adds, recomputing beats storing and loading (see OpDef.cost)
 
 
 @functools.lru_cache(maxsize=50_000)
 def estimate(size: sympy.Expr) -> int:
-    """A size with every symbol replaced by a stand-in value."""
-    return int(size.xreplace({s: sympy.Integer(STAND_IN) for s in size.free_symbols}))
+    """A size with every symbol replaced by a stand-in value, the least at which no divisor is 0: n // (s // 128), the size of an
+    image's windows, has no value at 64. 1 where there is no such value."""
+    for doublings in range(DOUBLINGS):
+        with contextlib.suppress(ZeroDivisionError):
+            return int(size.xreplace({s: sympy.Integer(STAND_IN << doublings) for s in size.free_symbols}))
+    return 1
 
 
 def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool) -> int:
