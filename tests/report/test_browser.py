@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -154,6 +155,21 @@ def test_predictions_and_rates_lead_to_their_sizes(opened: Page) -> None:
     assert "NaN" not in page.locator("#kernel-view").inner_html()
 
 
+def test_the_time_line_has_a_bar_for_each_span_and_leads_to_sizes_that_are_alone(browser: Any, tmp_path: Path) -> None:
+    records = [dataclasses.replace(record(sizes=(("M", m), ("N", 64))), taken_at=1.7e9 + 3600 * m) for m in (1, 7)]
+    path = tmp_path / "times.html"
+    path.write_text(page(report_of(*records)))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    bars = opened.page.locator("#times-view svg[role=img] rect.bar")
+    assert bars.count() == 2
+    assert "loop_228d962c M=7 N=64, 1 measurement" in bars.nth(1).locator("xpath=../*[1]").evaluate("node => node.textContent")
+    opened.page.get_by_role("region", name="Spans").get_by_role("button", name="loop_228d962c M=7 N=64").click()
+    sync_api.expect(opened.page.locator("#cell h3")).to_contain_text("M=7 N=64")
+    assert opened.page.evaluate(CONTRAST) == [] and opened.said == []
+    opened.page.close()
+
+
 def test_the_filter_leaves_what_has_all_words(opened: Page) -> None:
     rows = opened.page.locator("#kernels-view tbody tr")
     assert rows.count() == 3
@@ -178,7 +194,7 @@ def test_an_address_opens_a_cell_of_another_slice_of_the_map(opened: Page) -> No
 
 
 def test_what_did_not_run_says_so(opened: Page) -> None:
-    opened.page.get_by_role("button", name="loop_cccccccc").click()
+    opened.page.get_by_role("button", name="loop_cccccccc", exact=True).click()
     assert "No candidate has a time" in opened.page.locator("#grounds").inner_text()
     assert "out of luck" in opened.page.locator("#cell").inner_text()
 

@@ -27,6 +27,7 @@ def page(report: Report, every: float = 0.0) -> str:
         summary=pages.summary(report),
         tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
         sections=[*([("changes", "What changed")] if report.comparison is not None else []), ("kernels", "Kernels")],
+        later=[("times", "When it was measured")],
         meanings=pages.MEANINGS,
         data=as_json({**Payload(report).values, "every": every}),
     )
@@ -44,6 +45,7 @@ def package_page(report: packaged.PackageReport) -> str:
         summary=packaged.summary(report),
         tables=[packaged.kernels(report.package), packaged.inputs(report.package), packaged.files(report.package)],
         sections=[(name, table.title) for name, table in lists],
+        later=[],
         meanings=packaged.MEANINGS,
         data=as_json({**NOTHING, **drawn}),
     )

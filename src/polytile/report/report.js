@@ -437,6 +437,35 @@
       c[8], c[9]].join(" "));
   };
 
+  /* When what was measured: a row for each place or worker, a bar for each span. */
+
+  const secondsText = (value) => (value < 120 ? `${value.toFixed(1)} s` : value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`);
+  const spanText = ([lane, , seconds, rows, kernels, sizes, text, , began]) => `${data.times[1][lane]}, ${began}, ${secondsText(seconds)}: ` +
+    `${text || `${grouped(sizes)} sizes of ${grouped(kernels)} kernels`}, ${grouped(rows)} measurement${rows === 1 ? "" : "s"}`;
+  const drawTimes = () => {
+    const [what, lanes, spans] = data.times, host = document.getElementById("times-view");
+    const width = 900, left = 190, row = 22, top = 6, end = Math.max(...spans.map((span) => span[1] + span[2]), 1e-3);
+    const across = (seconds) => left + ((width - left - 10) * seconds) / end, height = top + lanes.length * row;
+    const bar = (span) => svg("g", {}, svg("title", {}, spanText(span)), svg("rect", { class: span[3] ? "bar" : "bar none",
+      x: across(span[1]).toFixed(1), y: top + span[0] * row + 3, width: Math.max(2, across(span[2]) - left).toFixed(1), height: row - 6 }));
+    const tick = (part) => [svg("line", { class: "axis", x1: across(part * end), x2: across(part * end), y1: top, y2: height, "stroke-opacity": 0.5 }),
+      svg("text", { x: across(part * end), y: height + 16, "text-anchor": part === 1 ? "end" : part ? "middle" : "start" }, secondsText(part * end))];
+    host.append(
+      el("div", { class: "scroll" }, svg("svg", { width, height: height + 24, role: "img",
+        "aria-label": `When each ${what} measured; the list below has the times` },
+      lanes.map((lane, i) => svg("text", { x: 0, y: top + i * row + 15 }, lane)), [0, 0.25, 0.5, 0.75, 1].map(tick), spans.map(bar))),
+      el("p", { class: "soft" }, `From ${spans.map((span) => span[8]).sort()[0]} on. Framed bars have no measurement.`));
+    listing(host, "Spans", [
+      { head: what, key: (s) => s[0], cell: (s) => lanes[s[0]] },
+      { head: "began", key: (s) => s[1], cell: (s) => s[8] },
+      { head: "s", right: true, key: (s) => s[2], cell: (s) => s[2].toFixed(1) },
+      { head: "kernels", right: true, key: (s) => s[4], cell: (s) => grouped(s[4]) },
+      { head: "sizes", right: true, key: (s) => s[5], cell: (s) => grouped(s[5]) },
+      { head: "measurements", right: true, key: (s) => s[3], cell: (s) => grouped(s[3]) },
+      { head: "what", cell: (s) => (s[7] ? button(s[6], () => go(...s[7])) : s[6]) },
+    ], spans, (s) => `${lanes[s[0]]} ${s[8]} ${s[6]}`);
+  };
+
   /* A package: its choices in lists, and of each kernel a strip, sizes in order; a hatched cell is predicted. */
 
   const drawPackage = () => {
@@ -496,6 +525,7 @@
   }
   document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true" }, patterns()));
   if (data.changes) drawChanges();
+  if (data.times) drawTimes();
   if (data.lists) drawPackage();
   else drawKernels();
   addEventListener("hashchange", follow);
