@@ -237,6 +237,25 @@ def test_a_packages_page_is_filtered_drawn_and_readable(browser: Any, tmp_path: 
     opened.page.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_packages_memory_is_drawn_over_its_calls_at_each_size(browser: Any, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "package.html"
+    path.write_text(package_page(test_packaged.with_memory()))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    host = opened.page.locator("#memory-view")
+    assert host.locator("rect.none").count() == 3
+    opened.page.get_by_label("Memory at").select_option("s0=400")
+    assert host.locator("rect.none").count() == 1 and host.locator("rect.edge").count() == 2
+    told = host.locator("g title").nth(2).evaluate("node => node.textContent")
+    assert told == "buf1: 1 920 bytes, at byte 1 280 of the arena, from call 2 (loop_89) to call 2 (loop_89)"
+    box = [host.locator("rect.edge").nth(i).evaluate("node => ['x', 'y', 'width', 'height'].map((n) => Number(node.getAttribute(n)))") for i in (0, 1)]
+    assert box[1][0] > box[0][0] and box[1][1] + box[1][3] == pytest.approx(box[0][1], abs=0.2)  # later, and right above
+    opened.page.get_by_label("Colours").select_option(scheme)
+    assert opened.page.evaluate(CONTRAST) == [] and opened.said == [] and opened.asked == [path.as_uri()]
+    opened.page.close()
+
+
 def test_a_page_that_is_written_again_loads_itself_but_not_under_a_filter(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "live.html"
     path.write_text(page(report_of(record("first")), every=0.2))

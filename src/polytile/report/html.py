@@ -40,12 +40,13 @@ def package_page(report: packaged.PackageReport) -> str:
     drawn = {
         "lists": [[name, table.title, [column.heading for column in table.columns], table.cells()] for name, table in lists],
         "strips": packaged.strips(report.package),
+        "memory": report.package.manifest.get("memory"),
     }
     return _file(
         summary=packaged.summary(report),
         tables=[packaged.kernels(report.package), packaged.inputs(report.package), packaged.files(report.package)],
         sections=[(name, table.title) for name, table in lists],
-        later=[],
+        later=[("memory", "Memory of a call")] if packaged.memory(report.package).rows else [],
         meanings=packaged.MEANINGS,
         data=as_json({**NOTHING, **drawn}),
     )

@@ -485,6 +485,40 @@
         rows, (row) => row.join(" "));
   };
 
+  /* The memories of a package's call: across the calls of kernels, upwards bytes; the arena below, others above it. */
+
+  const drawMemory = () => {
+    const { calls, memories, at } = data.memory, host = document.getElementById("memory-view"), frame = el("div", { class: "scroll" }), list = el("div");
+    const draw = ({ bytes, offsets, arena }) => {
+      const width = 900, height = 260, left = 90, top = 8, edge = calls.length || 1;
+      let end = arena;
+      const places = offsets.map((offset, i) => (offset === null ? (end += bytes[i]) - bytes[i] : offset));
+      const across = (call) => left + ((width - left - 10) * call) / edge, up = (value) => top + (height - top - 24) * (1 - value / (end || 1));
+      const until = (i) => Math.min(memories[i][2], edge), since = (i) => Math.min(memories[i][1], edge - 1);
+      const said = (i) => `${memories[i][0]}: ${grouped(bytes[i])} bytes, ${offsets[i] === null ? "by itself" : `at byte ${grouped(offsets[i])} of the arena`}, ` +
+        `from call ${since(i) + 1} (${calls[since(i)]}) to call ${until(i)} (${calls[until(i) - 1]})`;
+      frame.replaceChildren(svg("svg", { width, height, role: "img", "aria-label": "Memories over the calls of kernels; the list below has them all" },
+        svg("path", { class: "axis", d: `M${left} ${top}V${height - 24}H${width - 10}` }),
+        [0, arena, end].map((value, i) => (i && !value ? null : svg("text", { x: left - 6, y: up(value) + 4, "text-anchor": "end" }, grouped(value)))),
+        svg("text", { x: left, y: height - 6 }, `bytes over ${grouped(edge)} calls of kernels, in order; framed: by itself, outside of the arena`),
+        memories.map((_, i) => svg("g", {}, svg("title", {}, said(i)), svg("rect", { class: offsets[i] === null ? "bar none" : `c${i % COLOURS} edge`,
+          x: across(since(i)).toFixed(1), width: (across(until(i)) - across(since(i))).toFixed(1), y: up(places[i] + bytes[i]).toFixed(1),
+          height: (up(places[i]) - up(places[i] + bytes[i])).toFixed(1) })))));
+      list.replaceChildren();
+      listing(list, "Memories", [
+        { head: "memory", key: (i) => memories[i][0], cell: (i) => memories[i][0] },
+        { head: "bytes", right: true, key: (i) => bytes[i], cell: (i) => grouped(bytes[i]) },
+        { head: "at byte", right: true, key: (i) => offsets[i], cell: (i) => known(offsets[i], grouped) },
+        { head: "from call", key: since, cell: (i) => `${since(i) + 1}: ${calls[since(i)]}` },
+        { head: "to call", key: until, cell: (i) => `${until(i)}: ${calls[until(i) - 1]}` },
+      ], memories.map((_, i) => i), said);
+    };
+    const select = el("select", { onchange: () => draw(at[select.value]) },
+      at.map(({ sizes }, i) => el("option", { value: i }, Object.entries(sizes).map(([name, value]) => `${name}=${value}`).join(" ") || "all sizes")));
+    host.append(el("div", { class: "bar" }, el("label", {}, "Memory at ", select)), frame, list);
+    draw(at[0]);
+  };
+
   /* The address says what is open: #kernel/3 or #kernel/3/17. */
 
   let open = null;
@@ -526,6 +560,7 @@
   document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true" }, patterns()));
   if (data.changes) drawChanges();
   if (data.times) drawTimes();
+  if (data.memory) drawMemory();
   if (data.lists) drawPackage();
   else drawKernels();
   addEventListener("hashchange", follow);
