@@ -249,8 +249,9 @@ def test_a_packages_memory_is_drawn_over_its_calls_at_each_size(browser: Any, tm
     assert host.locator("rect.none").count() == 1 and host.locator("rect.edge").count() == 2
     told = host.locator("g title").nth(2).evaluate("node => node.textContent")
     assert told == "buf1: 1 920 bytes, at byte 1 280 of the arena, from call 2 (loop_89) to call 2 (loop_89)"
-    box = [host.locator("rect.edge").nth(i).evaluate("node => ['x', 'y', 'width', 'height'].map((n) => Number(node.getAttribute(n)))") for i in (0, 1)]
-    assert box[1][0] > box[0][0] and box[1][1] + box[1][3] == pytest.approx(box[0][1], abs=0.2)  # later, and right above
+    numbers = "node => ['x', 'y', 'height'].map((name) => Number(node.getAttribute(name)))"
+    first, second = (host.locator("rect.edge").nth(i).evaluate(numbers) for i in (0, 1))
+    assert second[0] > first[0] and second[1] + second[2] == pytest.approx(first[1], abs=0.2)  # later, and right above
     opened.page.get_by_label("Colours").select_option(scheme)
     assert opened.page.evaluate(CONTRAST) == [] and opened.said == [] and opened.asked == [path.as_uri()]
     opened.page.close()

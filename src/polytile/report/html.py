@@ -25,7 +25,7 @@ def page(report: Report, every: float = 0.0) -> str:
     """The HTML of a report on a store. An open page reloads every `every` seconds, unless that is 0."""
     return _file(
         summary=pages.summary(report),
-        tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
+        tables=[pages.aims(report), pages.devices(report), pages.sources(report), pages.worst(report)],
         sections=[*([("changes", "What changed")] if report.comparison is not None else []), ("kernels", "Kernels")],
         later=[("times", "When it was measured")],
         meanings=pages.MEANINGS,

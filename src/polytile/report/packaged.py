@@ -20,8 +20,8 @@ MEANINGS = (
     ("form", "A generated kernel with its config. A package holds no other kernels."),
     ("sizes", "The range of sizes that share a choice: M=33..45 are all from 33 to 45; %16 are those that 16 divides."),
     ("grounds", "Why that form runs there: measured at these sizes (exact) or near them (nearby), or predicted (prior)."),
-    ("memory", "What a call allocates, and inputs that it does not need to the end. What only kernels see lies in one arena, unless "
-     "that would take more than allocating each by itself; results never do."),
+    ("memory", "What a call allocates, and inputs that it does not need to the end. What only kernels see lies in one arena, "
+     "unless that would take more than allocating each by itself; results never do."),
     ("otherwise", "Sizes that no row names run a form that is right at all sizes."),
 )
 """Explanations of the terms."""

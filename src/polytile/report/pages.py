@@ -14,6 +14,7 @@ from polytile.report.predictions import calibrations, first_choices
 from polytile.report.rates import rate_of
 from polytile.report.slowdown import CHOSEN, single
 from polytile.report.tables import Column, Table, count, error, micros, ratio
+from polytile.report.targets import targets
 from polytile.report.timeline import Span
 from polytile.store.records import Environment
 
@@ -55,6 +56,10 @@ def tenths(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def thousandths(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
 def one_digit(value: float) -> str:
     return f"{value:.1f}"
 
@@ -62,6 +67,7 @@ def one_digit(value: float) -> str:
 def tables(report: Report) -> Iterator[tuple[str, Table]]:
     """Every table of a report, with the name of its file."""
     yield "summary", summary(report)
+    yield "targets", aims(report)
     yield "devices", devices(report)
     yield "sources", sources(report)
     if report.comparison is not None:
@@ -96,6 +102,13 @@ def summary(report: Report) -> Table:
     rows += [("made", f"{date(report.made)} by {report.command}")]
     before = f"{report.before.name} → " if report.before is not None else ""
     return Table.from_rows(f"Report on {before}{report.source.name}", ["subject", "found"], rows)
+
+
+def aims(report: Report) -> Table:
+    """The targets that these measurements can speak about, and which of them are met."""
+    found = targets(report.panels, report.comparison)
+    rows = [(each.what, each.most, each.found, "met" if each.met else "missed") for each in found]
+    return Table.from_rows("Targets", ["target", Column("at most", thousandths), Column("found", thousandths), "verdict"], rows)
 
 
 def _compared(found: Comparison) -> str:
