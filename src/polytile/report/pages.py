@@ -25,7 +25,8 @@ WORST = 10
 """Number of rows of the table of the largest slowdowns."""
 
 MEANINGS = (
-    ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median."),
+    ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median; of five"
+     " or more, the mean of their middle half."),
     ("±", "Two standard errors of that time, in percent: about 95 % of repeated races lie within."),
     ("chosen", "What a program with this store and these options runs, by the rules of `polytile why`: the fastest, or, of those "
      "within noise of it, the first by prediction; the library's where nothing beats it."),
