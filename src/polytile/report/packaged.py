@@ -133,7 +133,7 @@ def memories(package: Package) -> Table:
             until = f"{last}: {calls[last - 1]}" if 0 < last <= len(calls) else "the end"
             since = f"{first + 1}: {calls[first]}" if first < len(calls) else "the end"
             rows.append((_sizes(found), name, size, offset, since, until))
-    columns = ["sizes", "memory", Column("bytes", count), Column("at byte", count), "from call", "to call"]
+    columns: list[Column | str] = ["sizes", "memory", Column("bytes", count), Column("at byte", count), "from call", "to call"]
     return Table.from_rows("Memories", columns, rows)
 
 
