@@ -12,12 +12,9 @@ and a CPU shows what a GPU would.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +31,7 @@ from polytile.ir.program import Buffer
 from polytile.ir.sizes import evaluate
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
-from polytile.runtime import compile as compiling
+from polytile.runtime import native
 from polytile.wrapper import Line, Wrapped, arena, lines, python, register_backend
 from tests.models.hub import HUB
 from tests.models.zoo import MODELS
@@ -45,24 +42,6 @@ SIZES = tuple(range(9, 107, 5))
 ALIGNMENT = 64
 BACKEND = "recorded for benchmarks.arena"
 OPTIONS = {"wrapper": BACKEND, "stall": "compile", "tune": "off", "persist": False, "race_eager": False}
-
-RUNTIME = Path(polytile.__file__).parent / "runtime"
-HEADERS = "#include <stdlib.h>\n#include <string.h>\n"
-PLAN = """
-int plan(const Life *lives, const int64_t *bytes, int count, int64_t *offsets)
-{
-    ArenaPlan made = {(int64_t *)bytes, offsets, 0};
-    place_all(&made, lives, count);
-    return made.total > 0;
-}
-"""
-
-
-class Life(ctypes.Structure):
-    """program.h's."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in ("first", "last", "inside", "bytes_of_element", "argument")]
-
 
 @dataclass(frozen=True)
 class Program:
@@ -147,10 +126,9 @@ def taken(program: Program, args: Sequence[Any]) -> Call:
     """What a call with these arguments takes."""
     values, tensors = bound_by(program.lines, args)
     sizes = [bytes_of(memory.buffer, values, tensors) for memory in program.memories]
-    count = len(sizes)
-    lives = (Life * count)(*[Life(m.first, m.last, int(m.inside), 0, 0) for m in program.memories])
-    offsets = (ctypes.c_int64 * count)()
-    used = program.has_arena and bool(planner()(lives, (ctypes.c_int64 * count)(*sizes), count, offsets))
+    lives = [(m.first, m.last, m.inside, size) for m, size in zip(program.memories, sizes, strict=True)]
+    placed, offsets = native.module().place_memories(lives)
+    used = program.has_arena and placed > 0
     inside = [memory.inside and program.has_arena for memory in program.memories]
     total = max((offset + size for offset, size, own in zip(offsets, sizes, inside, strict=True) if own), default=0)
     callers = [isinstance(m.buffer, str) and is_given(tensors.get(m.buffer)) for m in program.memories]
@@ -209,15 +187,6 @@ def peak(program: Program, sizes: Sequence[int], counted: Sequence[bool]) -> int
     """The most bytes that the counted memories hold at once."""
     own = [(memory, size) for memory, size, one in zip(program.memories, sizes, counted, strict=True) if one]
     return max((sum(size for m, size in own if m.first <= at.first < m.last) for at, _ in own), default=0)
-
-
-@functools.cache
-def planner() -> Callable[..., int]:
-    """`place_all` of arena.c."""
-    text = "".join((RUNTIME / name).read_text() for name in ("program.h", "arena.c"))
-    library = compiling.compile_c("arena_benchmark", f"{HEADERS}{text}{PLAN}", ("-Wno-unused-function",)).result()
-    found = ctypes.CDLL(str(library.path)).plan
-    return found
 
 
 class Held(TorchDispatchMode):

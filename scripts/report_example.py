@@ -1,7 +1,8 @@
-"""`python -m scripts.report_example [store] [kept] [changes] [package]`: makes the pictures of docs/report.md, all or some.
+"""`python -m scripts.report_example [store] [kept] [changes] [campaign] [package]`: makes the pictures of docs/report.md, all or
+some.
 
-Two functions are measured on this processor, for the changes twice, and a model is packaged. Stores are temporary. Pictures need
-Playwright (`pip install polytile[browser]`) and the system's `chromium`.
+Two functions are measured on this processor, for the changes twice, a model by a campaign, and one is packaged. Stores are
+temporary. Pictures need Playwright (`pip install polytile[browser]`) and the system's `chromium`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def gelu_linear(x, weight):
 
 def layers():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).eval()
+    block = torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64), torch.nn.LayerNorm(64)
+    model = torch.nn.Sequential(*block, torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 32)).eval()
     return model, [(torch.randn(rows, 64),) for rows in (16, 2, 7, 40, 100, 400, 1500)]
 
 def rows():
@@ -60,6 +62,24 @@ def changes_report(folder: Path) -> Path:
         polytile(folder, "tune", "kernels.py:rows", "--quick", POLYTILE_CACHE_DIR=str(folder / name))
     polytile(folder, "report", "monday", "tuesday", "-o", "changes.html")
     return folder / "changes.html"
+
+
+CAMPAIGN = """
+[campaign]
+device = "cpu"
+
+[[model]]
+target = "kernels.py:layers"
+sizes = {s0 = [2, 7, 16, 40, 100, 400, 1500]}
+"""
+
+
+def campaign_report(folder: Path) -> Path:
+    """A report on a campaign of two workers in `folder`, which disturb each other on one processor."""
+    (folder / "serving.toml").write_text(CAMPAIGN)
+    polytile(folder, "campaign", "run", "serving.toml", "--count", 2)
+    polytile(folder, "report", "serving", "-o", "campaign.html")
+    return folder / "campaign.html"
 
 
 def package_report(folder: Path) -> Path:
@@ -110,14 +130,20 @@ def photograph_changes(page: Any) -> None:
     photograph_section(page, "changes", "report-changes.png")
 
 
+def photograph_campaign(page: Any) -> None:
+    photograph_section(page, "times", "report-times.png")
+
+
 def photograph_package(page: Any) -> None:
     photograph_section(page, "choices", "report-package.png")
+    photograph_section(page, "memory", "report-memory.png")
 
 
 VIEWS = {
     "store": (store_report, photograph_store),
     "kept": (kept_report, photograph_kept),
     "changes": (changes_report, photograph_changes),
+    "campaign": (campaign_report, photograph_campaign),
     "package": (package_report, photograph_package),
 }
 

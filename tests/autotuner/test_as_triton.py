@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +241,31 @@ def test_a_type_may_be_in_key() -> None:
     for dtype in (tl.float32, tl.float16, tl.float32):
         kernel[grid_of(200)](dst, src, 200, dtype)
     assert torch.equal(src, dst) and len(kernel.cache) == 2
+
+
+def test_a_call_that_was_decided_lets_its_tensors_go() -> None:
+    everything = {"early_config_prune": lambda configs, named, **_: configs}
+    tuned = autotune(BLOCKS, key=["N"], prune_configs_by=everything, do_bench=bench)(copy)
+    src = torch.randn(200)
+    tuned[grid_of(200)](torch.empty(200), src, 200)
+    alive = weakref.ref(src)
+    del src
+    gc.collect()
+    assert tuned.nargs is None and alive() is None
+
+
+def test_what_failed_below_other_heuristics_is_not_held_against_a_config() -> None:
+    """A config that could not be launched because of a heuristic, or of a tuner in between, is tried again without it."""
+
+    def broken(given: dict[str, Any]) -> int:
+        return int(given["nothing"])
+
+    def mended(given: dict[str, Any]) -> int:
+        return int(given["stride"])
+
+    configs, grid = [triton.Config({"ROWS": 4}), triton.Config({"ROWS": 8})], grid_of(8, "ROWS")
+    src, dst = torch.randn(8, 16), torch.zeros(8, 16)
+    with pytest.raises(polytile.errors.NoCandidate, match="nothing"):
+        autotune(configs, key=["M"])(triton.heuristics({"WIDTH": broken})(copy_rows))[grid](dst, src, stride=16, M=8)
+    autotune(configs, key=["M"])(triton.heuristics({"WIDTH": mended})(copy_rows))[grid](dst, src, stride=16, M=8)
+    assert torch.equal(dst, src)

@@ -59,19 +59,3 @@ def test_eagers_peak_is_that_of_tensors_that_live_at_once(monkeypatch: pytest.Mo
         z.add_(1)
         z.view(-1).exp()
     assert held.peak == 2 * ROWS * 64
-
-
-def test_memories_that_are_never_needed_together_share_their_place() -> None:
-    lives = (arena.Life * 3)(arena.Life(0, 2, 1, 0, 0), arena.Life(2, 4, 1, 0, 0), arena.Life(1, 3, 1, 0, 0))
-    sizes, offsets = (arena.ctypes.c_int64 * 3)(64, 64, 128), (arena.ctypes.c_int64 * 3)()
-    assert arena.planner()(lives, sizes, 3, offsets) == 1
-    assert list(offsets) == [128, 128, 0]
-
-
-def test_of_several_orders_that_with_the_smallest_arena_counts() -> None:
-    """The two largest, which are never needed together, would come first, to one place, and the two others above both."""
-    memories = ((2, 3, 3), (2, 4, 2), (4, 7, 3), (3, 5, 2))
-    lives = (arena.Life * 4)(*[arena.Life(first, last, 1, 0, 0) for first, last, _ in memories])
-    sizes, offsets = (arena.ctypes.c_int64 * 4)(*[64 * size for _, _, size in memories]), (arena.ctypes.c_int64 * 4)()
-    arena.planner()(lives, sizes, 4, offsets)
-    assert max(offset + size for offset, size in zip(offsets, sizes, strict=True)) == 5 * 64

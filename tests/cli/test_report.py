@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from polytile.campaigns.board import Board, Result, Unit
+from polytile.store import jsonl
+from polytile.store.reading import records
 from tests.cli.helpers import DIGEST, filled, measured, named, run
 
 
@@ -139,3 +142,38 @@ def test_a_page_on_a_store_that_is_not_there_yet_waits_for_it(tmp_path: Path, mo
     assert run("report", later, "-o", output, "--every", 1).exit_code == 0 and output.exists()
     for words in (("--text",), ("--csv",)):
         assert "leave out" in run("report", later, "--every", 1, *words).output
+
+
+def campaign(folder: Path, store: str = "") -> Board:
+    """A campaign with two units, of which one has a result."""
+    board = Board(folder, make=True, store=store)
+    units = [Unit(f"softmax_{DIGEST[:8]}", {}, {"M": m, "N": 512}, {}, "cpu", "cpu", (), 1, 60.0) for m in (64, 7)]
+    for unit in units:
+        board.add(unit)
+    board.order(units)
+    own = filled(folder / "own.sqlite3", measured(), measured(candidate="persistent t1", seconds=2e-5))
+    board.finish(units[0].id, Result("gpu0", 4.0, jsonl.header() + "".join(map(jsonl.line, records(own)))))
+    return board
+
+
+def test_a_campaign_is_reported_with_its_workers_and_how_far_it_is(tmp_path: Path) -> None:
+    board = campaign(tmp_path / "serving", store="postgresql://fleet@db/polytile")
+    text = run("report", board.root, "--text").output
+    assert "1 of 2 units measured, 1 left" in text
+    (span,) = [row for row in text.splitlines() if row.startswith("| gpu0")]
+    assert "4.0" in span and f"softmax_{DIGEST[:8]} M=64 N=512" in span
+    assert f"polytile why {DIGEST} M=64 N=512 --store postgresql://fleet@db/polytile" in text
+    assert run("report", board.root, "-o", tmp_path / "report.html").exit_code == 0
+
+
+def test_a_page_on_a_campaign_is_kept_up_to_date_before_its_store_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, output = campaign(tmp_path / "serving"), tmp_path / "live.html"
+
+    def sleep(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    the_command_sleeps(monkeypatch, sleep)
+    assert run("report", board.root, "-o", output, "--every", 1).exit_code == 0
+    assert not (board.root / "store.sqlite3").exists() and "gpu0" in output.read_text()

@@ -154,6 +154,16 @@ def test_the_manifest_says_what_runs_and_what_it_needs(package: Package) -> None
     assert list(manifest["sizes"].values()) == [[1, 300]]
 
 
+def test_the_manifest_says_which_memories_a_call_has(package: Package) -> None:
+    told = package.manifest["memory"]
+    assert {name for name, _, _ in told["memories"]} >= {"words"} and len(told["calls"]) >= 3
+    (found,) = told["at"]
+    assert list(found["sizes"].values()) == [40]
+    assert len(found["bytes"]) == len(found["offsets"]) == len(told["memories"]) and min(found["bytes"]) > 0
+    inside = [(at, size) for at, size in zip(found["offsets"], found["bytes"], strict=True) if at is not None]
+    assert max((at + size for at, size in inside), default=0) == found["arena"]
+
+
 def test_weights_are_safetensors_at_addresses_that_vectors_like(path: Path, model: Model) -> None:
     with zipfile.ZipFile(path) as archive:
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}

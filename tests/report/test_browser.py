@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -154,6 +155,21 @@ def test_predictions_and_rates_lead_to_their_sizes(opened: Page) -> None:
     assert "NaN" not in page.locator("#kernel-view").inner_html()
 
 
+def test_the_time_line_has_a_bar_for_each_span_and_leads_to_sizes_that_are_alone(browser: Any, tmp_path: Path) -> None:
+    records = [dataclasses.replace(record(sizes=(("M", m), ("N", 64))), taken_at=1.7e9 + 3600 * m) for m in (1, 7)]
+    path = tmp_path / "times.html"
+    path.write_text(page(report_of(*records)))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    bars = opened.page.locator("#times-view svg[role=img] rect.bar")
+    assert bars.count() == 2
+    assert "loop_228d962c M=7 N=64, 1 measurement" in bars.nth(1).locator("xpath=../*[1]").evaluate("node => node.textContent")
+    opened.page.get_by_role("region", name="Spans").get_by_role("button", name="loop_228d962c M=7 N=64").click()
+    sync_api.expect(opened.page.locator("#cell h3")).to_contain_text("M=7 N=64")
+    assert opened.page.evaluate(CONTRAST) == [] and opened.said == []
+    opened.page.close()
+
+
 def test_the_filter_leaves_what_has_all_words(opened: Page) -> None:
     rows = opened.page.locator("#kernels-view tbody tr")
     assert rows.count() == 3
@@ -178,7 +194,7 @@ def test_an_address_opens_a_cell_of_another_slice_of_the_map(opened: Page) -> No
 
 
 def test_what_did_not_run_says_so(opened: Page) -> None:
-    opened.page.get_by_role("button", name="loop_cccccccc").click()
+    opened.page.get_by_role("button", name="loop_cccccccc", exact=True).click()
     assert "No candidate has a time" in opened.page.locator("#grounds").inner_text()
     assert "out of luck" in opened.page.locator("#cell").inner_text()
 
@@ -221,6 +237,26 @@ def test_a_packages_page_is_filtered_drawn_and_readable(browser: Any, tmp_path: 
     opened.page.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_packages_memory_is_drawn_over_its_calls_at_each_size(browser: Any, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "package.html"
+    path.write_text(package_page(test_packaged.with_memory()))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    host = opened.page.locator("#memory-view")
+    assert host.locator("rect.none").count() == 3
+    opened.page.get_by_label("Memory at").select_option("s0=400")
+    assert host.locator("rect.none").count() == 1 and host.locator("rect.edge").count() == 2
+    told = host.locator("g title").nth(2).evaluate("node => node.textContent")
+    assert told == "buf1: 1 920 bytes, at byte 1 280 of the arena, from call 2 (loop_89) to call 2 (loop_89)"
+    numbers = "node => ['x', 'y', 'height'].map((name) => Number(node.getAttribute(name)))"
+    first, second = (host.locator("rect.edge").nth(i).evaluate(numbers) for i in (0, 1))
+    assert second[0] > first[0] and second[1] + second[2] == pytest.approx(first[1], abs=0.2)  # later, and right above
+    opened.page.get_by_label("Colours").select_option(scheme)
+    assert opened.page.evaluate(CONTRAST) == [] and opened.said == [] and opened.asked == [path.as_uri()]
+    opened.page.close()
+
+
 def test_a_page_that_is_written_again_loads_itself_but_not_under_a_filter(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "live.html"
     path.write_text(page(report_of(record("first")), every=0.2))
@@ -230,10 +266,13 @@ def test_a_page_that_is_written_again_loads_itself_but_not_under_a_filter(browse
     path.write_text(page(report_of(record("second")), every=0.2))
     sync_api.expect(opened.locator("#kernel-view")).to_contain_text("second")
     sync_api.expect(opened.get_by_label("Colours")).to_have_value("dark")
-    opened.get_by_label("Filter kernels").fill("loop")
+    words = opened.get_by_label("Filter kernels")
+    while words.input_value() != "loop":  # the page may load itself again before it has a filter
+        words.fill("loop")
+        opened.wait_for_timeout(250)
     path.write_text(page(report_of(record("third")), every=0.2))
     opened.wait_for_timeout(700)
     assert "second" in opened.locator("#kernel-view").inner_text()
-    opened.get_by_label("Filter kernels").fill("")
+    words.fill("")
     sync_api.expect(opened.locator("#kernel-view")).to_contain_text("third")
     opened.close()

@@ -56,6 +56,33 @@ def test_ranges_of_sizes_are_in_order_and_say_what_runs_and_why() -> None:
     assert [row[1] for row in made["inputs"].rows] == ["float32", "the constant 2.0"]
 
 
+MEMORY = {
+    "calls": ["mm_0123abcd", "loop_89"],
+    "memories": [["x", 0, 1], ["buf0", 0, 2], ["buf1", 1, 2]],
+    "at": [
+        {"sizes": {"s0": 16}, "bytes": [64, 128, 192], "offsets": [None, None, None], "arena": 0},
+        {"sizes": {"s0": 400}, "bytes": [640, 1280, 1920], "offsets": [None, 0, 1280], "arena": 3200},
+    ],
+}
+
+
+def with_memory() -> PackageReport:
+    return PackageReport(Package("new.ptp", {**manifest(*DECISIONS), "memory": MEMORY}), None, "polytile report new.ptp")
+
+
+def test_memory_is_told_at_each_size_and_where_each_part_lies() -> None:
+    made = dict(tables(with_memory()))
+    assert made["memory"].rows == (("s0=16", 0, 0, 0, 3, 384), ("s0=400", 3200, 2, 3200, 1, 640))
+    assert made["memories"].rows[0] == ("s0=16", "x", 64, None, "1: mm_0123abcd", "1: mm_0123abcd")
+    assert made["memories"].rows[5] == ("s0=400", "buf1", 1920, 1280, "2: loop_89", "2: loop_89")
+
+
+def test_packages_that_do_not_tell_their_memory_have_no_view_of_it() -> None:
+    plain = report_of(*DECISIONS)
+    assert dict(tables(plain))["memory"].rows == () and 'id="memory"' not in package_page(plain)
+    assert 'id="memory"' in package_page(with_memory())
+
+
 def test_a_strip_has_each_range_with_its_form_and_whether_it_was_measured() -> None:
     ((name, forms, cells),) = strips(Package("p", manifest(*DECISIONS)))
     assert name == "mm_0123abcd" and forms == ["tile 8x2", "dot 6x4"]

@@ -46,6 +46,20 @@ def test_a_size_has_who_runs_and_how_sure_that_is(
     assert cell.entries[-1].candidate == "wrong" and cell.entries[-1].seconds is None
 
 
+def test_targets_say_what_is_met_and_what_is_missed() -> None:
+    sizes = [(("M", m), ("N", 64)) for m in (1, 7)]
+    good = [record("fast", 1e-5, size, predicted=1e-5) for size in sizes]
+    good += [record("slow", 2e-5, size, predicted=3e-5) for size in sizes]
+    rows = {row[0]: row[1:] for row in pages.aims(report_of(*good, before=[record("fast", 5e-6, sizes[0])])).rows}
+    assert rows["what runs, × fastest, over all sizes with two times or more"] == (1.01, 1.0, "met")
+    assert rows["the best predicted, × fastest, over all sizes with two times or more"][1:] == (1.0, "met")
+    assert rows["sizes that became slower"] == (0, 1, "missed")
+    misled = [record("fast", 1e-5, predicted=5e-5), record("slow", 2e-5, predicted=1e-5)]
+    verdicts = [row[3] for row in pages.aims(report_of(*misled)).rows]
+    assert verdicts == ["met", "met", "missed", "missed"]
+    assert pages.aims(report_of(record("alone"))).rows == ()
+
+
 def test_a_gap_as_wide_as_the_noise_is_in_doubt() -> None:
     (panel,) = panels_of(record("fast", 1e-5, spread=0.3), record("slow", 1.07e-5, spread=0.3, predicted=1e-6))
     assert panel.cells[0].certainty is Certainty.DOUBT

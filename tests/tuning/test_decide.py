@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import statistics
+from collections.abc import Callable
 
 import pytest
 
@@ -66,6 +68,24 @@ def test_measurements_of_several_processes_make_one_score_by_their_lower_median(
     combined = combine([summary("a", 1.0), summary("a", 1.4), summary("a", 1.02), summary("b", 2.0)])
     assert combined["a", "[]", "h"].seconds == 1.02
     assert combined["b", "[]", "h"].seconds == 2.0
+
+
+def test_of_many_measurements_the_middle_half_counts() -> None:
+    times = [1.30, 0.99, 1.01, 1.00, 1.02, 0.70, 1.03, 1.04]
+    combined = combine([summary("a", seconds) for seconds in times])
+    assert combined["a", "[]", "h"].seconds == pytest.approx((1.00 + 1.01 + 1.02 + 1.03) / 4)
+
+
+def test_the_middle_half_of_many_processes_varies_less_than_their_median() -> None:
+    drawn = random.Random(0)
+
+    def spread(of: Callable[[list[float]], float]) -> float:
+        return statistics.stdev(of([drawn.gauss(1, 0.004) for _ in range(15)]) for _ in range(1000))
+
+    def combined(times: list[float]) -> float:
+        return combine([summary("a", seconds) for seconds in times])["a", "[]", "h"].seconds
+
+    assert spread(combined) < 0.93 * spread(statistics.median)
 
 
 def test_a_wrong_result_is_final_and_other_failures_are_until_a_later_success() -> None:

@@ -22,7 +22,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.autotuner import declaration, tunings
 from polytile.autotuner import search as searching
-from polytile.autotuner.call import Call, plain, tensor_in, this_thread
+from polytile.autotuner.call import Call, plain, tensor_in, text_of, this_thread
 from polytile.autotuner.candidate import TritonConfig, named, numbers_of
 from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.declaration import Extras
@@ -318,15 +318,16 @@ class Autotuner(TritonsAutotuner):
         """The configs that remain at the sizes of a call. Raises whatever the functions in `prune_configs_by` raise, and
         AutotunerError if none remains."""
         with self._lock:
-            self.nargs = dict(zip(self.arg_names, call.args, strict=False))
-            left = self.prune_configs(dict(call.kwargs))
-            if left:
-                return list(left)
-            share, self.configs_top_k = self.configs_top_k, 1  # a fraction of few configs may round to none
+            self.nargs: dict[str, Any] | None = dict(zip(self.arg_names, call.args, strict=False))
+            share = self.configs_top_k
             try:
-                return list(self.prune_configs(dict(call.kwargs)))
+                left = self.prune_configs(dict(call.kwargs))
+                if not left:
+                    self.configs_top_k = 1  # a fraction of few configs may round to none
+                    left = self.prune_configs(dict(call.kwargs))
+                return list(left)
             finally:
-                self.configs_top_k = share
+                self.configs_top_k, self.nargs = share, None  # the call's tensors may go
 
     def _pruned_early(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if self.early_config_prune is None:
@@ -347,11 +348,20 @@ class Autotuner(TritonsAutotuner):
 
     @functools.cached_property
     def source(self) -> str:
-        """Digest of the source of the kernel and of the functions that it calls."""
+        """Digest of the source of the kernel, of the functions that it calls, and of heuristics between tuner and kernel."""
         jit = innermost(self.fn)
-        if not self.interpreted:
-            return str(jit.cache_key)
-        return digest(inspect.getsource(self.base_fn))
+        own = inspect.getsource(self.base_fn) if self.interpreted else str(jit.cache_key)
+        between = [text for layer in self._between for text in _sources_in(layer)]
+        return digest("\n".join([own, *between])) if between or self.interpreted else own
+
+    @functools.cached_property
+    def _between(self) -> tuple[Any, ...]:
+        """Heuristics and tuners between this one and the kernel, the outermost first."""
+        found, below = [], self.fn
+        while below is not innermost(self.fn):
+            found.append(below)
+            below = below.fn
+        return tuple(found)
 
     def has_hooks(self, config: Any) -> bool:
         """Whether a user's hook runs before or after a launch with this config."""
@@ -429,10 +439,7 @@ class Autotuner(TritonsAutotuner):
                 f"kernel {self.name!r} was given {len(call.args)} arguments; it has {', '.join(self.arg_names)}, of which "
                 f"configs set {', '.join(sorted(self._set_by_configs())) or 'none'}."
             )
-        by_heuristics, below = set[str](), self.fn
-        while below is not None and below is not self.base_fn:
-            by_heuristics |= set(getattr(below, "values", None) or ())
-            below = getattr(below, "fn", None)
+        by_heuristics = {name for layer in self._between for name in getattr(layer, "values", None) or ()}
         known = {*call.given(), *self.defaults, *by_heuristics, *self._set_by_configs()}
         if missing := [name for name in self.arg_names if name not in known]:
             others = sorted(self._set_by_configs() - set(self.arg_names))
@@ -466,3 +473,17 @@ class Autotuner(TritonsAutotuner):
         if hints := self.samples.hints_for(call):
             made.warm(hints)
         return made
+
+
+def _sources_in(layer: Any) -> list[str]:
+    """What decides what a layer above a kernel launches: the functions of heuristics, a tuner's configs."""
+    functions = getattr(layer, "values", None) or {}
+    texts = [f"{name} {_source_of(function)}" for name, function in functions.items()]
+    return [*texts, *map(str, getattr(layer, "configs", None) or ())]
+
+
+def _source_of(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # made of text, or no Python function
+        return text_of(function)

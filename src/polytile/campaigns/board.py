@@ -9,6 +9,7 @@ any host that sees the folder can take part, be killed, and be replaced.
     workers/NAME.json   who took part, touched as long as the worker lives
     driver              touched as long as somebody may add units
     stop                exists if no further unit is to be taken
+    campaign.json       says that this is a campaign's folder, and where its store is
 
 A lease is taken by creating its file and lost by renaming it; only one process can succeed in either. Times are those of the file
 system, so that the hosts' clocks need not agree.
@@ -29,7 +30,7 @@ from typing import Any
 from polytile.errors import CampaignError
 from polytile.problem import digest
 
-FORMAT = "polytile campaign"
+FORMAT, CAMPAIGN = "polytile campaign", "campaign.json"
 
 LEASE_SECONDS, BEAT_SECONDS = 30.0, 3.0
 """Seconds without a sign of life after which a lease lapses, and the interval between signs of life."""
@@ -127,9 +128,9 @@ class Status:
 
 
 class Board:
-    """The folder at `root`."""
+    """The folder at `root`. `store`: the place of the campaign's measurements, without a password; "" in older folders."""
 
-    def __init__(self, root: Path, make: bool = False) -> None:
+    def __init__(self, root: Path, make: bool = False, store: str = "") -> None:
         self.root = root
         self._results: dict[str, Result] = {}
         """Those that were read, without their measurements: a result never changes."""
@@ -138,10 +139,12 @@ class Board:
         if make:
             for name in ("units", "taken", "lost", "done", "ahead", "workers"):
                 (root / name).mkdir(parents=True, exist_ok=True)
-            self._write(root / "campaign.json", {"format": FORMAT, "version": 1})
+            self._write(root / CAMPAIGN, {"format": FORMAT, "version": 1, "store": store})
         try:
-            if json.loads((root / "campaign.json").read_text())["format"] != FORMAT:
+            about = json.loads((root / CAMPAIGN).read_text())
+            if about["format"] != FORMAT:
                 raise ValueError
+            self.store: str = about.get("store", "")
         except (OSError, ValueError, KeyError, TypeError):
             raise CampaignError(
                 f"{root} is no campaign's folder; `polytile campaign run SPEC.toml` makes one."
@@ -320,6 +323,10 @@ class Board:
 
     def result(self, name: str) -> Result:
         return Result(**json.loads((self.root / "done" / f"{name}.json").read_text()))
+
+    def filed_at(self, name: str) -> float:
+        """When the result of a unit was filed, in seconds since 1970, by the file system's clock."""
+        return (self.root / "done" / f"{name}.json").stat().st_mtime
 
     def forget_failures(self) -> None:
         """Make units without a result available again."""

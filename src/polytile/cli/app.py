@@ -235,9 +235,9 @@ def write_report(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE | PACKAGE] | BEFORE AFTER",
-            help="A store (a file, a cache directory, a server), a file that `store export` wrote, or a package. Default: the "
-            "store in force. Of two, the report says what changed.",
+            metavar="[STORE | CAMPAIGN | PACKAGE] | BEFORE AFTER",
+            help="A store (a file, a cache directory, a server), a file that `store export` wrote, a campaign's folder, or a "
+            "package. Default: the store in force. Of two, the report says what changed.",
         ),
     ] = None,
     output: Annotated[

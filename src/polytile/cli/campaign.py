@@ -77,10 +77,10 @@ def run_campaign(
     from polytile.report import show
 
     read, root = specs.read(spec), folder or spec.with_suffix("")
-    board = Board(root, make=True)
+    store = run.store_of(read, root)
+    board = Board(root, make=True, store=str(store))
     if again:
         board.forget_failures()
-    store = run.store_of(read, root)
     place = str(getattr(store, "url", store))
     with trace.tracing(place, read.search):
         with waits.during(f"tracing what {spec} names"):
@@ -136,7 +136,7 @@ def show_status(folder: Folder) -> None:
     about = {name: board.unit(name).about for name in (*status.taken, *status.failed)}
     rows = [(about[name], "in work", holder) for name, holder in status.taken.items()]
     rows += [(about[name], "failed", error) for name, error in status.failed.items()]
-    show(Table.from_rows(f"Campaign {folder}", ["unit", "state", "by or why"], rows, [_sentence(status)]))
+    show(Table.from_rows(f"Campaign {folder}", ["unit", "state", "by or why"], rows, [sentence(status)]))
     raise typer.Exit(1 if status.left else 0)
 
 
@@ -163,7 +163,8 @@ def _workers(status: Status) -> str:
     return "1 worker" if len(status.workers) == 1 else f"{len(status.workers)} workers"
 
 
-def _sentence(status: Status) -> str:
+def sentence(status: Status) -> str:
+    """How far a campaign is."""
     left = f", {status.left} left" if status.left else ""
     failed = f", {len(status.failed)} failed" if status.failed else ""
     done = status.done - len(status.failed)
@@ -232,7 +233,7 @@ def _tables(chosen: Sequence[Choice], status: Status, made: Sequence[Any]) -> It
     columns: list[Column | str] = [
         "kernel", "sizes", "calls", "candidate", Column("µs", micros), Column("× library", ratio), "grounds",
     ]  # fmt: skip
-    notes = [_sentence(status)]
+    notes = [sentence(status)]
     notes += [f"{len(chosen) - len(shown)} more choices in the table's file."] if len(chosen) > len(shown) else []
     notes += list(status.failed.values())
     yield Table.from_rows("Choices", columns, rows, notes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -13,13 +14,14 @@ import typer
 from polytile import files
 from polytile.cli.kernels import names_beside, names_of
 from polytile.cli.plain import store_at
+from polytile.cli.report_campaign import is_campaign, read_campaign
 from polytile.errors import ReportError
 from polytile.packages.manifest import is_package, read_manifest
 from polytile.problem import Problem
 from polytile.report import Table, packaged, pages, show
 from polytile.report.contents import Held, Report, Source, report
 from polytile.runtime import collector
-from polytile.store.place import Place, Server
+from polytile.store.place import Server
 from polytile.store.transfer import held, is_exported
 
 Made = Report | packaged.PackageReport
@@ -36,36 +38,60 @@ def reported(stores: Sequence[str], kernel: str = "") -> Report:
     """
     if len(stores) > 2:
         raise ReportError(f"a report is on one store, or compares two, and {len(stores)} were named; merge them first.")
-    places = [store_at(store) for store in stores] or [store_at(None)]
-    known: dict[str, list[str]] = {}
-    for place in places:
-        for digits, names in names_beside(place).items():
-            known.setdefault(digits, []).extend(names)
-
-    def fits(problem: Problem) -> bool:
-        return problem.kernel.startswith(kernel) or any(kernel in name for name in names_of(problem, known))
-
-    words = ["polytile", "report", *map(str, places), *(["--kernel", kernel] if kernel else [])]
     with collector.at_rest():  # of 20 000 measurements all stay, and looking for garbage takes a third of the time
-        sources = [_held(place, kernel, fits) for place in places]
+        subjects = [_subject(store) for store in stores] or [_subject(None)]
+        known: dict[str, list[str]] = {}
+        for subject in subjects:
+            for digits, names in subject.names.items():
+                known.setdefault(digits, []).extend(names)
+
+        def fits(problem: Problem) -> bool:
+            return problem.kernel.startswith(kernel) or any(kernel in name for name in names_of(problem, known))
+
+        words = ["polytile", "report", *(subject.name for subject in subjects), *(["--kernel", kernel] if kernel else [])]
+        sources = [_fitting(subject, kernel, fits) for subject in subjects]
         before = sources[0] if len(sources) > 1 else None
         return report(sources[-1], before, lambda problem: names_of(problem, known)[0], time.time(), shlex.join(words))
 
 
-def _held(place: Place, kernel: str, fits: Callable[[Problem], bool]) -> Held:
+@dataclass(frozen=True)
+class Subject:
+    """A store or a campaign that is reported: its name on the command line, what it holds, and names of its kernels."""
+
+    name: str
+    held: Held
+    names: Mapping[str, Sequence[str]]
+
+
+def _subject(named: str | None) -> Subject:
+    """Raises StoreError or CampaignError where it cannot be read."""
+    if named is not None and is_campaign(Path(named)):
+        content = read_campaign(Path(named))
+        beside = {**names_beside(content.store), **content.names}
+        return Subject(named, Held(Source(str(content.store)), content.records, content.state, content.sittings), beside)
+    place = store_at(named)
     lines = held(place)
     for sentence in (*lines.damaged, lines.partial):
         if sentence:
             typer.echo(f"polytile: {sentence}.", err=True)
-    if not lines.records:
-        raise NothingYet(f"{place} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
-    chosen = [record for record in lines.records if fits(record.measurement.problem)]
+    source = Source(str(place), not isinstance(place, Server) and is_exported(place))
+    return Subject(str(place), Held(source, lines.records), names_beside(place))
+
+
+def _fitting(subject: Subject, kernel: str, fits: Callable[[Problem], bool]) -> Held:
+    """What a subject holds of kernels that fit. Raises NothingYet if there is none."""
+    found, name = subject.held, subject.name
+    if not found.records:
+        raise NothingYet(f"{name} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
+    if not kernel:
+        return found
+    chosen = [record for record in found.records if fits(record.measurement.problem)]
     if not chosen:
         raise NothingYet(
-            f"{place} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
-            f"{shlex.quote(str(place))}` lists its kernels."
+            f"{name} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
+            f"{shlex.quote(found.source.name)}` lists its kernels."
         )
-    return Held(Source(str(place), not isinstance(place, Server) and is_exported(place)), chosen)
+    return replace(found, records=chosen)
 
 
 def reported_package(paths: Sequence[Path]) -> packaged.PackageReport:
@@ -103,11 +129,16 @@ def keep_written(stores: Sequence[str], kernel: str, output: Path, every: float)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             began = time.monotonic()
-            places = [store_at(store) for store in stores] or [store_at(None)]
             with contextlib.suppress(NothingYet):
-                if all(isinstance(place, Server) or place.exists() for place in places):
+                if all(_is_there(store) for store in tuple(stores) or (None,)):
                     write_html(reported(stores, kernel), output, stores, every)
             time.sleep(max(0.0, began + every - time.monotonic()))
+
+
+def _is_there(named: str | None) -> bool:
+    """Whether there is a store or a campaign of this name, be it empty."""
+    place = store_at(named)
+    return isinstance(place, Server) or place.exists() or is_campaign(place.parent)
 
 
 def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 0.0) -> None:

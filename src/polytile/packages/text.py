@@ -112,7 +112,7 @@ class PackageWriter(cpp.UnitWriter):
 
     def __init__(self, scheduled: Scheduled, bounds: Mapping[str, tuple[int, int]]) -> None:
         self.program = scheduled.program
-        all_lines = _with_all_sizes(scheduled.program, scheduled.lines, bounds)
+        self.lines = all_lines = _with_all_sizes(scheduled.program, scheduled.lines, bounds)
         super().__init__(all_lines, python.Text(scheduled.program.name))
         self.sites = {id(call.site.find): call.site for _, call in scheduled.calls if call.site is not None}
         self.multikernels = {id(multikernel.dispatch): multikernel for multikernel, _ in scheduled.calls}

@@ -34,12 +34,13 @@ from polytile.packages.manifest import FORMAT
 from polytile.packages.text import PackagedKernel, PackageWriter
 from polytile.packages.weights import Weights
 from polytile.runtime import compile as compiling
-from polytile.runtime import regime, toolchain
+from polytile.runtime import native, regime, toolchain
 from polytile.runtime.cuda import device as gpus
 from polytile.runtime.cuda import launch, products
 from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.target import Target
 from polytile.version import __version__
+from polytile.wrapper.footprint import Footprints
 
 PROGRAM_FLAGS = ("-O1",)
 LARGEST_SIZE = 1 << 14
@@ -130,7 +131,8 @@ def package(
         files |= {name: Content.of(Path(library).read_bytes()) for name, library in content.libraries.items()}
         files |= {name: Content.of(image) for name, image in content.images.items()}
         weights = content.weights
-        _write(path, files, Content(weights.bytes, weights.chunks), _manifest(captured, content), weights_apart, folder)
+        manifest = {**_manifest(captured, content), "memory": _memory(writer, [captured.traced, *wanted])}
+        _write(path, files, Content(weights.bytes, weights.chunks), manifest, weights_apart, folder)
         if check:
             _check(path, program, args, kwargs)
     return path
@@ -341,6 +343,20 @@ def _manifest(captured: Captured, content: text.Content) -> dict[str, Any]:
             }
             for kernel in content.kernels
         ],
+    }
+
+
+def _memory(writer: PackageWriter, given: Sequence[hinted.Values]) -> dict[str, Any] | None:
+    """The program's memories at these sizes (docs/report.md); None where the launcher, which places them, cannot be built."""
+    if native.module(quietly=True) is None:
+        return None
+    program = writer.program
+    held = Footprints(writer.lines, {i.name: program.buffers[i.buffer] for i in program.inputs if i.buffer is not None})
+    at = {tuple(sorted((str(symbol), value) for symbol, value in values.items())): held.at(values) for values in given}
+    return {
+        "calls": list(held.calls),
+        "memories": [[memory.name, memory.first, memory.last] for memory in held.memories],
+        "at": [{"sizes": dict(values), **vars(found)} for values, found in at.items()],
     }
 
 

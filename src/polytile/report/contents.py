@@ -13,6 +13,7 @@ from polytile.report.compare import Comparison, compare
 from polytile.report.overview import Overview, overview
 from polytile.report.rates import Roof, roofs
 from polytile.report.slowdown import Curve, curves
+from polytile.report.timeline import Sitting, Timeline, of_campaign, of_store
 from polytile.store.reading import Record
 
 DIGITS = 8
@@ -46,7 +47,7 @@ class Report:
     """One store, or, with a comparison, `source` after `before`.
 
     `curves` holds the curves of each panel. `made` is the time of the report in seconds since 1970, `command` the command that
-    made it.
+    made it, `state` how far the campaign is, if it is one.
     """
 
     source: Source
@@ -55,6 +56,8 @@ class Report:
     curves: tuple[tuple[Curve, ...], ...]
     made: float
     command: str
+    timeline: Timeline
+    state: str = ""
     before: Source | None = None
     comparison: Comparison | None = None
 
@@ -71,10 +74,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Held:
-    """The measurements of one source, oldest first."""
+    """The measurements of one source, oldest first. Of a campaign also how far it is, and what its workers did."""
 
     source: Source
     records: Sequence[Record]
+    state: str = ""
+    sittings: Sequence[Sitting] | None = None
 
 
 def report(held: Held, before: Held | None, name: Callable[[Problem], str], made: float, command: str) -> Report:
@@ -82,7 +87,15 @@ def report(held: Held, before: Held | None, name: Callable[[Problem], str], made
     found = panels(held.records, name)
     seen = overview(held.records, found)
     everything = tuple(map(curves, found))
-    if before is None:
-        return Report(held.source, seen, found, everything, made, command)
-    comparison = compare(panels(before.records, name), found)
-    return Report(held.source, seen, found, everything, made, command, before.source, comparison)
+    line = _timeline(held, seen, found)
+    source, comparison = None, None
+    if before is not None:
+        source, comparison = before.source, compare(panels(before.records, name), found)
+    return Report(held.source, seen, found, everything, made, command, line, held.state, source, comparison)
+
+
+def _timeline(held: Held, seen: Overview, found: Sequence[Panel]) -> Timeline:
+    if held.sittings is not None:
+        return of_campaign(held.sittings, found)
+    names = {(place.device, place.environment): f"place {number}" for number, place in enumerate(seen.places, 1)}
+    return of_store(held.records, found, names)

@@ -25,8 +25,9 @@ def page(report: Report, every: float = 0.0) -> str:
     """The HTML of a report on a store. An open page reloads every `every` seconds, unless that is 0."""
     return _file(
         summary=pages.summary(report),
-        tables=[pages.devices(report), pages.sources(report), pages.worst(report)],
+        tables=[pages.aims(report), pages.devices(report), pages.sources(report), pages.worst(report)],
         sections=[*([("changes", "What changed")] if report.comparison is not None else []), ("kernels", "Kernels")],
+        later=[("times", "When it was measured")],
         meanings=pages.MEANINGS,
         data=as_json({**Payload(report).values, "every": every}),
     )
@@ -39,11 +40,13 @@ def package_page(report: packaged.PackageReport) -> str:
     drawn = {
         "lists": [[name, table.title, [column.heading for column in table.columns], table.cells()] for name, table in lists],
         "strips": packaged.strips(report.package),
+        "memory": report.package.manifest.get("memory"),
     }
     return _file(
         summary=packaged.summary(report),
         tables=[packaged.kernels(report.package), packaged.inputs(report.package), packaged.files(report.package)],
         sections=[(name, table.title) for name, table in lists],
+        later=[("memory", "Memory of a call")] if packaged.memory(report.package).rows else [],
         meanings=packaged.MEANINGS,
         data=as_json({**NOTHING, **drawn}),
     )

@@ -20,6 +20,8 @@ MEANINGS = (
     ("form", "A generated kernel with its config. A package holds no other kernels."),
     ("sizes", "The range of sizes that share a choice: M=33..45 are all from 33 to 45; %16 are those that 16 divides."),
     ("grounds", "Why that form runs there: measured at these sizes (exact) or near them (nearby), or predicted (prior)."),
+    ("memory", "What a call allocates, and inputs that it does not need to the end. What only kernels see lies in one arena, "
+     "unless that would take more than allocating each by itself; results never do."),
     ("otherwise", "Sizes that no row names run a form that is right at all sizes."),
 )
 """Explanations of the terms."""
@@ -59,6 +61,8 @@ def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
         yield "changes", changes(report.before, report.package)
     yield "kernels", kernels(report.package)
     yield "choices", choices(report.package)
+    yield "memory", memory(report.package)
+    yield "memories", memories(report.package)
     yield "inputs", inputs(report.package)
     yield "files", files(report.package)
     yield "meanings", Table.from_rows("What the numbers mean", ["word", "meaning"], MEANINGS)
@@ -107,6 +111,40 @@ def choices(package: Package) -> Table:
     """What runs each kernel at each range of sizes, and why."""
     rows = [(kernel, sizes, form, grounds) for (kernel, sizes), (form, grounds) in package.choices().items()]
     return Table.from_rows("Choices", ["kernel", "sizes", "form", "grounds"], rows)
+
+
+def memory(package: Package) -> Table:
+    """The arena at each of the sizes that the package was made for, and what its memories would take side by side."""
+    rows = []
+    for found in _memory_at(package):
+        inside = [size for size, offset in zip(found["bytes"], found["offsets"], strict=True) if offset is not None]
+        rows.append((_sizes(found), found["arena"], len(inside), sum(inside), len(found["bytes"]) - len(inside),
+                     sum(found["bytes"]) - sum(inside)))  # fmt: skip
+    numbers = ["arena, bytes", "memories in it", "bytes side by side", "others", "bytes of others"]
+    return Table.from_rows("Memory of a call", ["sizes", *(Column(name, count) for name in numbers)], rows)
+
+
+def memories(package: Package) -> Table:
+    """Each memory at these sizes: where it lies, and the calls of kernels between which it is needed."""
+    rows = []
+    for found in _memory_at(package):
+        calls, held = package.manifest["memory"]["calls"], package.manifest["memory"]["memories"]
+        for (name, first, last), size, offset in zip(held, found["bytes"], found["offsets"], strict=True):
+            until = f"{last}: {calls[last - 1]}" if 0 < last <= len(calls) else "the end"
+            since = f"{first + 1}: {calls[first]}" if first < len(calls) else "the end"
+            rows.append((_sizes(found), name, size, offset, since, until))
+    columns: list[Column | str] = ["sizes", "memory", Column("bytes", count), Column("at byte", count), "from call", "to call"]
+    return Table.from_rows("Memories", columns, rows)
+
+
+def _memory_at(package: Package) -> Sequence[Mapping[str, Any]]:
+    """What the manifest says of memory; packages of earlier versions say nothing."""
+    found: Sequence[Mapping[str, Any]] = (package.manifest.get("memory") or {"at": ()})["at"]
+    return found
+
+
+def _sizes(found: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in found["sizes"].items()) or "all"
 
 
 def inputs(package: Package) -> Table:

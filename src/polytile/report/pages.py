@@ -14,6 +14,8 @@ from polytile.report.predictions import calibrations, first_choices
 from polytile.report.rates import rate_of
 from polytile.report.slowdown import CHOSEN, single
 from polytile.report.tables import Column, Table, count, error, micros, ratio
+from polytile.report.targets import targets
+from polytile.report.timeline import Span
 from polytile.store.records import Environment
 
 PLACE = Column("place", count)
@@ -23,7 +25,8 @@ WORST = 10
 """Number of rows of the table of the largest slowdowns."""
 
 MEANINGS = (
-    ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median."),
+    ("µs", "Microseconds of a call: the 15th percentile of a race's samples; of several races, the lower median; of five"
+     " or more, the mean of their middle half."),
     ("±", "Two standard errors of that time, in percent: about 95 % of repeated races lie within."),
     ("chosen", "What a program with this store and these options runs, by the rules of `polytile why`: the fastest, or, of those "
      "within noise of it, the first by prediction; the library's where nothing beats it."),
@@ -54,6 +57,10 @@ def tenths(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def thousandths(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
 def one_digit(value: float) -> str:
     return f"{value:.1f}"
 
@@ -61,10 +68,12 @@ def one_digit(value: float) -> str:
 def tables(report: Report) -> Iterator[tuple[str, Table]]:
     """Every table of a report, with the name of its file."""
     yield "summary", summary(report)
+    yield "targets", aims(report)
     yield "devices", devices(report)
     yield "sources", sources(report)
     if report.comparison is not None:
         yield "changes", changes(report, report.comparison)
+    yield "times", times(report)
     yield "kernels", kernels(report)
     yield "worst", worst(report)
     yield "slowdown", slowdowns(report)
@@ -87,11 +96,20 @@ def summary(report: Report) -> Table:
         ("timed samples", f"{seen.timing:.1f} s in all; each is the mean of several calls, so that measuring took longer"),
         ("compiling", "not recorded" if seen.compiling is None else f"{seen.compiling:.1f} s, each source once"),
     ]
+    if report.state:
+        rows.insert(0, ("campaign", report.state))
     if compared is not None:
         rows += [("compared", _compared(compared))]
     rows += [("made", f"{date(report.made)} by {report.command}")]
     before = f"{report.before.name} → " if report.before is not None else ""
     return Table.from_rows(f"Report on {before}{report.source.name}", ["subject", "found"], rows)
+
+
+def aims(report: Report) -> Table:
+    """The targets that these measurements can speak about, and which of them are met."""
+    found = targets(report.panels, report.comparison)
+    rows = [(each.what, each.most, each.found, "met" if each.met else "missed") for each in found]
+    return Table.from_rows("Targets", ["target", Column("at most", thousandths), Column("found", thousandths), "verdict"], rows)
 
 
 def _compared(found: Comparison) -> str:
@@ -112,6 +130,11 @@ def at(cell: Cell) -> str:
 def date(seconds: float) -> str:
     """Seconds since 1970 as local date and minute."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as local date and second."""
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 FOR_MACHINES = {"caches", "flags", "method"}
@@ -143,6 +166,24 @@ def devices(report: Report) -> Table:
     ]  # fmt: skip
     columns: list[Column | str] = [PLACE, "device", "is", "environment", *numbers, "oldest", "newest"]
     return Table.from_rows("Places: devices and versions", columns, rows)
+
+
+def times(report: Report) -> Table:
+    """When what was measured: a row for each span of the time line."""
+    rows = [
+        (span.lane, moment(span.began), span.seconds, len({panel for panel, _ in span.spots}), len(span.spots), span.measurements,
+         about(report, span))
+        for span in report.timeline.spans
+    ]  # fmt: skip
+    numbers = [Column("s", one_digit), *(Column(name, count) for name in ("kernels", "sizes", "measurements"))]
+    columns: list[Column | str] = [report.timeline.lanes, "began", *numbers, "what"]
+    return Table.from_rows("When it was measured", columns, rows)
+
+
+def about(report: Report, span: Span) -> str:
+    """What was measured in a span, if it was one size, and what else is to say of it."""
+    sizes = [f"{report.panels[panel].name} {at(report.panels[panel].cells[cell])}" for panel, cell in span.spots]
+    return "; ".join((*(sizes if len(sizes) == 1 else ()), *span.words))
 
 
 def sources(report: Report) -> Table:

@@ -6,6 +6,8 @@
     roof    [operations a second or null, bytes a second or null]
     entry   [identity, µs, ± %, times measured, outcome, predicted µs, error, seconds to compile, registers, spilled bytes,
              shared bytes, times measured live, message]; unknown values are null, and omitted at the end
+    span    [number of its lane, seconds from the first span's beginning, seconds, measurements, kernels, sizes, text,
+             [panel, cell] if it is one size, when it began as text]
     curve   [candidate, cells with any time, geometric mean, p95, [slowdown, cell] of the worst, all slowdowns, least first]
 
 `report.js` reads it in the same order.
@@ -22,9 +24,10 @@ from polytile.problem import Outcome
 from polytile.report.cells import Cell, Certainty, Entry, Panel
 from polytile.report.compare import Change
 from polytile.report.contents import DIGITS, Report
-from polytile.report.pages import environments, interval
+from polytile.report.pages import about, environments, interval, moment
 from polytile.report.rates import Roof
 from polytile.report.slowdown import CHOSEN, Curve
+from polytile.report.timeline import Span
 from polytile.runtime import regime
 
 WORST = 5
@@ -65,6 +68,7 @@ class Payload:
         self.values = {
             "panels": panels,
             "changes": [self._change(change) for change in compared.changes] if compared is not None else None,
+            "times": self._times(),
             "names": self._names.values,
             "configs": self._configs.values,
             "origins": self._origins.values,
@@ -85,6 +89,19 @@ class Payload:
             [self._cell(cell) for cell in panel.cells], [self._curve(curve) for curve in curves],
             [_short(roof.operations), _short(roof.bytes)],
         ]  # fmt: skip
+
+    def _times(self) -> list[Any]:
+        """What a lane is, the lanes' names, and the spans."""
+        line, lanes = self._report.timeline, Index()
+        first = min((span.began for span in line.spans), default=0.0)
+        spans = [self._span(span, lanes(span.lane), first) for span in line.spans]
+        return [line.lanes, lanes.values, spans]
+
+    def _span(self, span: Span, lane: int, first: float) -> list[Any]:
+        kernels, text = len({panel for panel, _ in span.spots}), about(self._report, span)
+        spot = list(next(iter(span.spots))) if len(span.spots) == 1 else None
+        when = round(span.began - first, 2), round(span.seconds, 2)
+        return [lane, *when, span.measurements, kernels, len(span.spots), text, spot, moment(span.began)]
 
     def _cell(self, cell: Cell) -> list[Any]:
         sizes = [size for _, size in cell.sizes]

@@ -437,6 +437,35 @@
       c[8], c[9]].join(" "));
   };
 
+  /* When what was measured: a row for each place or worker, a bar for each span. */
+
+  const secondsText = (value) => (value < 120 ? `${value.toFixed(1)} s` : value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`);
+  const spanText = ([lane, , seconds, rows, kernels, sizes, text, , began]) => `${data.times[1][lane]}, ${began}, ${secondsText(seconds)}: ` +
+    `${text || `${grouped(sizes)} sizes of ${grouped(kernels)} kernels`}, ${grouped(rows)} measurement${rows === 1 ? "" : "s"}`;
+  const drawTimes = () => {
+    const [what, lanes, spans] = data.times, host = document.getElementById("times-view");
+    const width = 900, left = 190, row = 22, top = 6, end = Math.max(...spans.map((span) => span[1] + span[2]), 1e-3);
+    const across = (seconds) => left + ((width - left - 10) * seconds) / end, height = top + lanes.length * row;
+    const bar = (span) => svg("g", {}, svg("title", {}, spanText(span)), svg("rect", { class: span[3] ? "bar" : "bar none",
+      x: across(span[1]).toFixed(1), y: top + span[0] * row + 3, width: Math.max(2, across(span[2]) - left).toFixed(1), height: row - 6 }));
+    const tick = (part) => [svg("line", { class: "axis", x1: across(part * end), x2: across(part * end), y1: top, y2: height, "stroke-opacity": 0.5 }),
+      svg("text", { x: across(part * end), y: height + 16, "text-anchor": part === 1 ? "end" : part ? "middle" : "start" }, secondsText(part * end))];
+    host.append(
+      el("div", { class: "scroll" }, svg("svg", { width, height: height + 24, role: "img",
+        "aria-label": `When each ${what} measured; the list below has the times` },
+      lanes.map((lane, i) => svg("text", { x: 0, y: top + i * row + 15 }, lane)), [0, 0.25, 0.5, 0.75, 1].map(tick), spans.map(bar))),
+      el("p", { class: "soft" }, `From ${spans.map((span) => span[8]).sort()[0]} on. Framed bars have no measurement.`));
+    listing(host, "Spans", [
+      { head: what, key: (s) => s[0], cell: (s) => lanes[s[0]] },
+      { head: "began", key: (s) => s[1], cell: (s) => s[8] },
+      { head: "s", right: true, key: (s) => s[2], cell: (s) => s[2].toFixed(1) },
+      { head: "kernels", right: true, key: (s) => s[4], cell: (s) => grouped(s[4]) },
+      { head: "sizes", right: true, key: (s) => s[5], cell: (s) => grouped(s[5]) },
+      { head: "measurements", right: true, key: (s) => s[3], cell: (s) => grouped(s[3]) },
+      { head: "what", cell: (s) => (s[7] ? button(s[6], () => go(...s[7])) : s[6]) },
+    ], spans, (s) => `${lanes[s[0]]} ${s[8]} ${s[6]}`);
+  };
+
   /* A package: its choices in lists, and of each kernel a strip, sizes in order; a hatched cell is predicted. */
 
   const drawPackage = () => {
@@ -454,6 +483,40 @@
     for (const [name, caption, heads, rows] of data.lists)
       listing(document.getElementById(`${name}-view`), caption, heads.map((head, i) => ({ head, key: (row) => row[i], cell: (row) => row[i] })),
         rows, (row) => row.join(" "));
+  };
+
+  /* The memories of a package's call: across the calls of kernels, upwards bytes; the arena below, others above it. */
+
+  const drawMemory = () => {
+    const { calls, memories, at } = data.memory, host = document.getElementById("memory-view"), frame = el("div", { class: "scroll" }), list = el("div");
+    const draw = ({ bytes, offsets, arena }) => {
+      const width = 900, height = 260, left = 90, top = 8, edge = calls.length || 1;
+      let end = arena;
+      const places = offsets.map((offset, i) => (offset === null ? (end += bytes[i]) - bytes[i] : offset));
+      const across = (call) => left + ((width - left - 10) * call) / edge, up = (value) => top + (height - top - 24) * (1 - value / (end || 1));
+      const until = (i) => Math.min(memories[i][2], edge), since = (i) => Math.min(memories[i][1], edge - 1);
+      const said = (i) => `${memories[i][0]}: ${grouped(bytes[i])} bytes, ${offsets[i] === null ? "by itself" : `at byte ${grouped(offsets[i])} of the arena`}, ` +
+        `from call ${since(i) + 1} (${calls[since(i)]}) to call ${until(i)} (${calls[until(i) - 1]})`;
+      frame.replaceChildren(svg("svg", { width, height, role: "img", "aria-label": "Memories over the calls of kernels; the list below has them all" },
+        svg("path", { class: "axis", d: `M${left} ${top}V${height - 24}H${width - 10}` }),
+        [0, arena, end].map((value, i) => (i && !value ? null : svg("text", { x: left - 6, y: up(value) + 4, "text-anchor": "end" }, grouped(value)))),
+        svg("text", { x: left, y: height - 6 }, `bytes over ${grouped(edge)} calls of kernels, in order; framed: by itself, outside of the arena`),
+        memories.map((_, i) => svg("g", {}, svg("title", {}, said(i)), svg("rect", { class: offsets[i] === null ? "bar none" : `c${i % COLOURS} edge`,
+          x: across(since(i)).toFixed(1), width: (across(until(i)) - across(since(i))).toFixed(1), y: up(places[i] + bytes[i]).toFixed(1),
+          height: (up(places[i]) - up(places[i] + bytes[i])).toFixed(1) })))));
+      list.replaceChildren();
+      listing(list, "Memories", [
+        { head: "memory", key: (i) => memories[i][0], cell: (i) => memories[i][0] },
+        { head: "bytes", right: true, key: (i) => bytes[i], cell: (i) => grouped(bytes[i]) },
+        { head: "at byte", right: true, key: (i) => offsets[i], cell: (i) => known(offsets[i], grouped) },
+        { head: "from call", key: since, cell: (i) => `${since(i) + 1}: ${calls[since(i)]}` },
+        { head: "to call", key: until, cell: (i) => `${until(i)}: ${calls[until(i) - 1]}` },
+      ], memories.map((_, i) => i), said);
+    };
+    const select = el("select", { onchange: () => draw(at[select.value]) },
+      at.map(({ sizes }, i) => el("option", { value: i }, Object.entries(sizes).map(([name, value]) => `${name}=${value}`).join(" ") || "all sizes")));
+    host.append(el("div", { class: "bar" }, el("label", {}, "Memory at ", select)), frame, list);
+    draw(at[0]);
   };
 
   /* The address says what is open: #kernel/3 or #kernel/3/17. */
@@ -496,6 +559,8 @@
   }
   document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true" }, patterns()));
   if (data.changes) drawChanges();
+  if (data.times) drawTimes();
+  if (data.memory) drawMemory();
   if (data.lists) drawPackage();
   else drawKernels();
   addEventListener("hashchange", follow);

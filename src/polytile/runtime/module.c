@@ -159,7 +159,38 @@ static PyObject *leave_core(PyObject *module, PyObject *threads)
     Py_RETURN_NONE;
 }
 
+/* place_memories([(first, last, inside, bytes), ...]): where the memories of a program would lie in its arena, as (its bytes, 0
+   for none; the offset of each, -1 for those outside). */
+static PyObject *place_memories(PyObject *module, PyObject *memories)
+{
+    Py_ssize_t count = PyObject_Size(memories);
+    if (count < 0 || !PyList_Check(memories))
+        return PyErr_Format(PyExc_TypeError, "place_memories takes a list");
+    Life *lives = calloc((size_t)count + 1, sizeof(Life));
+    int64_t *bytes = calloc(2 * (size_t)count + 1, sizeof(int64_t));
+    PyObject *offsets = PyList_New(count), *result = NULL;
+    if (lives == NULL || bytes == NULL || offsets == NULL)
+        goto done;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long long size;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(memories, i), "iipL", &lives[i].first, &lives[i].last, &lives[i].inside, &size))
+            goto done;
+        bytes[i] = size;
+    }
+    ArenaPlan plan = {.bytes = bytes, .offsets = bytes + count};
+    place_all(&plan, lives, (int)count);
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyList_SET_ITEM(offsets, i, PyLong_FromLongLong(plan.offsets[i]));
+    result = Py_BuildValue("(LO)", (long long)plan.total, offsets);
+done:
+    free(lives);
+    free(bytes);
+    Py_XDECREF(offsets);
+    return result != NULL || PyErr_Occurred() ? result : PyErr_NoMemory();
+}
+
 static PyMethodDef module_methods[] = {
+    {"place_memories", place_memories, METH_O, NULL},
     {"leave_core", leave_core, METH_O, NULL},
     {"decide_here", decide_here, METH_O, NULL},
     {"configure_events", configure_events, METH_VARARGS, NULL},

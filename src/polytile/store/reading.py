@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,10 +116,18 @@ def _unreadable(place: Place, error: Exception) -> StoreError:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """mode=ro sees what other processes are writing; immutable=1 is for directories in which nothing can be made."""
-    for mode in ("mode=ro", "immutable=1"):
+    """A connection that only reads, and leaves no file beside a store that nobody else has open.
+
+    SQLite removes the log and the index of a store in WAL mode when the last connection that may write is closed, hence mode=rw.
+    Where a log holds something, mode=ro reads it and moves nothing of it. immutable=1 is for what this process may not write.
+    """
+    log = Path(f"{path}-wal")
+    logged = log.exists() and log.stat().st_size > 0
+    modes = ["mode=ro"] if logged else ["mode=rw"] if os.access(path, os.W_OK) else []
+    for mode in (*modes, "immutable=1"):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS)
         try:
+            connection.execute("PRAGMA query_only = 1")
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return connection
         except sqlite3.OperationalError:

@@ -83,9 +83,9 @@ CREATE VIEW decisions AS
     SELECT p.family, p.kernel, p.sizes, p.device, k.environment, k.candidate, k.config, k.source_hash, k.seconds
     FROM ranked k JOIN problems p ON p.digest = k.problem WHERE k.place = 1"""
 """For people: the fastest candidate of each problem in each environment, by the rules of tuning/decide.py (a wrong result
-by the gate's present rules is final, the newest measurement says whether it runs, the lower median counts). What is launched
-minds ties, the
-cost of parallel regions and validity as well, which no table holds."""
+by the gate's present rules is final, the newest measurement says whether it runs, the lower median counts,
+also where those rules take the mean of the middle half of many). What is launched minds ties, the cost of parallel regions and
+validity as well, which no table holds."""
 
 KEEP = {
     "sqlite": (
