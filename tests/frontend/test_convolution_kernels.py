@@ -41,9 +41,12 @@ def test_windows_of_one_point_are_a_product(last: bool, with_bias: bool) -> None
 @pytest.mark.parametrize("given", [{"padding": 1}, {"padding": 2, "stride": 2, "dilation": 2}, {"stride": 3}], ids=str)
 def test_a_depthwise_convolution_is_a_loop_or_the_library_s_call(last: bool, given: dict[str, int]) -> None:
     weight, bias, x = torch.randn(4, 1, 3, 3), torch.randn(4), images(2, 4, 9, 8, last=last)
-    program = lower(lambda x, weight, bias: F.conv2d(x, weight, bias, groups=4, **given), x, weight, bias, symbolic=False)
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(F.conv2d(x, weight, bias, groups=4, **given))
+
+    program = lower(function, x, weight, bias, symbolic=False)
     (result,) = run(program, [x, weight, bias])
-    torch.testing.assert_close(result, F.conv2d(x, weight, bias, groups=4, **given))
+    torch.testing.assert_close(result, function(x, weight, bias))
     called = [call.target for loop in program.operations if isinstance(loop, Loop) for call in loop.library]
     assert called == [torch.ops.aten.convolution.default]
 
@@ -55,17 +58,24 @@ def test_a_depthwise_convolution_is_a_loop_or_the_library_s_call(last: bool, giv
     ids=str,
 )  # fmt: skip
 def test_other_convolutions_are_the_library_s(shape: tuple[int, ...], given: dict[str, int]) -> None:
-    program = lower(lambda x, weight: F.conv2d(x, weight, **given), torch.randn(2, 4, 9, 8), torch.randn(shape))
+    program = lower(lambda x, weight: F.relu(F.conv2d(x, weight, **given)), torch.randn(2, 4, 9, 8), torch.randn(shape))
     assert library_calls(program) == ["aten.convolution.default"]
 
 
 def test_images_that_lie_otherwise_are_the_library_s() -> None:
     x = torch.randn(2, 8, 10, 7)[:, :, ::2]
-    program = lower(lambda x, weight: F.conv2d(x, weight), x, torch.randn(6, 8, 1, 1))
+    program = lower(lambda x, weight: F.relu(F.conv2d(x, weight)), x, torch.randn(6, 8, 1, 1))
     assert library_calls(program) == ["aten.convolution.default"]
 
 
 def test_a_cpu_calls_the_library() -> None:
     with options.override(interpret=False):
-        program = lower(lambda x, weight: F.conv2d(x, weight), torch.randn(2, 8, 5, 7), torch.randn(6, 8, 1, 1))
+        program = lower(lambda x, weight: F.relu(F.conv2d(x, weight)), torch.randn(2, 8, 5, 7), torch.randn(6, 8, 1, 1))
+    assert library_calls(program) == ["aten.convolution.default"]
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 1, 1), (8, 1, 3, 3)], ids=["one point", "depthwise"])
+def test_a_convolution_that_nothing_pointwise_follows_is_the_library_s(shape: tuple[int, ...]) -> None:
+    groups = 8 // shape[1]
+    program = lower(lambda x, weight: F.conv2d(x, weight, groups=groups), torch.randn(2, 8, 5, 7), torch.randn(shape))
     assert library_calls(program) == ["aten.convolution.default"]

@@ -8,20 +8,21 @@ of trained.py; not in graphs inside the graph, such as those of checkpointed reg
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor
-from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import _disable_current_modes
 
 from polytile.frontend.attention import varlen
 from polytile.frontend.attention.flex import write_out
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.trained import TRAINED, is_trained
+from polytile.frontend.hints import traced_size
 from polytile.ir.attention import EMPTY
 
 FUNCTIONS = (scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -77,12 +78,18 @@ def _serves_efficiently(
 ) -> bool:
     """Whether PyTorch serves the call by its memory-efficient kernels, whose result has the heads of a row contiguous.
 
-    This adds no guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled for; a size on
-    which it depends too is rare, and would have each graph compiled anew."""
-    mode = detect_fake_mode((query, key, value))
-    environment = mode.shape_env if mode is not None else None
-    with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
-        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    PyTorch chooses for the traced sizes, as it does in eager: asked for symbolic ones, it names the math backend. This adds no
+    guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled for; a size on which it
+    depends too is rare."""
+    tensors = [query, key, value, *([] if mask is None else [mask])]
+    with _disable_current_modes(), FakeTensorMode():
+        q, k, v, *rest = (
+            torch.empty_strided(
+                [*map(traced_size, tensor.shape)], [*map(traced_size, tensor.stride())], dtype=tensor.dtype, device=tensor.device
+            )
+            for tensor in tensors
+        )
+        choice = torch._fused_sdp_choice(q, k, v, rest[0] if rest else None, 0.0, causal, scale=scale, enable_gqa=grouped)
     return choice == SDPBackend.EFFICIENT_ATTENTION.value
 
 

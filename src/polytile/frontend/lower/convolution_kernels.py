@@ -3,8 +3,9 @@
     1×1 windows    out[n, k, h, w] = Σ_c weight[k, c]·x[n, c, h, w]              a product: of N·H·W rows, or one for each image
     depthwise      out[n, c, h, w] = Σ_ij weight[c, i, j]·x[n, c, h + i, w + j]  a loop, which may be the library's call instead
 
-Both then have the candidates of their family, and join what follows them. cuDNN brings images into another layout for many of
-these calls, and a depthwise one is bound by memory.
+Both take part only where a pointwise operator follows, such as a batch norm or an activation, which they compute on the way: it
+costs a call of cuDNN another trip through memory. Without one, cuDNN's own kernels are faster for some layers
+(docs/convolutions.md).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def as_product(builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | 
     """
     stride, padding, _, transposed, _, groups = given
     alone = all(n == 1 for n in (*weight.sizes[2:], *stride, groups)) and all(n == 0 for n in padding) and not transposed
-    if not alone or not _able(images, weight) or images.dtype not in OPERAND_DTYPES["gpu"] or _rounds_more(images):
+    if not alone or not _able(builder, images, weight) or images.dtype not in OPERAND_DTYPES["gpu"] or _rounds_more(images):
         return None
     x, w = builder.realize(images).view, builder.realize(weight).view
     assert x is not None and w is not None
@@ -62,7 +63,7 @@ def as_loop(builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | Non
     alone = not transposed and groups == images.sizes[1] == weight.sizes[0] and weight.sizes[1] == 1
     points = sizes.product(weight.sizes[2:])
     small = points.is_Integer and points <= UNROLL_LIMIT
-    if not alone or not small or not _able(images, weight) or images.dtype == torch.float64:
+    if not alone or not small or not _able(builder, images, weight) or images.dtype == torch.float64:
         return None
     result = builder.result_sizes()
     over = windows(builder, images, 2, weight.sizes[2:], stride, padding, dilation, False, result)
@@ -95,9 +96,11 @@ def _rounds_more(images: Tensor) -> bool:
     return bool(single and convolutions.fp32_precision == "tf32" and products.fp32_precision != "tf32")
 
 
-def _able(images: Tensor, weight: Tensor) -> bool:
+def _able(builder: Builder, images: Tensor, weight: Tensor) -> bool:
     able = generator_of(images.device) == "gpu" and images.dtype == weight.dtype and images.rank == weight.rank == 4
-    return able and not has_static_zero(images.sizes) and not has_static_zero(weight.sizes)
+    users = () if builder.node is None else builder.node.users
+    followed = any(torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in users)
+    return able and followed and not has_static_zero(images.sizes) and not has_static_zero(weight.sizes)
 
 
 def _equal(left: Sequence[Size], right: Sequence[Size]) -> bool:
