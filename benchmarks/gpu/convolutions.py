@@ -1,9 +1,10 @@
 """Layers of convolutions on a GPU, compiled and in eager: `python -m benchmarks.gpu.convolutions [--seconds 60]`.
 
-Single layers of ResNet50, MobileNetV3 and ConvNeXt in inference, at several batch sizes, by one dynamic compile. Beside eager
-stand eager with `torch.backends.cudnn.benchmark`, by which cuDNN times its kernels at each new size, and that on images with
-their channels last. Times are those of the device's work: calls in a CUDA graph, in turns. What has been measured when the time
-is up is written to OUT/gpu_convolutions.json. `--show` prints a result file.
+Single layers of ResNet50, MobileNetV3 and ConvNeXt, and whole networks, in inference, at several batch sizes, by one dynamic
+compile. Beside eager stand eager with `torch.backends.cudnn.benchmark`, by which cuDNN times its kernels at each new size, and
+that on images with their channels last. Times are those of the device's work: calls in a CUDA graph, in turns. What has been
+measured when the time is up is written to OUT/gpu_convolutions.json, with the other rows of a result file that `--beside`
+names. `--show` prints a result file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.convolution_nets import convnext, mobilenet, randomised, resnet
 from benchmarks.gpu.replay import kernel_times
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
@@ -64,6 +66,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "ConvNeXt 4×4, every 4": (_conv(3, 96, 4, 4, bias=True), (3, 224, 224)),
     "ConvNeXt 96, each 7×7": (_conv(96, 96, 7, 1, 3, groups=96, bias=True), (96, 56, 56)),
     "ConvNeXt 96 → 384, 1×1, bias": (_conv(96, 384, 1, bias=True), (96, 56, 56)),
+    "ResNet18": (lambda: randomised(resnet()), (3, 224, 224)),
+    "MobileNetV3": (lambda: randomised(mobilenet()), (3, 224, 224)),
+    "ConvNeXt atto": (convnext, (3, 224, 224)),
 }
 
 
@@ -126,7 +131,7 @@ def runs(compiled: Any, x: Tensor) -> str:
     """What `explain` says that the layer runs."""
     lines = str(polytile.explain(compiled, x)).splitlines()
     chosen = [line.split("→")[1].split(":")[0].strip() for line in lines if "→" in line]
-    return chosen[-1] if chosen else "library"
+    return (chosen[0] if len(chosen) == 1 else f"{len(chosen)} kernels") if chosen else "library"
 
 
 def table(found: dict[str, Any]) -> None:
@@ -152,6 +157,10 @@ def gain(row: dict[str, Any], who: str) -> float:
     return float(row["us"][who] / row["us"][POLYTILE])
 
 
+def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["layer"], row["dtype"], row["batch"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
@@ -159,12 +168,14 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--beside", type=Path, help="a result file whose other rows are kept")
     parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
     options = parser.parse_args()
     if options.show is not None:
         table(json.loads(options.show.read_text())["results"])
         return
     end, rows = time.monotonic() + options.seconds, []
+    kept = json.loads(options.beside.read_text())["results"]["rows"] if options.beside is not None else []
     for dtype in options.dtypes:
         for name in options.layers:
             if time.monotonic() > end:
@@ -174,7 +185,8 @@ def main() -> None:
                     rows += measure(name, dtype, options.batches, end)
             except Exception as error:  # the other layers are still worth their time
                 print(f"{name}, {dtype}: {type(error).__name__}: {error}"[:300], flush=True)
-            record.write(SUITE, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, options.out)
+            every = [row for row in kept if _key(row) not in map(_key, rows)] + rows
+            record.write(SUITE, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": every}, options.out)
     table({"device": torch.cuda.get_device_name(), "rows": rows})
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polytile.compiler.programs import compiled_programs
-from polytile.frontend import channels_last, layout_cost
+from polytile.frontend import layout_cost
 from polytile.ir.buffer import View
 from polytile.ir.library_call import Ref
 from polytile.ir.program import Extern
@@ -22,7 +22,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture(autouse=True)
 def channels_last_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(channels_last.DTYPES, "cuda", (torch.bfloat16, torch.float16))
     monkeypatch.setattr(layout_cost, "DENSE", 100.0)  # as if images in planes were never worth it, however small
 
 

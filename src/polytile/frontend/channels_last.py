@@ -48,9 +48,9 @@ aten = torch.ops.aten
 TRACED = "polytile_traced"
 """The `meta` key under which a node with a changed layout keeps the value that was traced."""
 
-DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16)}
-"""Dtypes of channels-last convolutions by device type. Tensor cores prefer them too (bfloat16 and float16 on "cuda"), but that
-has not been measured."""
+DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+"""Dtypes of channels-last convolutions by device type. Tensor cores work on such images, so cuDNN converts others in each call
+(docs/convolutions.md). Float32 on GPUs has not been measured."""
 
 TRAINED = (torch.float32,)
 """Dtypes whose backward pass is correct in channels-last layout."""

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _disable_current_modes
@@ -78,18 +77,23 @@ def _serves_efficiently(
 ) -> bool:
     """Whether PyTorch serves the call by its memory-efficient kernels, whose result has the heads of a row contiguous.
 
-    PyTorch chooses for the traced sizes, as it does in eager: asked for symbolic ones, it names the math backend. This adds no
-    guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled for; a size on which it
-    depends too is rare."""
-    tensors = [query, key, value, *([] if mask is None else [mask])]
-    with _disable_current_modes(), FakeTensorMode():
-        q, k, v, *rest = (
+    PyTorch is asked about real tensors of the traced sizes, with one batch and one head of the mask: for fake ones it names the
+    math backend. This adds no guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled
+    for; a size on which it depends too is rare."""
+    if query.ndim != 4 or not torch.cuda.is_available():
+        return False
+    with _disable_current_modes():
+        q, k, v = (
             torch.empty_strided(
-                [*map(traced_size, tensor.shape)], [*map(traced_size, tensor.stride())], dtype=tensor.dtype, device=tensor.device
+                [1, *map(traced_size, each.shape[1:])], [*map(traced_size, each.stride())], dtype=each.dtype, device=each.device
             )
-            for tensor in tensors
+            for each in (query, key, value)
         )
-        choice = torch._fused_sdp_choice(q, k, v, rest[0] if rest else None, 0.0, causal, scale=scale, enable_gqa=grouped)
+        bias = None
+        if mask is not None:
+            rows, columns = q.shape[2], k.shape[2]
+            bias = torch.empty((1, 1, rows, columns), dtype=mask.dtype, device=q.device).expand(1, q.shape[1], rows, columns)
+        choice = torch._fused_sdp_choice(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=grouped)
     return choice == SDPBackend.EFFICIENT_ATTENTION.value
 
 

@@ -29,6 +29,9 @@ from polytile.ir.expr import Node
 from polytile.ir.library_call import Ref
 from polytile.ir.sizes import ONE, ZERO, Size
 
+NORMS = (torch.ops.aten._native_batch_norm_legit_no_training.default,)
+"""Operators that are pointwise functions of their first argument without being tagged as such."""
+
 
 def as_product(builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, given: Sequence[Any]) -> Tensor | None:
     """A convolution of 1×1 windows as a product. None where it is not one, or images do not lie in one of the two layouts.
@@ -99,7 +102,7 @@ def _rounds_more(images: Tensor) -> bool:
 def _able(builder: Builder, images: Tensor, weight: Tensor) -> bool:
     able = generator_of(images.device) == "gpu" and images.dtype == weight.dtype and images.rank == weight.rank == 4
     users = () if builder.node is None else builder.node.users
-    followed = any(torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in users)
+    followed = any(user.target in NORMS or torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in users)
     return able and followed and not has_static_zero(images.sizes) and not has_static_zero(weight.sizes)
 
 
