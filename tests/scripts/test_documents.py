@@ -176,6 +176,7 @@ TABLES = {
     ("docs/products-results.md", "gpu_gemm"): ("gpu.gemm", "--show", "benchmarks/results/gpu_gemm.json"),
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
     ("docs/cuda-graphs.md", "gpu_whole_calls"): ("gpu.whole_calls", "--show", "benchmarks/results/gpu_whole_calls.json"),
+    ("docs/convolutions.md", "gpu_convolutions"): ("gpu.convolutions", "--show", "benchmarks/results/gpu_convolutions.json"),
     ("docs/attention.md", "attention_cpu"): ("attention_cpu", "--show"),
     ("docs/attention.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
     ("docs/attention.md", "gpu_attention_backward"): (

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.convolution_kernels import as_loop, as_product
+from polytile.frontend.lower.convolution_kernels import as_product
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.buffer import Buffer, View, whole
@@ -30,8 +30,8 @@ def convolution(
     padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
     output_padding: Sequence[Size | int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """On a GPU, windows of 1×1 are products, and windows of each channel alone are loops (convolution_kernels.py). On a CPU,
-    oneDNN's convolution of two-dimensional images, with a constant weight that is packed in oneDNN's own layouts.
+    """On a GPU, windows of 1×1 are products (convolution_kernels.py). On a CPU, oneDNN's convolution of two-dimensional images,
+    with a constant weight that is packed in oneDNN's own layouts.
 
     Raises
     ------
@@ -39,9 +39,8 @@ def convolution(
         For all other convolutions, so that ATen's runs.
     """
     given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
-    for form in (as_product, as_loop):
-        if (made := form(builder, images, weight, bias, given)) is not None:
-            return made
+    if (made := as_product(builder, images, weight, bias, given)) is not None:
+        return made
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, *output_padding, groups, *weight.sizes]
     if weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):

@@ -1,11 +1,10 @@
-"""Convolutions that are other operations too, where kernels are generated for a GPU.
+"""Convolutions with windows of 1×1 as products, where kernels are generated for a GPU.
 
-    1×1 windows    out[n, k, h, w] = Σ_c weight[k, c]·x[n, c, h, w]              a product: of N·H·W rows, or one for each image
-    depthwise      out[n, c, h, w] = Σ_ij weight[c, i, j]·x[n, c, h + i, w + j]  a loop, which may be the library's call instead
+    out[n, k, h, w] = Σ_c weight[k, c]·x[n, c, h, w]        a product of N·H·W rows, or one for each image
 
-Both take part only where a pointwise operator follows, such as a batch norm or an activation, which they compute on the way: it
-costs a call of cuDNN another trip through memory. Without one, cuDNN's own kernels are faster for some layers
-(docs/convolutions.md).
+They then have the candidates of products. They are products only where a pointwise operator follows, such as a batch norm or an
+activation, which a product computes on the way, while a call of cuDNN costs another trip through memory. Without one, cuDNN's own
+kernels are faster for some layers (docs/convolutions.md).
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ import torch
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.matmul import OPERAND_DTYPES, generator_of, product
-from polytile.frontend.lower.pooling_average import summed
-from polytile.frontend.lower.value import Call, Point, Tensor, computed, convert, stored, widen
+from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.frontend.lower.views import has_static_zero
-from polytile.frontend.lower.windows import UNROLL_LIMIT, Step, chosen, windows
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import View
 from polytile.ir.expr import Node
-from polytile.ir.library_call import Ref
 from polytile.ir.sizes import ONE, ZERO, Size
 
-NORMS = (torch.ops.aten._native_batch_norm_legit_no_training.default,)
+POINTWISE = (torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten._to_copy.default)
 """Operators that are pointwise functions of their first argument without being tagged as such."""
 
 
@@ -60,38 +56,6 @@ def as_product(builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | 
     return _plus(builder, stored(View(out.buffer, out.dtype, result, traced, out.offset), images.device), bias)
 
 
-def as_loop(builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, given: Sequence[Any]) -> Tensor | None:
-    """A depthwise convolution of a small window as a loop that the library's call may replace. None where it is not one."""
-    stride, padding, dilation, transposed, _, groups = given
-    alone = not transposed and groups == images.sizes[1] == weight.sizes[0] and weight.sizes[1] == 1
-    points = sizes.product(weight.sizes[2:])
-    small = points.is_Integer and points <= UNROLL_LIMIT
-    if not alone or not small or not _able(builder, images, weight) or images.dtype == torch.float64:
-        return None
-    result = builder.result_sizes()
-    over = windows(builder, images, 2, weight.sizes[2:], stride, padding, dilation, False, result)
-    filters = builder.realize(weight)
-
-    def term(point: Point, step: Step) -> Node:
-        factor = filters.at((point[1], ZERO, *step))
-        value = expr.op("mul", factor.dtype, over.source.at((*point[:2], *over.position(point, step))), factor)
-        return chosen(over.inside(point, step), value, 0)
-
-    total = summed(builder, over, result, term)
-
-    def at(point: Point) -> Node:
-        value = total.at(point)
-        if bias is not None:
-            value = expr.op("add", value.dtype, value, widen(bias.at((point[1],)), images.dtype))
-        return convert(value, images.dtype)
-
-    made = computed(result, images.dtype, images.device, at)
-    added = None if bias is None else builder.argument(builder.realize(bias))
-    arguments = (*(Ref(builder.stored(each)) for each in (over.source, filters)), added, *map(builder.argument, given))
-    call = Call(torch.ops.aten.convolution.default, arguments, (), result)
-    return builder.realize(replace(made, call=call, layout=traced_strides(builder.result())))
-
-
 def _rounds_more(images: Tensor) -> bool:
     """Whether PyTorch's switches let cuDNN round float32 to TF32, but not products, which then take several times as long."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
@@ -102,7 +66,7 @@ def _rounds_more(images: Tensor) -> bool:
 def _able(builder: Builder, images: Tensor, weight: Tensor) -> bool:
     able = generator_of(images.device) == "gpu" and images.dtype == weight.dtype and images.rank == weight.rank == 4
     users = () if builder.node is None else builder.node.users
-    followed = any(user.target in NORMS or torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in users)
+    followed = any(user.target in POINTWISE or torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in users)
     return able and followed and not has_static_zero(images.sizes) and not has_static_zero(weight.sizes)
 
 
