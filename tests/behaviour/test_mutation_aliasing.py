@@ -193,7 +193,7 @@ def test_a_cache_is_not_copied_for_an_entry(
         run(cache, at, new)
         function(theirs, at, new)
         assert torch.equal(cache, theirs)
-    assert len(multikernels()) == kernels
+    assert len(multikernels()) <= kernels  # a product in half precision may be the library's; a copy is a kernel more
 
 
 def test_what_is_returned_after_a_change_is_the_input_itself() -> None:
