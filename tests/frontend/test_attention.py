@@ -12,6 +12,7 @@ from torch._functorch.aot_autograd import aot_function, aot_module_simplified, m
 from torch.utils._pytree import tree_leaves
 
 import polytile
+from polytile.frontend.attention import whole
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.patterns import REASON, recognise
 from polytile.frontend.attention.whole import keep_whole
@@ -143,3 +144,10 @@ def test_the_heads_of_a_row_are_contiguous_where_the_operator_is_asked_for_it() 
             result = compiled(q, k, v)
         torch.testing.assert_close(result, torch.nn.functional.scaled_dot_product_attention(q, k, v))
         assert result.stride() == (rows * 48, 16, 48, 1)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["heads outside", "heads inside"])
+def test_pytorch_is_asked_about_shorter_tensors_that_lie_alike(inside: bool) -> None:
+    traced = torch.empty(2, 4000, 8, 16).transpose(1, 2) if inside else torch.empty(2, 8, 4000, 16)
+    assert whole._shorter(traced, 512).stride() == ((65536, 16, 128, 1) if inside else (65536, 8192, 16, 1))
+    assert whole._shorter(traced.mT, 16).stride(3) != 1

@@ -26,6 +26,8 @@ from polytile.ir.attention import EMPTY
 
 FUNCTIONS = (scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MANY = 512
+"""Rows up to which PyTorch is asked about tensors as long as the traced ones."""
 
 
 def keep_whole(graph: torch.fx.GraphModule) -> None:
@@ -77,24 +79,29 @@ def _serves_efficiently(
 ) -> bool:
     """Whether PyTorch serves the call by its memory-efficient kernels, whose result has the heads of a row contiguous.
 
-    PyTorch is asked about real tensors of the traced sizes, with one batch and one head of the mask: for fake ones it names the
-    math backend. This adds no guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled
-    for; a size on which it depends too is rare."""
+    PyTorch is asked about real tensors like the traced ones, but of one batch and fewer rows: for fake ones it names the math
+    backend. This adds no guard. The choice depends on dtypes, layouts and the lengths of heads, which a graph is compiled for;
+    a size on which it depends too is rare."""
     if query.ndim != 4 or not torch.cuda.is_available():
         return False
+    rows, columns = (traced_size(each.shape[2]) for each in (query, key))
+    few, columns_few = (n if n <= MANY else MANY + n % 128 for n in (rows, columns))
+    columns_few += 128 if rows != columns and few == columns_few else 0
     with _disable_current_modes():
-        q, k, v = (
-            torch.empty_strided(
-                [1, *map(traced_size, each.shape[1:])], [*map(traced_size, each.stride())], dtype=each.dtype, device=each.device
-            )
-            for each in (query, key, value)
-        )
+        q, k, v = (_shorter(each, n) for each, n in ((query, few), (key, columns_few), (value, columns_few)))
         bias = None
         if mask is not None:
-            rows, columns = q.shape[2], k.shape[2]
-            bias = torch.empty((1, 1, rows, columns), dtype=mask.dtype, device=q.device).expand(1, q.shape[1], rows, columns)
+            bias = torch.empty((1, 1, few, columns_few), dtype=mask.dtype, device=q.device).expand(1, q.shape[1], -1, -1)
         choice = torch._fused_sdp_choice(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=grouped)
     return choice == SDPBackend.EFFICIENT_ATTENTION.value
+
+
+def _shorter(traced: Tensor, rows: int) -> Tensor:
+    """An empty tensor of one batch and `rows` rows, whose dimensions lie in the order of those of a traced tensor of rank 4."""
+    steps = [traced_size(step) for step in traced.stride()]
+    order = sorted(range(4), key=lambda dimension: -steps[dimension])
+    heads, columns = traced_size(traced.shape[1]), traced_size(traced.shape[3])
+    return torch.empty_permuted((1, heads, rows, columns), order, dtype=traced.dtype, device=traced.device)
 
 
 def attention_inside(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
