@@ -2,7 +2,8 @@
 
 Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end, and a run
 goes on from those; when `--seconds` are over no process is begun, and one that has not ended `--grace` seconds later is ended.
-The programs come in an order that mixes families, so that a part of the suite is a sample of it.
+The programs come in an order that mixes families, so that a part of the suite is a sample of it. Several GPUs of one host can
+share a suite: each runs one `--part`, and `--resume` joins their files of rows.
 
 `--first-calls 10` measures anew, one process after the other, the slowest first calls on record: beside other processes they take
 longer than alone.
@@ -139,7 +140,17 @@ def wanted(given: argparse.Namespace, programs: Mapping[str, Program]) -> list[P
         and (not given.only or any(word in program.name for word in given.only))
         and (given.device == "cpu" or program.gpu)
     ]
-    return sorted(found, key=lambda program: (list(programs).index(program.name) * STEP) % len(programs))
+    mixed = sorted(found, key=lambda program: (list(programs).index(program.name) * STEP) % len(programs))
+    part, parts = given.part
+    return mixed[part::parts]
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """What `--part` says, "1/4": the part, counted from 0, and the number of parts."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 0 < int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part such as 1/4")
+    return int(part) - 1, int(parts)
 
 
 def arguments() -> argparse.Namespace:
@@ -149,6 +160,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--families", nargs="+", default=[])
     parser.add_argument("--only", nargs="+", default=[], help="programs whose names contain one of these")
+    parser.add_argument(
+        "--part", type=part_of, default=(0, 1), metavar="I/N", help="of N parts the I-th: each of N GPUs can run one"
+    )
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes at a time; while one is timed others only compile"
     )
