@@ -30,10 +30,10 @@ def inside(function: Any) -> Any:
 
 
 def _frame_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def frame(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     frame.__code__ = frame.__code__.replace(co_name=getattr(function, "__name__", type(function).__name__))
-    frame.polytile_frame_of = function  # type: ignore[attr-defined]
-    return frame
+    framed: Any = functools.update_wrapper(frame, function)
+    framed.polytile_frame_of = function
+    return framed
