@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import threading
 import types
 import weakref
@@ -401,6 +402,22 @@ def test_the_check_finds_a_door_that_runs_other_code_than_dynamo() -> None:
 
 def test_the_option_off_leaves_what_torch_compile_made() -> None:
     assert not hasattr(polytile.compile(lambda x: x + 1, options={"front_door": "off"}), "polytile_front_door")
+
+
+def test_c_calls_an_open_door_without_evaluating_its_frame() -> None:
+    watched, x, seen = Watched(scaled), torch.randn(4, 3), set[types.CodeType]()
+    assert watched.goes_fast(x, shift=x)
+    call = functools.partial(watched.call, x, shift=x)
+    sys.setprofile(lambda frame, event, given: seen.add(frame.f_code))
+    try:
+        result = call()
+    finally:
+        sys.setprofile(None)
+    torch.testing.assert_close(result, scaled(x, shift=x))
+    assert watched.call.__code__ not in seen
+    before = len(watched.slow)
+    torch.testing.assert_close(functools.partial(watched.call, by=3.0)(x=x.double()), x.double() * 3)
+    assert len(watched.slow) == before + 1, "what the entry declines goes through Dynamo"
 
 
 class Twice:
