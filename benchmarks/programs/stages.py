@@ -3,6 +3,9 @@
 What is seen is the innermost file of the table below on the stack, so that an operator which a check runs counts as checking.
 Both compilers are looked at in the same way. The interpreter answers when it can: a library call that holds its lock counts in
 whole.
+
+No look keeps a frame: the locals of a function that returns meanwhile would live as long, and guards of torch's modes among them
+would restore the mode too late, and in the watcher's thread.
 """
 
 from __future__ import annotations
@@ -70,9 +73,8 @@ class Stages:
     def _watch(self) -> None:
         last = time.perf_counter()
         while not self._done.wait(EVERY):
-            frame = sys._current_frames().get(self._thread)
-            now = time.perf_counter()
-            self.seconds[self._stage(frame)] += now - last
+            stage, now = self._stage(sys._current_frames().get(self._thread)), time.perf_counter()
+            self.seconds[stage] += now - last
             last = now
 
     def _stage(self, frame: FrameType | None) -> str:
@@ -110,11 +112,11 @@ class ProcessorStages(Stages):
         clocks: dict[int, float] = {}
         while not self._done.wait(EVERY):
             alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-            for thread, frame in sys._current_frames().items():
-                if thread in alive:
-                    now = time.clock_gettime(time.pthread_getcpuclockid(thread))
-                    self.seconds[self._stage(frame)] += now - clocks.get(thread, now)
-                    clocks[thread] = now
+            stages = {thread: self._stage(frame) for thread, frame in sys._current_frames().items() if thread in alive}
+            for thread, stage in stages.items():
+                now = time.clock_gettime(time.pthread_getcpuclockid(thread))
+                self.seconds[stage] += now - clocks.get(thread, now)
+                clocks[thread] = now
 
 
 def _seconds_elsewhere() -> float:

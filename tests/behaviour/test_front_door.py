@@ -7,7 +7,9 @@ door is the same.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import sys
 import threading
 import types
 import weakref
@@ -400,6 +402,49 @@ def test_the_check_finds_a_door_that_runs_other_code_than_dynamo() -> None:
 
 def test_the_option_off_leaves_what_torch_compile_made() -> None:
     assert not hasattr(polytile.compile(lambda x: x + 1, options={"front_door": "off"}), "polytile_front_door")
+
+
+def test_c_calls_an_open_door_without_evaluating_its_frame() -> None:
+    watched, x, seen = Watched(scaled), torch.randn(4, 3), set[types.CodeType]()
+    assert watched.goes_fast(x, shift=x)
+    call = functools.partial(watched.call, x, shift=x)
+    sys.setprofile(lambda frame, event, given: seen.add(frame.f_code))
+    try:
+        result = call()
+    finally:
+        sys.setprofile(None)
+    torch.testing.assert_close(result, scaled(x, shift=x))
+    assert watched.call.__code__ not in seen
+    before = len(watched.slow)
+    torch.testing.assert_close(functools.partial(watched.call, by=3.0)(x=x.double()), x.double() * 3)
+    assert len(watched.slow) == before + 1, "what the entry declines goes through Dynamo"
+
+
+class Twice:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+FRAMELESS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "builtin": (torch.bmm, ((2, 3, 4), (2, 4, 5))),
+    "another builtin": (torch.mm, ((3, 4), (4, 5))),
+    "partial": (functools.partial(torch.nn.functional.conv1d, stride=2), ((2, 3, 9), (4, 3, 2))),
+    "function of torch": (torch.nn.functional.gelu, ((3, 5),)),
+    "instance": (Twice(), ((3, 5),)),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMELESS)
+def test_a_callable_without_a_frame_of_its_own_has_a_front_door(kind: str) -> None:
+    function, shapes = FRAMELESS[kind]
+    native.module()
+    compiled = polytile.compile(function)
+    slow, inputs = watch(compiled), [torch.randn(shape) for shape in shapes]
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    before = len(slow)
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert len(slow) == before, "the second call goes around Dynamo"
+    assert len(door_of(compiled).entries()) == 1, "its compiled code is not kept with that of others"
 
 
 def mixed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from benchmarks.programs import report
 from benchmarks.programs.contestant import compiled, directly
 from benchmarks.programs.judge import reference, run
 from benchmarks.programs.program import LEVELS, Draw, Program
-from benchmarks.programs.stages import RUNNING, Stages
+from benchmarks.programs.stages import RUNNING, ProcessorStages, Stages
 from benchmarks.programs.suite import PROGRAMS
 
 
@@ -77,6 +80,43 @@ def test_time_of_a_call_is_told_by_stage() -> None:
         while time.perf_counter() < until:
             pass
     assert stages.seconds[RUNNING] > 0.05 and set(stages.as_json()) == {RUNNING}
+
+
+class _Looks:
+    """In place of the event that ends a watch: lets it look once, then calls `then` and ends it."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then, self.count = then, 0
+
+    def wait(self, seconds: float) -> bool:
+        self.count += 1
+        if self.count > 1:
+            self.then()
+        return self.count > 1
+
+
+@pytest.mark.parametrize("kind", [Stages, ProcessorStages])
+def test_a_look_keeps_nothing_of_a_call_that_returns(kind: type[Stages]) -> None:
+    held, looked, gone = threading.Event(), threading.Event(), []
+
+    def call() -> None:
+        guard = torch.empty(1)
+        gone.append(weakref.ref(guard))
+        held.set()
+        looked.wait()
+
+    def then() -> None:
+        looked.set()
+        thread.join()
+        gone.append(gone[0]() is None)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    held.wait()
+    stages: Any = kind()
+    stages._thread, stages._done = thread.ident, _Looks(then)
+    stages._watch()
+    assert gone[1], "what the call held has lived on with its frame"
 
 
 def test_a_program_runs_from_the_command_line_and_is_not_run_twice(

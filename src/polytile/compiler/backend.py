@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from polytile import debug
 from polytile import options as settings
-from polytile.compiler import early, front_door, handed, races, tiers
+from polytile.compiler import early, frames, front_door, handed, races, tiers
 from polytile.compiler import guards as dynamo_guards
 from polytile.compiler import programs as compiler
 from polytile.compiler.inference import Inference
@@ -96,8 +96,9 @@ def compile(
 
     def compiled(function: Callable[..., Any]) -> Any:
         filtered: Any = None if kept is None else {"guard_filter_fn": kept}
-        compiled_function = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
-        return front_door.install(compiled_function, function, backend, dynamic, door, may_race, backend.expect)
+        compile_ = functools.partial(torch.compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=filtered)
+        made = frames.compile_in_own_frame(compile_, function)
+        return front_door.install(made, function, backend, dynamic, door, may_race, backend.expect)
 
     return compiled if function is None else compiled(function)
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polytile.compiler import once, tiers
+from polytile.compiler import frames, once, tiers
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -84,9 +84,9 @@ def install(
             compiled.forward = door.function()
             direct_module.direct(compiled)
         return compiled
-    inner = torch._dynamo.eval_frame.innermost_fn(function)
-    if isinstance(inner, types.FunctionType) and getattr(compiled, "_torchdynamo_orig_callable", None) is inner:
-        return FrontDoor(compiled, inner, backend, dynamic, mode == "check", may_race, expect).function()
+    traced = getattr(compiled, "_torchdynamo_orig_callable", None)
+    if isinstance(traced, types.FunctionType) and frames.inside(traced) is torch._dynamo.eval_frame.innermost_fn(function):
+        return FrontDoor(compiled, traced, backend, dynamic, mode == "check", may_race, expect).function()
     return compiled
 
 
@@ -122,9 +122,7 @@ class FrontDoor:
 
     def function(self) -> Callable[..., Any]:
         """The function in place of `compiled`."""
-        called = self.called_function()
-        count = 0 if called is None else called.__code__.co_argcount - (self._module is not None)
-        call: Any = _maker(min(count, MOST_PASSED))(self._through_dynamo if not self.checks else self._checked)
+        call: Any = _calls(self._through_dynamo if not self.checks else self._checked)
         functools.update_wrapper(call, self.compiled)
         vars(call).update(polytile_front_door=self, _torchdynamo_wrapper_id=id(call))
         torch._dynamo.eval_frame.skip_code(call.__code__)
@@ -210,7 +208,7 @@ class FrontDoor:
         has_no_ways = not ways and not function.__code__.co_flags & GENERATORS
         self.entry.replace(function, tuple(ways), has_no_ways)
         if self._may_race:
-            self._own = function if self._module is None else types.MethodType(function, self._module)
+            self._own = frames.inside(function) if self._module is None else types.MethodType(function, self._module)
             self.races = Races(self.entry, self._own, self._call_compiled if has_no_ways else self.entry.compiled)
 
     def _parameters(self) -> Iterable[Any]:
@@ -267,47 +265,54 @@ def _closed(*args: Any, **kwargs: Any) -> Any:
     return DECLINED
 
 
-MOST_PASSED = 4
-"""Positional arguments that are passed on one by one."""
+ABSENT: Any = object()
 
-CALL = """
-def made(through_dynamo):
-    def call({parameters}*rest, **named):
-        if {others}:
-            given = *(one for one in ({passed}) if one is not ABSENT), *rest
+
+def _calls(through_dynamo: Callable[[Open, Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """What stands in place of a compiled function. Once there is an entry, C does the same without evaluating this frame
+    (runtime/door.c), but where Python 3.11 evaluates it for a caller in Python. Up to four positional arguments are passed on one
+    by one, which takes a quarter of the time of *args, **kwargs: where eager takes a microsecond that is felt."""
+    enter: Callable[..., Any] = _closed
+    function: Callable[..., Any] = _closed
+
+    def call(a: Any = ABSENT, b: Any = ABSENT, c: Any = ABSENT, d: Any = ABSENT, /, *rest: Any, **named: Any) -> Any:
+        if rest or named or a is ABSENT:
+            given = _given(a, b, c, d, *rest)
             result = enter(*given, **named)
             if result is OWN:
                 return function(*given, **named)
-            return through_dynamo(opened, given, named) if result is DECLINED else result
-        result = enter({passed})
-        if result is OWN:
-            return function({passed})
-        return through_dynamo(opened, ({passed}), {{}}) if result is DECLINED else result
+        elif b is ABSENT:
+            result = enter(a)
+            if result is OWN:
+                return function(a)
+        elif c is ABSENT:
+            result = enter(a, b)
+            if result is OWN:
+                return function(a, b)
+        elif d is ABSENT:
+            result = enter(a, b, c)
+            if result is OWN:
+                return function(a, b, c)
+        else:
+            result = enter(a, b, c, d)
+            if result is OWN:
+                return function(a, b, c, d)
+        return through_dynamo(opened, _given(a, b, c, d, *rest), named) if result is DECLINED else result
 
-    def opened(entry, own):
+    def opened(entry_: Any, own: Callable[..., Any]) -> None:
         nonlocal enter, function
-        enter, function = entry, own
+        enter, function = entry_, own
+        entry.module().shorten(call)
 
-    enter = function = closed
     return call
-"""
-"""What stands in place of a compiled function. Arguments that are passed on one by one take half the time of *args, **kwargs, and
-an inlined call of the function a tenth of a call from C; where eager takes a microsecond that is the difference that is felt."""
 
 
-@functools.cache
-def _maker(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The `made` of functions that are mostly called with this many positional arguments."""
-    names = [f"a{number}" for number in range(count)]
-    text = CALL.format(
-        parameters="".join(f"{name}=ABSENT, " for name in names) + ("/, " if names else ""),
-        passed="".join(f"{name}, " for name in names),
-        others=" or ".join([*(f"{name} is ABSENT" for name in names[-1:]), "rest", "named"]),
-    )
-    scope: dict[str, Any] = {"ABSENT": object(), "OWN": OWN, "DECLINED": DECLINED, "closed": _closed}
-    exec(compile(text, f"<polytile front door {count}>", "exec"), scope)
-    made: Callable[[Callable[..., Any]], Callable[..., Any]] = scope["made"]
-    return made
+def _given(*arguments: Any) -> tuple[Any, ...]:
+    """The arguments that are not ABSENT, which come first."""
+    count = len(arguments)
+    while count > 0 and arguments[count - 1] is ABSENT:
+        count -= 1
+    return arguments[:count]
 
 
 def _refusal(entry: Any, function: types.FunctionType) -> str:

@@ -7,7 +7,9 @@ result, so no call is made only for the race. The faster one serves calls of the
 something new.
 
 On a CPU a call is timed by the host's clock. On a GPU it is timed by two events on its stream, which are read at later calls, so
-that no call waits. If the GPU waits for the host, they measure the host's time; if the host is ahead, that of the kernels.
+that no call waits. If the host is ahead, they measure the time of the kernels. If the GPU waits for the host, they measure when
+the result is there, and the call counts as the mean of that and the host's time: a loop that waits for each result has the one
+time a call, and a loop that goes on has the other.
 
 There are no races for calls whose results need gradients, as the time of the backward pass is not seen here. There are none
 either if the same kernels have to run in every process.
@@ -86,12 +88,13 @@ class StreamRace(Race):
     """The race of calls whose kernels run on `stream`."""
 
     stream: torch.cuda.Stream | None = None
-    _pending: deque[tuple[list[float], torch.cuda.Event, torch.cuda.Event]] = field(default_factory=deque)
-    """Calls that the GPU had not finished when their events were last read, the first first."""
+    _pending: deque[tuple[list[float], torch.cuda.Event, torch.cuda.Event, float | None]] = field(default_factory=deque)
+    """Calls that the GPU had not finished when their events were last read, the first first, with the host's time; None where
+    the host was ahead."""
 
     @property
     def turn_of_function(self) -> bool:
-        ahead = sum(1 if times is self.function else -1 for times, _, _ in self._pending)
+        ahead = sum(1 if times is self.function else -1 for times, *_ in self._pending)
         return len(self.function) + ahead < len(self.compiled)
 
     def typical(self, times: Sequence[float]) -> float:
@@ -102,16 +105,19 @@ class StreamRace(Race):
         """The result of `call`. Its time is added when `function_is_faster` is asked after the GPU has finished."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record(self.stream)
+        begun = perf_counter_ns()
         result = call()
+        host = perf_counter_ns() - begun if first.query() else None
         last.record(self.stream)
         if result is not DECLINED:
-            self._pending.append((times, first, last))
+            self._pending.append((times, first, last, host))
         return result
 
     def function_is_faster(self) -> bool | None:
         while self._pending and self._pending[0][2].query():
-            times, first, last = self._pending.popleft()
-            times.append(first.elapsed_time(last) * 1e6)
+            times, first, last, host = self._pending.popleft()
+            elapsed = first.elapsed_time(last) * 1e6
+            times.append(elapsed if host is None else (elapsed + host) / 2)
         return super().function_is_faster()
 
 

@@ -17,7 +17,7 @@
    directly. Calls that must go through torch.compile, such as those of a function with graph breaks, race too. */
 
 enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
-enum { RACES = 256, RACED_AFTER = 256 };
+enum { RACES = 256, RACED_AFTER = 256, ASKED_AGAIN_AFTER = 32 };
 enum { COUNTING, RACING, COMPILED_IS_FASTER, FUNCTION_IS_FASTER };
 
 /* Set once by configure_entries(). */
@@ -437,7 +437,7 @@ static PyObject *entry_settle(PyObject *object, PyObject *parsed)
     Py_RETURN_NONE;
 }
 
-/* postpone(key): no race yet; restarts the count of calls. */
+/* postpone(key): no race yet; a later call asks again. */
 static PyObject *entry_postpone(PyObject *object, PyObject *given)
 {
     unsigned long long key = PyLong_AsUnsignedLongLong(given);
@@ -446,7 +446,7 @@ static PyObject *entry_postpone(PyObject *object, PyObject *given)
     AtSizes *found = &((Entry *)object)->at_sizes[(key >> 40) % RACES];
     if (found->key == key) {
         found->state = COUNTING;
-        found->calls = 0;
+        found->calls = RACED_AFTER - ASKED_AGAIN_AFTER;
     }
     Py_RETURN_NONE;
 }

@@ -210,6 +210,7 @@ static PyMethodDef module_methods[] = {
     {"configure_weights", configure_weights, METH_VARARGS, NULL},
     {"configure_programs", configure_programs, METH_VARARGS, NULL},
     {"try_programs", try_programs, METH_NOARGS, NULL},
+    {"shorten", shorten, METH_O, NULL},
     {"size_of", (PyCFunction)(void (*)(void))size_of, METH_FASTCALL, NULL},
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL, NULL},
     {"configure_entries", configure_entries, METH_VARARGS, NULL},
