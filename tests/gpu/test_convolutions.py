@@ -3,17 +3,22 @@ eager's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import polytile
+from polytile.candidates.library.convolution import candidates
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend import layout_cost
 from polytile.ir.buffer import View
 from polytile.ir.library_call import Ref
 from polytile.ir.program import Extern
-from tests.gpu.comparing import compare, data, with_gradients
+from polytile.runtime.chosen_convolution import ConvolutionProblem
+from tests.gpu.comparing import agree, compare, compiled, data, with_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -69,3 +74,39 @@ def test_convolutions_that_are_products_and_loops(dtype: torch.dtype, last: bool
     shapes = ((2, 16, 14, 9), (3, 16, 32, 32), (5, 16, 7, 3))
     calls = [(data(*shape, dtype=dtype).contiguous(memory_format=order), *weights, data(48, dtype=dtype)) for shape in shapes]
     compare(function, *calls, generated=False)
+
+
+CUDA = torch.device("cuda", 0)
+PLANES = ConvolutionProblem(torch.bfloat16, (32, 16, 3, 3), (1, 2), (1, 1), (1, 1), 1, True, False)
+EACH = ConvolutionProblem(torch.bfloat16, (32, 1, 5, 5), (1, 1), (2, 2), (1, 1), 32, True, False)
+VIDEO = ConvolutionProblem(torch.bfloat16, (24, 16, 3, 3, 3), (1, 1, 2), (1, 1, 1), (1, 1, 1), 1, False, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels last"])
+@pytest.mark.parametrize("problem", [PLANES, EACH, VIDEO], ids=["windows", "each", "3-D"])
+def test_candidates_are_about_as_exact_as_eager(problem: ConvolutionProblem, last: bool, dtype: torch.dtype) -> None:
+    problem = replace(problem, dtype=dtype, last=last, tf32=dtype == torch.float32)
+    args = problem.make_args(dict(zip(problem.size_names, (3, 6, 15, 18)[: 1 + problem.spatial], strict=True)), CUDA)
+    x, w, b, out = problem.operands(args)
+    given = problem.stride, problem.padding, problem.dilation, False, [0] * problem.spatial, problem.groups
+    eager = torch.convolution(x, w, b, *given)
+    exact = torch.convolution(*(tensor if tensor is None else tensor.double() for tensor in (x, w, b)), *given)
+    for candidate in candidates(problem, CUDA):
+        if candidate.valid(dict(zip(problem.size_names, args[-1 - problem.spatial :], strict=True))):
+            candidate.entry().call(*args)  # type: ignore[union-attr]
+            agree(out, eager, exact, candidate.name)
+            again = out.clone()
+            candidate.entry().call(*args)  # type: ignore[union-attr]
+            assert "timed" not in candidate.name or torch.equal(again, out), candidate.name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layer_chooses_its_kernel_at_each_size(dtype: torch.dtype) -> None:
+    module = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.SiLU()).to("cuda", dtype).requires_grad_(False)
+    call = compiled(module)
+    for shape in ((2, 16, 14, 9), (3, 16, 32, 32), (5, 16, 7, 3)):
+        x = data(*shape, dtype=dtype)
+        agree(call(x), module(x), None, str(shape))
+    decided = {row.candidate for row in polytile.explain(call, x).decisions}
+    assert decided & {"library", "timed", "last", "last timed"}, decided
