@@ -30,8 +30,10 @@ import polytile
 from benchmarks import record
 from benchmarks.convolution_nets import convnext, mobilenet, randomised, resnet
 from benchmarks.gpu.replay import kernel_times
+from polytile.dispatch.convolution import define_convolution
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
+from polytile.runtime.chosen_convolution import ChosenGradients, ConvolutionProblem, GradientProblem
 
 SUITE = "gpu_convolutions"
 EAGER, TIMED, LAST, BOTH = "eager", "eager, benchmark", "eager, channels last", "eager, channels last, benchmark"
@@ -39,6 +41,7 @@ POLYTILE = "polytile"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 """By name; "fp32" is float32 that cuDNN may not round to TF32."""
 BATCHES = (1, 16, 64)
+CUDA = torch.device("cuda", 0)
 ROUNDS = 7
 """Turns of each contestant."""
 CALLS, WARM_SECONDS = 20, 1.5
@@ -142,13 +145,19 @@ def measure(name: str, dtype: str, batches: list[int], end: float) -> list[dict[
 
 
 def measure_backward(name: str, dtype: str, batches: list[int], end: float) -> list[dict[str, Any]]:
-    """A row for each batch size: microseconds of the gradients of images and weights in eager."""
+    """A row for each batch size: microseconds of the gradients of images and weights, in eager and by the kernels that polytile
+    chooses; those of transposed layers are left to the library."""
     make, shape = LAYERS[name]
     module = make().cuda().to(DTYPES[dtype])
     convolution: Any = module[0] if isinstance(module, nn.Sequential) else module
-    stride, padding, dilation, groups = (getattr(convolution, each) for each in ("stride", "padding", "dilation", "groups"))
-    more, transposed = convolution.output_padding, convolution.transposed
-    given = (None, stride, padding, dilation, transposed, more, groups, (True, True, False))
+    over = convolution.stride, convolution.padding, convolution.dilation
+    given = (None, *over, convolution.transposed, convolution.output_padding, convolution.groups, (True, True, False))
+    problem = ConvolutionProblem(
+        DTYPES[dtype], tuple(convolution.weight.shape), *over, convolution.groups, bias=False, last=False, tf32=dtype == "tf32"
+    )
+    chosen = ChosenGradients(GradientProblem(problem, True, True, False), CUDA)
+    with polytile.options.override(persist=False, stall="tune"):
+        kernel = define_convolution(chosen)
     rows = []
     for batch in batches:
         if time.monotonic() > end:
@@ -159,10 +168,13 @@ def measure_backward(name: str, dtype: str, batches: list[int], end: float) -> l
         plain = partial(gradients, grad, x, w, *given)
         lasting = partial(gradients, *map(channels_last, (grad, x, w)), *given)
         calls: dict[str, Callable[[], Any]] = {
-            EAGER: plain, TIMED: timed_by_cudnn(plain), LAST: lasting, BOTH: timed_by_cudnn(lasting)
-        }
+            EAGER: plain, TIMED: timed_by_cudnn(plain), LAST: lasting, BOTH: timed_by_cudnn(lasting),
+            **({} if convolution.transposed else {POLYTILE: partial(chosen, grad, x, w, *given)}),
+        }  # fmt: skip
+        settle({POLYTILE: calls[POLYTILE]} if POLYTILE in calls else {})
         us = {who: round(time, 2) for who, time in kernel_times(calls, rounds=ROUNDS, places=1).items()}
-        rows.append({"layer": name, "dtype": dtype, "batch": batch, "us": us})
+        runs = [decision.candidate for decision in kernel.decisions if dict(decision.sizes).get("N") == batch]
+        rows.append({"layer": name, "dtype": dtype, "batch": batch, "us": us, "runs": runs[-1] if runs else "library"})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -205,22 +217,24 @@ def table(found: dict[str, Any]) -> None:
 
 
 def backward_table(found: dict[str, Any]) -> None:
-    """Eager's times, over those of what cuDNN times and of other layouts."""
+    """Eager's times, over those of polytile's choice, of what cuDNN times and of other layouts."""
     columns: list[Column | str] = ["layer", "type", "images", "µs, eager"]
-    columns += [Column(f"eager / {who.removeprefix('eager, ')}", ratio) for who in OTHERS[1:]]
-    body = [
-        (row["layer"], row["dtype"], row["batch"], f"{row['us'][EAGER]:.1f}", *(gain(row, EAGER, who) for who in OTHERS[1:]))
-        for row in found["rows"]
-    ]
-    show(Table.from_rows(f"gradients of convolutions in eager on an {found['device']}", columns, body))
-    for who in OTHERS[1:]:
-        gains = [gain(row, EAGER, who) for row in found["rows"]]
-        print(f"eager / {who}: {len(gains)} cells, geomean {statistics.geometric_mean(gains):.2f}, least {min(gains):.2f}")
+    columns += [*(Column(f"eager / {who.removeprefix('eager, ')}", ratio) for who in (POLYTILE, *OTHERS[1:])), "runs"]
+    body = []
+    for row in found["rows"]:
+        us = {POLYTILE: row["us"][EAGER], **row["us"]}
+        gains = (us[EAGER] / us[who] for who in (POLYTILE, *OTHERS[1:]))
+        body.append((row["layer"], row["dtype"], row["batch"], f"{us[EAGER]:.1f}", *gains, row["runs"]))
+    show(Table.from_rows(f"gradients of convolutions on an {found['device']}", columns, body))
+    for who in (POLYTILE, *OTHERS[1:]):
+        found_gains = [row["us"][EAGER] / row["us"].get(who, row["us"][EAGER]) for row in found["rows"]]
+        mean = statistics.geometric_mean(found_gains)
+        print(f"eager / {who}: {len(found_gains)} cells, geomean {mean:.2f}, least {min(found_gains):.2f}")
 
 
-def gain(row: dict[str, Any], who: str, over: str = POLYTILE) -> float:
-    """The time of a contestant over another's."""
-    return float(row["us"][who] / row["us"][over])
+def gain(row: dict[str, Any], who: str) -> float:
+    """The time of a contestant over polytile's."""
+    return float(row["us"][who] / row["us"][POLYTILE])
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polytile
+from polytile.candidates.library import convolution_backward
 from polytile.candidates.library.convolution import candidates
+from polytile.candidates.library.convolution_backward import hand_over
 from polytile.compiler.programs import CompiledProgram, compiled_programs
 from polytile.counters import counters
 from polytile.dispatch.convolution import define_convolution
 from polytile.frontend.lower import convolution as lowering
-from polytile.runtime.chosen_convolution import ChosenConvolution, ConvolutionProblem
+from polytile.runtime.chosen_convolution import ChosenConvolution, ConvolutionProblem, GradientProblem
 from tests.behaviour.helpers import compiled
 
 CPU = torch.device("cpu")
@@ -40,16 +42,23 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[bool, Flags]]]
         return out.copy_(torch.convolution(x, w, None, stride, padding, dilation, False, [0] * len(stride), groups))
 
     polytile.reset()
+    def transposed(
+        x: Tensor, w: Tensor, padding: Any, more: Any, stride: Any, dilation: Any, groups: int, *flags: bool
+    ) -> Tensor:
+        noted.append((x.is_contiguous(memory_format=torch.channels_last), flags))  # type: ignore[arg-type]
+        return torch.convolution(x, w, None, stride, padding, dilation, True, more, groups)
+
     monkeypatch.setattr(lowering, "has_cudnn", lambda device: True)
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("cudnn_convolution.out", convolution, "CPU")
+        library.impl("cudnn_convolution_transpose", transposed, "CPU")
         yield noted
 
 
 def chosen_in(programs: Sequence[CompiledProgram]) -> list[str]:
     """The convolutions of programs whose kernels are chosen."""
     kernels = [kernel for program in programs for kernel in program.multikernels]
-    return [kernel.spec.name for kernel in kernels if kernel.spec.family == "convolution"]
+    return [kernel.spec.name for kernel in kernels if kernel.spec.family.startswith("convolution")]
 
 
 def problem(**given: Any) -> ConvolutionProblem:
@@ -97,6 +106,37 @@ def test_a_result_without_elements_is_none_of_a_candidate_s() -> None:
     assert not any(candidate.valid({"N": 2, "H": 0, "W": 8}) for candidate in candidates(problem(padding=(0, 2)), CPU))
 
 
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["planes", "last"])
+def test_candidates_give_eager_s_gradients(last: bool, wanted: tuple[bool, bool]) -> None:
+    made = GradientProblem(problem(bias=False, last=last), *wanted, weight_last=last)
+    size = {"N": 3, "H": 9, "W": 8}
+    args = made.make_args(size, CPU)
+    want = [each.clone() for each in made.eager(made.operands(args)) if each is not None]
+    names = []
+    for candidate in convolution_backward.candidates(made, CPU):
+        if candidate.valid(size):
+            candidate.entry().call(*args)  # type: ignore[union-attr]
+            got = [each for each in made.operands(args)[3:] if each is not None]
+            torch.testing.assert_close(got, want, msg=candidate.name)
+            assert all(one.is_contiguous(memory_format=LAST if last else torch.contiguous_format) for one in got)
+            for each in got:
+                each.fill_(float("nan"))
+            names.append(candidate.name)
+    kinds = ["library", "timed", *([] if last else ["last", "last timed"])]
+    assert names == [name for name in kinds if wanted[0] or "timed" not in name]
+
+
+def test_a_gradient_takes_memory_over_or_is_copied() -> None:
+    result = torch.randn(3, 4)
+    own, part = torch.empty(3, 4), torch.empty(6, 4)[1:4]
+    before = part.data_ptr()
+    for out in (own, part):
+        hand_over(out, result)
+        assert torch.equal(out, result)
+    assert own.data_ptr() == result.data_ptr() and part.data_ptr() == before
+
+
 def test_equal_problems_share_a_kernel() -> None:
     first, second = (define_convolution(ChosenConvolution(problem(), CPU)) for _ in range(2))
     assert first is second and first is not define_convolution(ChosenConvolution(problem(bias=False), CPU))
@@ -118,12 +158,16 @@ def test_a_program_chooses_at_each_size_and_says_so(last: bool, calls: list[tupl
 
 
 def test_gradients_of_what_is_chosen_are_eager_s(calls: list[tuple[bool, Flags]]) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.SiLU())
-    x = torch.randn(2, 3, 9, 8, requires_grad=True)
-    leaves = x, *module.parameters()
-    got, want = (torch.autograd.grad(run(x).sum(), leaves) for run in (compiled(module), module))
-    torch.testing.assert_close(got, want)
-    assert calls
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.SiLU(), nn.Conv2d(4, 4, 3, groups=2, bias=False), nn.SiLU())
+    call = compiled(module)
+    for shape in ((2, 3, 9, 8), (3, 3, 12, 19), (2, 3, 9, 8)):
+        x = torch.randn(shape, requires_grad=True)
+        leaves = x, *module.parameters()
+        got, want = (torch.autograd.grad(run(x).sum(), leaves) for run in (call, module))
+        torch.testing.assert_close(got, want)
+        assert [each.stride() for each in got] == [each.stride() for each in want]
+    families = {name.rpartition("_")[0] for name in chosen_in(compiled_programs())}
+    assert calls and families == {"convolution", "convolution_backward"}
 
 
 def test_a_stored_program_chooses_too(tmp_path: Path, calls: list[tuple[bool, Flags]]) -> None:

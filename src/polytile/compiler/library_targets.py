@@ -6,7 +6,7 @@ from typing import Any
 
 from polytile.dispatch.convolution import define_convolution
 from polytile.matmul import packed_weights
-from polytile.runtime.chosen_convolution import ChosenConvolution
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients
 from polytile.runtime.convolution import PackedConvolution
 
 
@@ -14,5 +14,5 @@ def prepare_target(target: Any) -> None:
     """Has an Extern's target follow the options in force, and choose among kernels of this process."""
     if isinstance(target, PackedConvolution):
         target.waits = packed_weights.waits_for_packing()
-    elif isinstance(target, ChosenConvolution):
+    elif isinstance(target, ChosenConvolution | ChosenGradients):
         define_convolution(target)

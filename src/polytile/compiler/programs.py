@@ -43,7 +43,7 @@ from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs, toolchain
-from polytile.runtime.chosen_convolution import ChosenConvolution
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients
 from polytile.runtime.neutral import neutral
 from polytile.runtime.target import Target
 from polytile.tuning import budget
@@ -69,7 +69,7 @@ class CompiledProgram:
 
     @property
     def multikernels(self) -> tuple[MultiKernel, ...]:
-        of_targets = (target.kernel for target in self.targets if isinstance(target, ChosenConvolution))
+        of_targets = (target.kernel for target in self.targets if isinstance(target, ChosenConvolution | ChosenGradients))
         return tuple(dict.fromkeys((*(multikernel for multikernel, _ in self.calls), *of_targets)))
 
 

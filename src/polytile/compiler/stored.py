@@ -46,7 +46,7 @@ from polytile.matmul import packed_weights
 from polytile.problem import digest
 from polytile.runtime import programs, toolchain
 from polytile.runtime.cache import Cache, current
-from polytile.runtime.chosen_convolution import ChosenConvolution, ConvolutionProblem
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem
 from polytile.runtime.convolution import PackedConvolution
 from polytile.version import source_digest
 from polytile.wrapper import KernelCall, Wrapped, backend, load_of, tensors
@@ -85,7 +85,10 @@ class CurrentDevice:
     kind: str
 
 
-CLASSES = (*WORKS, Kernel, Find, PackedConvolution, ChosenConvolution, ConvolutionProblem, Operator, CurrentDevice)
+CLASSES = (
+    *WORKS, Kernel, Find, PackedConvolution, ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem, Operator,
+    CurrentDevice,
+)  # fmt: skip
 
 Calls = Sequence[tuple[MultiKernel, KernelCall]]
 

@@ -107,6 +107,66 @@ class ConvolutionProblem:
         return float(results * math.prod(self.weight[1:])), float((results + read) * self.dtype.itemsize)
 
 
+class GradientOperands(NamedTuple):
+    """The tensors of a call for gradients: None for those that are not wanted."""
+
+    grad: Tensor
+    x: Tensor
+    w: Tensor
+    images: Tensor | None
+    weight: Tensor | None
+
+
+@dataclass(frozen=True)
+class GradientProblem:
+    """The derivative of a convolution without a bias: which of the gradients of images and weight are wanted, and whether the
+    latter is channels-last. The gradient of the result is stored as the images are."""
+
+    of: ConvolutionProblem
+    images: bool
+    weight: bool
+    weight_last: bool
+
+    @property
+    def text(self) -> str:
+        return repr(self)
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        return self.of.size_names
+
+    def operands(self, args: Sequence[Any]) -> GradientOperands:
+        """The tensors among flat arguments."""
+        grad, x, w, *made = args[: 3 + self.images + self.weight]
+        return GradientOperands(grad, x, w, made[0] if self.images else None, made[-1] if self.weight else None)
+
+    def eager(self, given: GradientOperands) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of eager's own call."""
+        of, wanted = self.of, (given.images is not None, given.weight is not None, False)
+        over, none = (of.stride, of.padding, of.dilation), [0] * of.spatial
+        made = aten.convolution_backward(given.grad, given.x, given.w, None, *over, False, none, of.groups, wanted)
+        return made[0], made[1]
+
+    def reference(self, *args: Any) -> None:
+        """The gradients in the arguments' own precision, on flat arguments."""
+        given = self.operands(args)
+        for out, result in zip((given.images, given.weight), self.eager(given), strict=True):
+            if out is not None and result is not None:
+                out.copy_(result)
+
+    def empty(self, x: Tensor) -> list[Tensor]:
+        """Memory for the gradients that are wanted, of images like `x`."""
+        layout = LAST[self.of.spatial] if self.weight_last else torch.contiguous_format
+        made = [torch.empty_like(x, memory_format=self.of.layout)] if self.images else []
+        return made + ([torch.empty(self.of.weight, dtype=x.dtype, device=x.device, memory_format=layout)] if self.weight else [])
+
+    def make_args(self, size: Mapping[str, int], target: torch.device) -> list[Any]:
+        """Random flat arguments for these sizes."""
+        x, w, grad, *images = self.of.make_args(size, target)
+        grad.copy_(noise.normal(grad.numel(), target).view(grad.shape))
+        return [grad, x, w, *self.empty(x), *images]
+
+
 class ChosenConvolution:
     """Replaces aten.convolution for one problem. `kernel` is its MultiKernel, which the compiler sets before the first call
     (dispatch/convolution.py)."""
@@ -129,3 +189,26 @@ class ChosenConvolution:
         out = self.problem.empty(sizes, images.device)
         self.kernel.dispatch(images, weight, *(() if bias is None else (bias,)), out, *sizes)
         return out
+
+
+class ChosenGradients:
+    """The same for aten.convolution_backward. The gradient of a bias is a sum, as in eager."""
+
+    _schema, tags = aten.convolution_backward.default._schema, aten.convolution_backward.default.tags
+    __name__ = "convolution_backward"
+
+    kernel: Any
+
+    def __init__(self, problem: GradientProblem, device: torch.device) -> None:
+        self.problem, self.device = problem, device
+        self.made_from = problem, device
+
+    def __str__(self) -> str:
+        return "aten.convolution_backward.default"
+
+    def __call__(self, grad: Tensor, images: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor | None, ...]:
+        """The gradients of images, weight and bias, None in place of those that the mask at the end of `given` leaves out."""
+        made = self.problem.empty(images)
+        self.kernel.dispatch(grad, images, weight, *made, images.shape[0], *images.shape[2:])
+        bias = grad.sum((0, *range(2, grad.ndim))) if given[-1][2] else None
+        return made[0] if self.problem.images else None, made[-1] if self.problem.weight else None, bias

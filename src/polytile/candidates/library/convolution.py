@@ -133,8 +133,7 @@ class ChannelsLastConvolution(Convolution):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """That of eager's call and of the conversions, so that only measurements choose it."""
-        facts = Target.of(self.target).facts
-        return float(super().cost(sizes) + 2 * self.problem.work(sizes)[1] / facts.bandwidth + 3 * facts.launch_seconds)
+        return super().cost(sizes) + converting(self.problem, self.target, sizes)
 
     def run(self, given: Operands) -> None:
         images = given.x.contiguous(memory_format=LAST[self.problem.spatial])
@@ -158,6 +157,12 @@ class TimedChannelsLastConvolution(ChannelsLastConvolution):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return super().cost(sizes) + FIND_SECONDS
+
+
+def converting(problem: ConvolutionProblem, target: torch.device, sizes: Mapping[str, int]) -> float:
+    """Predicted seconds of the conversions of images, weight and result."""
+    facts = Target.of(target).facts
+    return float(2 * problem.work(sizes)[1] / facts.bandwidth + 3 * facts.launch_seconds)
 
 
 def candidates(problem: ConvolutionProblem, target: torch.device) -> tuple[Candidate, ...]:

@@ -19,7 +19,7 @@ from polytile.frontend.lower.value import Tensor
 from polytile.ir import sizes
 from polytile.ir.buffer import Buffer, View, whole
 from polytile.ir.sizes import Size
-from polytile.runtime.chosen_convolution import ChosenConvolution, ConvolutionProblem
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem
 from polytile.runtime.convolution import PackedConvolution, can_pack
 
 aten = torch.ops.aten
@@ -64,11 +64,39 @@ def convolution(
     return builder.library(target, (images, weight, bias, *given), {}, PACKED)
 
 
+@lowers(aten.convolution_backward.default)
+def convolution_backward(
+    builder: Builder, grad: Tensor, images: Tensor, weight: Tensor, bias_sizes: Sequence[Size | int] | None,
+    stride: Sequence[Size | int], padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
+    output_padding: Sequence[Size | int], groups: int, output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """On a GPU the library's kernel is chosen, as that of the convolution is.
+
+    Raises
+    ------
+    LoweringError
+        For all other derivatives, so that ATen's runs.
+    """
+    given = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    wanted = tuple(map(bool, output_mask))
+    problem = _chosen(builder, images, weight, None, given, grad) if any(wanted[:2]) else None
+    if problem is None:
+        raise LoweringError(PLAIN)
+    traced = builder.node.meta["val"][1] if wanted[1] and builder.node is not None else None
+    last = traced is not None and _is_last((traced_strides(traced), weight.sizes))
+    if last is None:
+        raise LoweringError(PLAIN)
+    target = ChosenGradients(GradientProblem(problem, wanted[0], wanted[1], last), images.device)
+    args = (grad, images, weight, bias_sizes, *given, list(wanted))
+    made: tuple[Tensor | None, ...] = builder.library(target, args, {}, CHOSEN)
+    return made
+
+
 def _chosen(
-    builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...]
+    builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...], result: Tensor | None = None
 ) -> ConvolutionProblem | None:
     """The problem of a convolution on a GPU whose kernel is chosen; None for a transposed one, for sizes of a weight or a window
-    that are not known, and for images in other layouts than the two, or than their result."""
+    that are not known, and for images in other layouts than the two, or than their `result`, by default that of the node."""
     stride, padding, dilation, transposed, _, groups = given
     same = all(each is None or each.dtype == images.dtype for each in (weight, bias)) and images.rank == weight.rank
     if transposed or not same or weight.rank not in (4, 5) or images.dtype not in DTYPES or not has_cudnn(images.device):
@@ -76,15 +104,24 @@ def _chosen(
     numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
     if not all(isinstance(n, int) or n.is_Integer for n in numbers):
         return None
-    x, result, extents = builder.realize(images).view, builder.result(), builder.result_sizes()
+    x, out = builder.realize(images).view, None if result is None else builder.realize(result).view
+    if x is None:
+        return None
+    extents, strides = (builder.result_sizes(), traced_strides(builder.result())) if out is None else (out.sizes, out.strides)
+    last = _is_last((x.strides, x.sizes), (strides, extents))
+    if last is None:
+        return None
+    filters, *over = (tuple(map(int, each)) for each in (weight.sizes, stride, padding, dilation))
+    switches = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    tf32 = images.dtype == torch.float32 and switches.fp32_precision == "tf32"
+    return ConvolutionProblem(images.dtype, filters, over[0], over[1], over[2], int(groups), bias is not None, last, tf32)
+
+
+def _is_last(*images: tuple[Sequence[Size], Sequence[Size]]) -> bool | None:
+    """Whether all images of these (strides, sizes) are channels-last (True) or row-major (False); None: neither."""
     for last, strides in ((False, sizes.contiguous_strides), (True, sizes.channels_last_strides)):
-        if x is not None and _equal(x.strides, strides(x.sizes)) and _equal(traced_strides(result), strides(extents)):
-            filters, *over = (tuple(map(int, each)) for each in (weight.sizes, stride, padding, dilation))
-            switches = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-            tf32 = images.dtype == torch.float32 and switches.fp32_precision == "tf32"
-            return ConvolutionProblem(
-                images.dtype, filters, over[0], over[1], over[2], int(groups), bias is not None, last, tf32
-            )
+        if all(_equal(one, strides(extents)) for one, extents in images):
+            return last
     return None
 
 
