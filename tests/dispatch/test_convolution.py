@@ -4,6 +4,7 @@ operator, which a CPU does not have, stands one that notes its flags."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_what_is_timed_has_a_plan_of_its_own_and_its_price(calls: list[tuple[boo
     assert [flags[:2] for _, flags in calls] == [(True, True), (False, False), (True, True)], "benchmark, deterministic"
     assert timed.per_size and both.per_size and not last.per_size
     assert timed.cost(size) > 0.1 and both.cost(size) > 0.1 > last.cost(size), "no prediction chooses what times kernels"
+
+
+def test_conversions_are_predicted_near_enough_to_be_measured() -> None:
+    """In planes cuDNN converts images itself; of a prediction that counted this on one side alone, conversions would be clear
+    losers and never measured: windows of each channel, whose conversions take longer than the rest, gain most."""
+    each = problem(weight=(64, 1, 3, 3), groups=64)
+    forward = candidates(each, CPU)
+    backward = convolution_backward.candidates(GradientProblem(replace(each, bias=False), True, True, False), CPU)
+    for library, _, last, _ in (forward, backward):
+        cost = {candidate.name: candidate.cost({"N": 16, "H": 112, "W": 112}) for candidate in (library, last)}
+        assert cost["library"] < cost["last"] < 1.3 * cost["library"]
 
 
 def test_a_result_without_elements_is_none_of_a_candidate_s() -> None:

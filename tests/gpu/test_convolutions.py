@@ -86,8 +86,12 @@ VIDEO = ConvolutionProblem(torch.bfloat16, (24, 16, 3, 3, 3), (1, 1, 2), (1, 1, 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("last", [False, True], ids=["planes", "channels last"])
 @pytest.mark.parametrize("problem", [PLANES, EACH, VIDEO], ids=["windows", "each", "3-D"])
-def test_candidates_are_about_as_exact_as_eager(problem: ConvolutionProblem, last: bool, dtype: torch.dtype) -> None:
-    problem = replace(problem, dtype=dtype, last=last, tf32=dtype == torch.float32)
+def test_candidates_are_about_as_exact_as_eager(
+    problem: ConvolutionProblem, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32 that may be rounded to TF32 is not compared: cuDNN's kernels for one layout round it, those for another do not."""
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    problem = replace(problem, dtype=dtype, last=last)
     args = problem.make_args(dict(zip(problem.size_names, (3, 6, 15, 18)[: 1 + problem.spatial], strict=True)), CUDA)
     x, w, b, out = problem.operands(args)
     given = problem.stride, problem.padding, problem.dilation, False, [0] * problem.spatial, problem.groups

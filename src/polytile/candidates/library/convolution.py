@@ -33,6 +33,9 @@ FIND_SECONDS = 0.2
 SHARE = 0.4
 """Share of the peak that cuDNN's kernels are taken to reach."""
 
+CONVERSIONS = 3
+"""Launches that convert images, weight and result."""
+
 MOST_SIZES = 1024
 """Number of image sizes for which eager's choice of a kernel is kept."""
 
@@ -55,11 +58,13 @@ class Convolution(Candidate):
         return all(n > 0 for n in self.problem.extents([sizes[name] for name in self.problem.size_names]))
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """Predicted seconds of one call: a roofline."""
+        """Predicted seconds of one call: a roofline. Images in planes go through memory three times, as cuDNN converts them and
+        the result."""
         (products, moved), facts = self.problem.work(sizes), Target.of(self.target).facts
         tensor_cores = self.problem.groups == 1 and (self.problem.tf32 or self.problem.dtype.itemsize == 2)
         rate = tensor_flops(facts, self.problem.dtype.itemsize) if tensor_cores else PLAIN_FLOPS
-        seconds = max(2 * products / (rate * facts.sms * facts.clock * SHARE), moved / facts.bandwidth)
+        passes = 1 if self.problem.last else 3
+        seconds = max(2 * products / (rate * facts.sms * facts.clock * SHARE), passes * moved / facts.bandwidth)
         return float(facts.launch_seconds + seconds)
 
     def entry(self) -> PythonEntry:
@@ -132,8 +137,8 @@ class ChannelsLastConvolution(Convolution):
         return not self.problem.last and super().valid(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """That of eager's call and of the conversions, so that only measurements choose it."""
-        return super().cost(sizes) + converting(self.problem, self.target, sizes)
+        """That of eager's call and of its own launches, so that only measurements choose it."""
+        return super().cost(sizes) + CONVERSIONS * Target.of(self.target).facts.launch_seconds
 
     def run(self, given: Operands) -> None:
         images = given.x.contiguous(memory_format=LAST[self.problem.spatial])
@@ -157,12 +162,6 @@ class TimedChannelsLastConvolution(ChannelsLastConvolution):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return super().cost(sizes) + FIND_SECONDS
-
-
-def converting(problem: ConvolutionProblem, target: torch.device, sizes: Mapping[str, int]) -> float:
-    """Predicted seconds of the conversions of images, weight and result."""
-    facts = Target.of(target).facts
-    return float(2 * problem.work(sizes)[1] / facts.bandwidth + 3 * facts.launch_seconds)
 
 
 def candidates(problem: ConvolutionProblem, target: torch.device) -> tuple[Candidate, ...]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.library.convolution import FIND_SECONDS, Convolution, converting
+from polytile.candidates.library.convolution import CONVERSIONS, FIND_SECONDS, Convolution
 from polytile.problem import Config, digest
 from polytile.runtime.chosen_convolution import LAST, GradientOperands, GradientProblem
+from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -96,8 +97,8 @@ class ChannelsLastGradients(ConvolutionGradients):
         return not self.problem.of.last and super().valid(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """That of eager's call and of the conversions, so that only measurements choose it."""
-        return super().cost(sizes) + converting(self.problem.of, self.target, sizes)
+        """That of eager's call and of its own launches, so that only measurements choose it."""
+        return super().cost(sizes) + (CONVERSIONS + 1) * Target.of(self.target).facts.launch_seconds
 
     def run(self, given: GradientOperands) -> Gradients:
         layout = LAST[self.problem.of.spatial]
