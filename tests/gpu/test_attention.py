@@ -15,6 +15,7 @@ from polytile.attention.arguments import make_args, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.triton_attention import attention_candidates
 from polytile.compiler.programs import compiled_programs
+from polytile.ir import philox
 from polytile.runtime.launcher import time_burst
 from polytile.schedule.facts import Facts
 from tests.gpu.comparing import data, rejected, widened, with_gradients
@@ -154,3 +155,16 @@ def test_results_have_the_layout_of_eager_s(dtype: torch.dtype, masked: bool, tu
             result, expected = call(q, k, v, mask), attend(q, k, v, mask)
             assert result.stride() == expected.stride()
             torch.testing.assert_close(result, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_dropout_of_the_memory_efficient_kernels_numbers_scores() -> None:
+    """Score (b, h, m, n) of float32 attention draws number offset + ((b·H + h)·M + m)·N + n of the stream that Philox 4x32-10 has
+    for the seed, whatever the tiles of the kernel are; it is kept where the number in (0, 1] is above the probability."""
+    batch, heads, rows, keys, probability = 2, 3, 40, 64, 0.3
+    q, k = torch.zeros(batch, heads, rows, keys, device="cuda"), torch.zeros(batch, heads, keys, keys, device="cuda")
+    v = torch.eye(keys, device="cuda").expand(batch, heads, keys, keys)
+    out, _, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, probability)
+    count = torch.arange(out.numel()).view(out.shape) + int(offset)
+    words = torch.stack(philox.words(torch.tensor(int(seed)), count // 4))
+    drawn = (words.gather(0, (count % 4)[None])[0] + 0.5) * 2.0**-32
+    assert torch.equal(out.cpu() > 0, drawn > probability)

@@ -177,6 +177,12 @@ TABLES = {
     ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
     ("docs/cuda-graphs.md", "gpu_whole_calls"): ("gpu.whole_calls", "--show", "benchmarks/results/gpu_whole_calls.json"),
     ("docs/convolutions.md", "gpu_convolutions"): ("gpu.convolutions", "--show", "benchmarks/results/gpu_convolutions.json"),
+    ("docs/convolutions.md", "gpu_convolutions_backward"): (
+        "gpu.convolutions", "--backward", "--show", "benchmarks/results/gpu_convolutions_backward.json",
+    ),
+    ("docs/attention.md", "gpu_attention_decode"): (
+        "gpu.attention_kernels", "--parts", "decode", "--show", "benchmarks/results/gpu_attention_decode.json",
+    ),
     ("docs/attention.md", "attention_cpu"): ("attention_cpu", "--show"),
     ("docs/attention.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
     ("docs/attention.md", "gpu_attention_backward"): (

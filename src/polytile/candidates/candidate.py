@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polytile.candidates.inner_kernel import InnerKernel
     from polytile.runtime.cuda.device import DeviceFacts
 
-READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
+READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt", "cudnn")
 """Origins whose candidates need no generated or compiled code: library calls."""
 
 

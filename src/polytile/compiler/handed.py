@@ -35,6 +35,7 @@ from polytile.ir.template import Grouping, Scales, Template
 from polytile.problem import digest
 from polytile.runtime import background, builder, collector, compile
 from polytile.runtime.cache import current
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem
 from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.cuda import products
 from polytile.runtime.lease import alone
@@ -45,7 +46,7 @@ log = logging.getLogger("polytile")
 
 CLASSES = (
     Lowered, OperatorReport, PackedConvolution, Program, Input, Template, Scales, Grouping, Attention, Gradients, Sequences,
-    Extern, Assert, Operator, Trace,
+    Extern, Assert, Operator, Trace, ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem,
 )  # fmt: skip
 
 CPU = (torch.device("cpu"),)

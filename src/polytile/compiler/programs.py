@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from polytile import debug, locks, options
 from polytile.candidates.candidate import Candidate
 from polytile.compiler import computed_weights
+from polytile.compiler.library_targets import prepare_target
 from polytile.compiler.stored import Calls, Loaded, Slot, calls_at
 from polytile.counters import counters
 from polytile.dispatch import unmeasured
@@ -42,7 +43,7 @@ from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs, toolchain
-from polytile.runtime.convolution import PackedConvolution
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients
 from polytile.runtime.neutral import neutral
 from polytile.runtime.target import Target
 from polytile.tuning import budget
@@ -68,7 +69,8 @@ class CompiledProgram:
 
     @property
     def multikernels(self) -> tuple[MultiKernel, ...]:
-        return tuple(dict.fromkeys(multikernel for multikernel, _ in self.calls))
+        of_targets = (target.kernel for target in self.targets if isinstance(target, ChosenConvolution | ChosenGradients))
+        return tuple(dict.fromkeys((*(multikernel for multikernel, _ in self.calls), *of_targets)))
 
 
 _compiled: list[weakref.ref[CompiledProgram]] = []
@@ -122,8 +124,8 @@ def compile_program(
             program, inplace = optimize(lowered.program)
         program = _with_programs(program, lambda each: compile_program(each, traced, hints, ahead, ready=ready))
         for operation in program.operations:
-            if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
-                operation.target.waits = packed_weights.waits_for_packing()
+            if isinstance(operation, Extern):
+                prepare_target(operation.target)
         kernels = _Kernels(program)
         _show_progress()
         write = backend(options.get("wrapper"), _device_type(program))

@@ -31,6 +31,7 @@ from polytile import options
 from polytile.candidates import sources
 from polytile.compiler.computed_weights import kernel_call
 from polytile.compiler.early import PROGRAMS
+from polytile.compiler.library_targets import prepare_target
 from polytile.dispatch import recorded
 from polytile.dispatch.conditions import PASSING, conditions_on_disk
 from polytile.dispatch.define import WORKS
@@ -45,6 +46,7 @@ from polytile.matmul import packed_weights
 from polytile.problem import digest
 from polytile.runtime import programs, toolchain
 from polytile.runtime.cache import Cache, current
+from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem
 from polytile.runtime.convolution import PackedConvolution
 from polytile.version import source_digest
 from polytile.wrapper import KernelCall, Wrapped, backend, load_of, tensors
@@ -83,7 +85,10 @@ class CurrentDevice:
     kind: str
 
 
-CLASSES = (*WORKS, Kernel, Find, PackedConvolution, Operator, CurrentDevice)
+CLASSES = (
+    *WORKS, Kernel, Find, PackedConvolution, ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem, Operator,
+    CurrentDevice,
+)  # fmt: skip
 
 Calls = Sequence[tuple[MultiKernel, KernelCall]]
 
@@ -237,8 +242,7 @@ def _loaded(document: Mapping[str, Any], name: str, traced: Mapping[sympy.Symbol
         kernels = [work.define() for work in works]
     calls = [(kernels[index], kernel_call(kernels[index], tensors, sizes)) for index, tensors, sizes in called]
     for target in targets:
-        if isinstance(target, PackedConvolution):
-            target.waits = packed_weights.waits_for_packing()
+        prepare_target(target)
     objects = {own: _object(value, calls, kernels) for own, value in names.items()}
     wrapped = load(name, re.sub(r"\A# polytile program \S+", f"# polytile program {name}", document["source"]), objects)
     with programs.on_behalf(programs.file_of(wrapped.call)):

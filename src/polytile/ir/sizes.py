@@ -96,9 +96,10 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 
 
 def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
-    """Strides (in elements) of images (batch, channel, row, column) in channels-last layout."""
-    _, channels, rows, columns = sizes
-    return rows * columns * channels, ONE, columns * channels, channels
+    """Strides (in elements) of images (batch, channel, *spatial) in channels-last layout."""
+    batch, channels, *spatial = sizes
+    outer, *inner = contiguous_strides((batch, *spatial, channels))
+    return outer, inner[-1], *inner[:-1]
 
 
 @functools.lru_cache(maxsize=100_000)
