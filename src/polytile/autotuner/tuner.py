@@ -153,7 +153,7 @@ class Autotuner(TritonsAutotuner):
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prune configs, reset tensors and run the search, as far as requested."""
         if not self.extras.exact:
-            self._timed[call.kind, changing()].read(made.decisions)
+            self._leave_out_losers(call, made)
         for config in self._pruned(call):
             if config not in self.named.values():
                 self._add([config])
@@ -163,6 +163,21 @@ class Autotuner(TritonsAutotuner):
             self.samples.keep(call)
         made = self._made.get((call.kind, changing())) or self._define(call)
         return made if self.space is None else self._searched(call, made)
+
+    def _leave_out_losers(self, call: Call, made: MultiKernel) -> None:
+        timed, sizes = self._timed[call.kind, changing()], call.sizes_by_name
+        timed.read(made.decisions)
+        timed.launched(sizes, self.programs(call))
+        call.losers = frozenset(name for name in self.named if timed.is_loser(name, sizes))
+
+    def programs(self, call: Call) -> dict[str, int]:
+        """How many programs each config launches; what a grid's function cannot say for a config is missing."""
+        grid, values = call.kwargs.get("grid"), dict(zip(self.arg_names, self.values_of(call), strict=True))
+        made = {}
+        for name, config in self.named.items():
+            with contextlib.suppress(Exception):  # the launch raises it too, where it counts against the config
+                made[name] = math.prod(grid({**values, **config.all_kwargs()}) if callable(grid) else grid or ())
+        return made
 
     def _reset(self, given: Mapping[str, Any]) -> None:
         for name in self.reset_to_zero:
@@ -466,13 +481,18 @@ class Autotuner(TritonsAutotuner):
                 )
             count = searching.SAMPLE if self.space is not None else len(self.named)
             given = {"shortlist": count, "stall": "tune", **self.options}
-            timed = self._timed.setdefault(kind, Timed())
+            timed = self._timed.setdefault(kind, Timed(processors(call.device)))
             candidates = [TritonConfig(self, name, numbers_of(config), config, timed) for name, config in self.named.items()]
             with settings.restored(given):
                 made = self._made[kind] = define(spec_of(self, call), candidates, id(self))
         if hints := self.samples.hints_for(call):
             made.warm(hints)
         return made
+
+
+def processors(device: torch.device) -> int:
+    """How many programs of a kernel run at a time, where each fills a multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _sources_in(layer: Any) -> list[str]:
