@@ -1,9 +1,9 @@
 """Configs that are not worth timing at new sizes: those that were clearly slower at nearby sizes.
 
-The time of a user's kernel cannot be predicted, but what one wave of its programs takes changes slowly with the sizes, and how many
-waves a config needs follows from the grid: ceil(programs / multiprocessors). Known wrong: a config whose waves become faster by more
-than STEP per octave relative to the best's; a kernel whose programs share what is left of a wave. Option tune="all" times every
-config.
+The time of a user's kernel cannot be predicted. But what one wave of its programs takes changes slowly with the sizes, and how
+many waves a config needs follows from the grid: ceil(programs / multiprocessors). Known wrong: a config whose waves become faster
+by more than STEP per octave, relative to the best's; a kernel of whose programs several share a multiprocessor. Option tune="all"
+times every config.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import torch
+
 from polytile.dispatch.decision import Decision
 
 RADIUS = 4.0
 """Maximum distance in octaves, along the size that differs most."""
 
 CLEAR, STEP = 1.1, 1.1
-"""A config is a clear loser if it is expected to take more than CLEAR times as long as the best; one octave away, STEP times that.
+"""A clear loser is expected to take over CLEAR times as long as the best; one octave away, STEP times that.
 
-On a product's times at 64 unseen sizes on an H200, 768 timings if each config is timed at each size, this takes 73 timings and
-loses 1.0 %, in the mean over 40 orders of the sizes. Without the number of waves it takes 89 and loses 1.6 %; with 1.05 and 1.15, 67
-and 1.2 %; with 1.2 and 1.15, 88 and 1.0 %.
+On a product's times at 64 unseen sizes, recorded on an H200 (benchmarks/autotune_replay.py with gpu_autotune_unseen.json), each
+config at each size takes 768 timings. These take 71 and lose 1.5 %; so do 1.05 and 1.1 with 69, and 1.2 and 1.1 with 82. Without
+the number of waves they take 76 and lose 1.9 %.
 """
 
 Sizes = tuple[tuple[str, int], ...]
@@ -46,16 +48,20 @@ class Timed:
         self._waves[tuple(sizes.items())] = {name: max(1, math.ceil(count / self.processors)) for name, count in programs.items()}
 
     def is_loser(self, name: str, sizes: Mapping[str, int]) -> bool:
-        """Whether the config was clearly slower at the nearest sizes at which it was timed, the waves there and here considered."""
+        """Whether the config was clearly slower at the nearest sizes at which it was timed, by the waves there and here."""
         near = ((_octaves(dict(at), sizes), at) for at, timed in self._at.items() if name in timed)
         octaves, at = min(near, key=lambda pair: pair[0], default=(math.inf, ()))
         if octaves > RADIUS:
             return False
         here, there = self._waves.get(tuple(sizes.items()), {}), self._waves.get(at, {})
-        expected = {
-            one: seconds * (here[one] / there[one] if one in here and one in there else 1.0) for one, seconds in self._at[at].items()
-        }
+        grown = {one: here[one] / there[one] for one in here.keys() & there.keys()}
+        expected = {one: seconds * grown.get(one, 1.0) for one, seconds in self._at[at].items()}
         return expected[name] > CLEAR * STEP**octaves * min(expected.values())
+
+
+def processors(device: torch.device) -> int:
+    """How many programs of a kernel run at a time, where each fills a multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _octaves(one: Mapping[str, int], other: Mapping[str, int]) -> float:

@@ -28,7 +28,7 @@ from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.declaration import Extras
 from polytile.autotuner.effects import effects_of, innermost
 from polytile.autotuner.kernel_spec import spec_of
-from polytile.autotuner.losers import Timed
+from polytile.autotuner.losers import Timed, processors
 from polytile.autotuner.quick import Quick, Route
 from polytile.autotuner.samples import Samples
 from polytile.autotuner.user_timer import UserTimer
@@ -176,7 +176,8 @@ class Autotuner(TritonsAutotuner):
         made = {}
         for name, config in self.named.items():
             with contextlib.suppress(Exception):  # the launch raises it too, where it counts against the config
-                made[name] = math.prod(grid({**values, **config.all_kwargs()}) if callable(grid) else grid or ())
+                sides = grid({**values, **config.all_kwargs()}) if callable(grid) else grid or ()
+                made[name] = math.prod(map(int, sides))
         return made
 
     def _reset(self, given: Mapping[str, Any]) -> None:
@@ -488,11 +489,6 @@ class Autotuner(TritonsAutotuner):
         if hints := self.samples.hints_for(call):
             made.warm(hints)
         return made
-
-
-def processors(device: torch.device) -> int:
-    """How many programs of a kernel run at a time, where each fills a multiprocessor."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _sources_in(layer: Any) -> list[str]:
