@@ -1,5 +1,5 @@
-"""`python -m scripts.report_example [store] [kept] [changes] [campaign] [package] [call]`: makes the pictures of docs/report.md, all
-or some.
+"""`python -m scripts.report_example [store] [kept] [changes] [campaign] [package] [call]`: makes the pictures of docs/report.md,
+all of them or some.
 
 Two functions are measured on this processor, for the changes twice, a model by a campaign, and one is packaged. Stores are
 temporary. Pictures need Playwright (`pip install polytile[browser]`) and the system's `chromium`.
