@@ -21,7 +21,7 @@ def losers(timed: Timed, size: int) -> set[str]:
 def test_the_farther_away_the_slower_a_loser_has_to_be() -> None:
     timed = Timed()
     assert losers(timed, 100) == set()
-    timed.read([decided(100, a=1.0, b=1.2, c=1.7)])
+    timed.read([decided(100, a=1.0, b=1.13, c=1.7)])
     assert losers(timed, 100) == {"b", "c"}
     assert losers(timed, 200) == losers(timed, 50) == {"c"}
     assert losers(timed, 2000) == set()

@@ -15,15 +15,15 @@ import torch
 
 from polytile.dispatch.decision import Decision
 
-RADIUS = 4.0
+RADIUS = 3.0
 """Maximum distance in octaves, along the size that differs most."""
 
-CLEAR, STEP = 1.1, 1.1
+CLEAR, STEP = 1.05, 1.1
 """A clear loser is expected to take over CLEAR times as long as the best; one octave away, STEP times that.
 
 On a product's times at 64 unseen sizes, recorded on an H200 (benchmarks/autotune_replay.py with gpu_autotune_unseen.json), each
-config at each size takes 768 timings. These take 71 and lose 1.5 %; so do 1.05 and 1.1 with 69, and 1.2 and 1.1 with 82. Without
-the number of waves they take 76 and lose 1.9 %.
+config at each size takes 768 timings. These take 75 and lose 1.5 %; so do 1.1 and 1.1 with 78, and 1.05 and 1.15 with 77. Up
+to 4 octaves away 1.1 and 1.1 take 71 and lose as much; without the number of waves they take 76 and lose 1.9 %.
 """
 
 Sizes = tuple[tuple[str, int], ...]
