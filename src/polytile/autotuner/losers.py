@@ -21,8 +21,8 @@ RADIUS = 3.0
 CLEAR, STEP = 1.1, 1.1
 """A clear loser is expected to take over CLEAR times as long as the best; one octave away, STEP times that.
 
-On a product's times at 64 unseen sizes, recorded on an H200 (benchmarks/autotune_replay.py with gpu_autotune_unseen.json), each
-config at each size takes 768 timings. These take 78 and lose 1.5 %. 1.05 and 1.1 take 75 and lose as much, but on the times of the
+On the times of a product at 64 unseen sizes on an H200 (benchmarks/autotune_replay.py with gpu_autotune_unseen.json), each
+config at each size takes 768 timings. These take 78 and lose 1.5 %. 1.05 and 1.1 take 75 and lose as much, but on the times of a
 model only 94 % of the choices of 20 processes are alike.
 """
 
