@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import tempfile
 from collections import Counter
@@ -35,6 +36,7 @@ from benchmarks.autotune_matrix import Matrix, first_winners, regret, unseen
 from benchmarks.timing import geomean
 from polytile.report import Table, show
 
+MULTIPROCESSORS = 132
 BLOCKS = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
 
@@ -47,11 +49,19 @@ def modelled(sizes: Sequence[int], n: int = 4096, k: int = 4096) -> Matrix:
     """A product's times by BLOCKS: waves over 132 multiprocessors, each as long as the slower of arithmetic and loads."""
 
     def microseconds(m: int, rows: int, columns: int) -> float:
-        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / 132)
+        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / MULTIPROCESSORS)
         arithmetic = 2 * rows * columns * k / (6e6 * min(1.0, (rows * columns / 16_384) ** 0.25))
         return 3 + waves * max(arithmetic, (rows + columns) * k * 2 / 3e4 / 8)
 
     return {m: {f"{rows}x{columns}": microseconds(m, rows, columns) for rows, columns in BLOCKS} for m in sizes}
+
+
+def waves_of(config: str, m: int, n: int = 4096) -> int:
+    """Waves of a product's blocks, by a config's name; the stand-in itself launches one program."""
+    found = re.search(r"BLOCK_M=(\d+) BLOCK_N=(\d+)|(\d+)x(\d+)", config)
+    assert found is not None
+    rows, columns = (int(number) for number in found.groups() if number)
+    return math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / MULTIPROCESSORS)
 
 
 class Process:
@@ -66,6 +76,7 @@ class Process:
         names = list(next(iter(matrix.values())))
         configs = [triton.Config({"CONFIG": name}) for name in names]
         self.kernel = polytile.autotune(configs, ["M"], do_bench=self._bench, options={"persist": False, **options})(stand_in)
+        self.kernel.programs = lambda call: {name: waves_of(name, call.sizes_by_name["M"]) for name in self.kernel.named}
 
     def call(self, m: int) -> None:
         src, dst = torch.ones(1), torch.empty(1)

@@ -1,5 +1,5 @@
-"""`python -m scripts.report_example [store] [kept] [changes] [campaign] [package]`: makes the pictures of docs/report.md, all or
-some.
+"""`python -m scripts.report_example [store] [kept] [changes] [campaign] [package] [call]`: makes the pictures of docs/report.md,
+all of them or some.
 
 Two functions are measured on this processor, for the changes twice, a model by a campaign, and one is packaged. Stores are
 temporary. Pictures need Playwright (`pip install polytile[browser]`) and the system's `chromium`.
@@ -90,6 +90,11 @@ def package_report(folder: Path) -> Path:
     return folder / "package.html"
 
 
+def call_report(folder: Path) -> Path:
+    """The kept report on a call."""
+    return ROOT / "benchmarks" / "results" / "reports" / "call_cpu.html"
+
+
 def kept_report(folder: Path) -> Path:
     """A report on the kept store of a GPU."""
     polytile(folder, "report", ROOT / "benchmarks" / "results" / "reports" / "kept_cuda.sqlite3", "-o", "kept.html")
@@ -134,6 +139,10 @@ def photograph_campaign(page: Any) -> None:
     photograph_section(page, "times", "report-times.png")
 
 
+def photograph_call(page: Any) -> None:
+    photograph_section(page, "call-0", "report-call.png")
+
+
 def photograph_package(page: Any) -> None:
     photograph_section(page, "choices", "report-package.png")
     photograph_section(page, "memory", "report-memory.png")
@@ -145,6 +154,7 @@ VIEWS = {
     "changes": (changes_report, photograph_changes),
     "campaign": (campaign_report, photograph_campaign),
     "package": (package_report, photograph_package),
+    "call": (call_report, photograph_call),
 }
 
 

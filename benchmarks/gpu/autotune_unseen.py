@@ -64,7 +64,12 @@ def choices_at(sizes: list[int]) -> dict[str, Any]:
         chosen[m] = name_of(kernel.best_config)
     torch.cuda.synchronize()
     timed = polytile.counters["candidates_benchmarked"] - before
-    return {"choices": chosen, "timings": timed, "seconds": time.perf_counter() - begin}
+    took = time.perf_counter() - begin
+    measured = {
+        dict(decision.sizes)["M"]: {one.candidate: 1e6 * one.seconds for one in decision.standings if one.seconds > 0}
+        for decision in kernel.decisions
+    }
+    return {"choices": chosen, "timings": timed, "seconds": took, "measured": measured}
 
 
 def at_unseen(count: int, seconds: float) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def at_unseen(count: int, seconds: float) -> dict[str, Any]:
         "median_first_winner_over_exhaustive": first_winners(matrix),
         "timings": own["timings"], "timings_exhaustive": sum(map(len, matrix.values())),
         "seconds": own["seconds"], "seconds_exhaustive": exhaustive, "choices": own["choices"], "matrix": matrix,
+        "measured": own["measured"],
     }  # fmt: skip
 
 

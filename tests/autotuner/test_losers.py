@@ -21,10 +21,20 @@ def losers(timed: Timed, size: int) -> set[str]:
 def test_the_farther_away_the_slower_a_loser_has_to_be() -> None:
     timed = Timed()
     assert losers(timed, 100) == set()
-    timed.read([decided(100, a=1.0, b=1.2, c=1.7)])
+    timed.read([decided(100, a=1.0, b=1.13, c=1.7)])
     assert losers(timed, 100) == {"b", "c"}
     assert losers(timed, 200) == losers(timed, 50) == {"c"}
-    assert losers(timed, 1000) == set()
+    assert losers(timed, 2000) == set()
+
+
+def test_waves_of_programs_count() -> None:
+    timed = Timed(processors=100)
+    timed.launched({"M": 100}, {"a": 100, "b": 50})  # a wave each
+    timed.read([decided(100, a=1.0, b=1.5)])
+    timed.launched({"M": 120}, {"a": 101, "b": 60})
+    assert losers(timed, 100) == {"b"} and losers(timed, 120) == {"a"}  # two waves of a, one of b
+    timed.launched({"M": 140}, {"a": 140})  # b's grid raises: nothing is known of its waves
+    assert losers(timed, 140) == {"a"}
 
 
 def test_the_nearest_time_counts_and_what_failed_has_none() -> None:

@@ -53,9 +53,15 @@ def test_a_key_that_is_no_parameter_is_said_and_passed_over(caplog: pytest.LogCa
         (lambda: autotune(CONFIGS, ["N"])(scaled.fn), "put @triton.jit between the two"),
         (lambda: autotune([{"BLOCK": 3}], ["N"])(scaled), "takes a list of triton.Config"),
         (lambda: autotune(CONFIGS, ["N"], reference=lambda x, dst: None)(scaled), "names 'x'; the kernel has src"),
+        (lambda: autotune(CONFIGS, ["N"], reference=3)(scaled), "reference= .* takes a function, and was given 3"),
+        (lambda: autotune(CONFIGS, ["N"], do_bench=3)(scaled), "do_bench= .* takes a function"),
+        (lambda: autotune(CONFIGS, "N")(scaled), "key= .* takes a list of names of its parameters, and was given 'N'"),
+        (lambda: autotune(CONFIGS[0], ["N"])(scaled), "configs= .* takes a list of triton.Config"),
+        (lambda: autotune(CONFIGS, ["N"], search={"BLOK": [1]})(scaled), "names 'BLOK'; the kernel has src.* num_warps"),
+        (lambda: autotune(CONFIGS, ["N"], prune_configs_by={"early": len})(scaled), "takes 'early_config_prune'.* 'early'"),
     ],
 )
-def test_what_is_no_kernel_config_or_reference_is_refused(make: Callable[[], Any], said: str) -> None:
+def test_what_is_no_kernel_config_or_argument_is_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(SignatureError, match=said):
         make()
 

@@ -96,6 +96,7 @@ def test_a_model_is_judged_on_another_device(empty_cache: Path, tmp_path: Path, 
         (("collect", "--dtypes", "int8"), "'int8' is none: float32"),
         (("collect", "--device", "cuda:99"), "nothing can be measured on the device 'cuda:99'"),
         (("train", "none.sqlite3"), "none.sqlite3"),
+        (("train",), "nothing was collected here yet; run `polytile learn collect` first"),
         (("show", "none.json"), "cannot be read"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_one_sentence(store: Path, tmp_path: Path) -> None:
         ((other,), "is no measurement store of polytile"),
         ((store, "-o", tmp_path / "away" / "report.html"), f"there is no folder {tmp_path / 'away'}; make it"),
         ((store, "-o", tmp_path), "it exists and is not a file"),
-        ((store, "-o", store), "is the store itself"),
+        ((store, "-o", store), "is what the report is on"),
         ((store, "--csv", "-o", tmp_path / "a" / "b"), f"there is no folder {tmp_path / 'a'}"),
         ((store, "--csv", "-o", empty), "cannot be written"),
         ((store, store, store), "merge them first"),

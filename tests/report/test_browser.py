@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from polytile.problem import Outcome
-from polytile.report.html import package_page, page
-from tests.report import test_packaged
+from polytile.report.html import call_page, package_page, page
+from tests.report import test_call, test_packaged
 from tests.report.helpers import record, report_of
 
 CHROMIUM = shutil.which("chromium")
@@ -142,7 +142,8 @@ def test_all_of_it_goes_by_keyboard(opened: Page) -> None:
 
 def test_predictions_and_rates_lead_to_their_sizes(opened: Page) -> None:
     page = opened.page
-    page.get_by_role("button", name="loop_228d962c").first.click()
+    page.get_by_role("button", name="loop_228d962c", exact=True).first.click()  # no size is open yet
+    sync_api.expect(page.locator("#kernel")).to_be_focused()
     foreseen = page.get_by_role("region", name="Predictions by source")
     assert foreseen.locator("tbody tr").count() == 2 and "library" in foreseen.inner_text()
     foreseen.locator("tbody button").first.click()
@@ -252,6 +253,25 @@ def test_a_packages_memory_is_drawn_over_its_calls_at_each_size(browser: Any, tm
     numbers = "node => ['x', 'y', 'height'].map((name) => Number(node.getAttribute(name)))"
     first, second = (host.locator("rect.edge").nth(i).evaluate(numbers) for i in (0, 1))
     assert second[0] > first[0] and second[1] + second[2] == pytest.approx(first[1], abs=0.2)  # later, and right above
+    opened.page.get_by_label("Colours").select_option(scheme)
+    assert opened.page.evaluate(CONTRAST) == [] and opened.said == [] and opened.asked == [path.as_uri()]
+    opened.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_calls_time_line_has_a_bar_for_each_step_and_lists_them(browser: Any, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "call.html"
+    path.write_text(call_page(test_call.call_of()))
+    opened = Page(browser.new_page())
+    opened.page.goto(path.as_uri())
+    bars = opened.page.locator("#call-0 svg[role=img] g")
+    assert bars.count() == len(test_call.STEPS)
+    first, launched = (bars.nth(i).locator("rect").evaluate("node => getComputedStyle(node).fill") for i in (1, 3))
+    assert first == launched and "launched by mm_01" in bars.nth(3).locator("title").evaluate("node => node.textContent")
+    opened.page.get_by_label("Filter steps, kernel by kernel").fill("radix")
+    assert opened.page.locator("#call-0 tbody tr").count() == 2 and opened.page.locator("#call-1 tbody tr").count() == 2
+    opened.page.locator("#call-0").get_by_role("button", name="µs", exact=True).click()
+    assert opened.page.locator("#call-0 tbody tr").first.inner_text().split("\t")[3] == "15"
     opened.page.get_by_label("Colours").select_option(scheme)
     assert opened.page.evaluate(CONTRAST) == [] and opened.said == [] and opened.asked == [path.as_uri()]
     opened.page.close()

@@ -129,7 +129,7 @@ def test_a_package_is_not_mixed_with_a_store_nor_replaced(tmp_path: Path) -> Non
     for words, message in (
         ((package, store), "is a package, and the other is none"),
         ((package, package, package), "compares two, and 3 were named"),
-        ((package, "-o", package), "is the package itself"),
+        ((package, "-o", package), "is what the report is on"),
         ((package, "--kernel", "mm"), "are for stores"),
     ):
         result = run("report", *words)

@@ -3,9 +3,10 @@
 import torch
 
 import polytile
+from polytile.report.call import CALL, HOST, read
 
 
-def test_kernels_and_operators_of_a_call_are_listed_with_their_times():
+def test_kernels_and_operators_of_a_call_are_listed_with_their_times(tmp_path):
     def f(x, w):
         return torch.linalg.inv(torch.softmax(torch.relu(x @ w) * 2, -1) + torch.eye(12))
 
@@ -19,3 +20,8 @@ def test_kernels_and_operators_of_a_call_are_listed_with_their_times():
     assert all(line.host > 0 for line in told.lines) and told.wall > 0
     assert told.host == sum(line.host for line in told.lines)
     assert "mm_" in str(told) and "device" not in str(told)
+    [view] = told.views
+    host = {step.name for step in view.steps if step.lane == HOST}
+    assert host == {line.name for line in told.lines} and view.lanes == [CALL, HOST]
+    told.save(tmp_path / "call.json")
+    assert read(tmp_path / "call.json").views == told.views

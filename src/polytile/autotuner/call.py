@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,11 +65,15 @@ class Call:
         Names of the arguments that are tensors on the launch's device.
     flat
         These tensors, then the sizes named in `sizes`: the arguments of a MultiKernel.
+    losers
+        Names of the configs that are not worth timing for it.
     kind
         Everything else that distinguishes MultiKernels, including `constants`, for which Triton compiles separate kernels.
     """
 
-    __slots__ = ("args", "begun", "device", "flat", "kind", "kwargs", "names", "returned", "sizes", "tensors", "tried")
+    __slots__ = (
+        "args", "begun", "device", "flat", "kind", "kwargs", "losers", "names", "returned", "sizes", "tensors", "tried",
+    )  # fmt: skip
 
     def __init__(
         self, names: Sequence[str], keys: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -79,6 +83,7 @@ class Call:
         self.returned: Any = None
         self.tried = False
         """Whether candidates were tried on its arguments."""
+        self.losers: Collection[str] = ()
         self.begun: dict[int, Any] = {}
         """Compilations in other threads for this launch, by the id of the config."""
         given = self.given()
@@ -95,6 +100,10 @@ class Call:
         self.sizes = tuple(name for name, _ in sizes)
         self.flat: tuple[Any, ...] = (*(tensor for _, tensor in here), *(value for _, value in sizes))
         self.kind = (device, tuple((name, tensor.dtype) for name, tensor in here), self.sizes, tuple(others))
+
+    @property
+    def sizes_by_name(self) -> dict[str, int]:
+        return dict(zip(self.sizes, self.flat[len(self.tensors) :], strict=True))
 
     def given(self) -> dict[str, Any]:
         """The arguments of the kernel's own parameters, by name."""

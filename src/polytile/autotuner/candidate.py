@@ -67,7 +67,7 @@ class TritonConfig(Candidate):
     timed: Timed
     origin: str = "user"
 
-    hard_limits = True
+    hard_limits, foreseen = True, False
 
     @property
     def source_hash(self) -> str:
@@ -80,7 +80,12 @@ class TritonConfig(Candidate):
         return self.name in self.tuner.allowed(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return EXPECTED * (SLOWER if self.timed.is_loser(self.name, sizes) else 1.0)
+        """What is left out at a call's sizes has no measurement there, so that the difference never enters a comparison of sizes
+        (dispatch/subdivision.py)."""
+        call = this_thread.launch.call
+        if call is None:
+            return EXPECTED * (SLOWER if self.timed.is_loser(self.name, sizes) else 1.0)
+        return EXPECTED * (SLOWER if self.name in call.losers and sizes == call.sizes_by_name else 1.0)
 
     @property
     def in_main_script(self) -> bool:

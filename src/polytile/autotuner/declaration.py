@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from polytile.autotuner.effects import innermost, python_function
@@ -27,6 +27,13 @@ class Extras:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+PRUNING = ("early_config_prune", "perf_model", "top_k")
+"""What Triton reads of `prune_configs_by`. It passes over other names, so that nothing is pruned."""
+
+LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What a config sets beside the kernel's parameters."""
+
+
 def check(fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
     """Check the arguments of `polytile.autotune` before Triton does, as not all of its releases check them.
 
@@ -41,12 +48,18 @@ def check(fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
         name = getattr(fn, "__name__", repr(fn))
         raise SignatureError(f"polytile.autotune decorates Triton kernels, and {name} is none: put @triton.jit between the two.")
     kernel, known = repr(function.__name__), ", ".join(fn.arg_names)
+    _check_kinds(kernel, given, extras)
     for config in given["configs"] or ():
         if not hasattr(config, "all_kwargs"):
             raise SignatureError(
                 f"configs= of kernel {kernel} takes a list of triton.Config, and has {config!r}; write "
                 'triton.Config({"BLOCK": 64}, num_warps=4).'
             )
+    if lost := sorted({*(extras.search or ())} - {*fn.arg_names, *LAUNCH}):
+        raise SignatureError(
+            f"search= of kernel {kernel} names {', '.join(map(repr, lost))}; the kernel has {known}, and a launch "
+            f"{', '.join(LAUNCH)}."
+        )
     if extras.reference is not None and (lost := [name for name in _needed(extras.reference) if name not in fn.arg_names]):
         raise SignatureError(
             f"reference= of kernel {kernel} is called with those of the kernel's arguments that its parameters name, "
@@ -64,6 +77,23 @@ def check(fn: Any, given: Mapping[str, Any], extras: Extras) -> None:
             f"hints= of kernel {kernel} needs make_args=, a function that makes the kernel's arguments for the sizes "
             "that it is given by name."
         )
+
+
+def _check_kinds(kernel: str, given: Mapping[str, Any], extras: Extras) -> None:
+    """Raise SignatureError if an argument is not of the kind that it has to be."""
+    everything = {**given, **{field.name: getattr(extras, field.name) for field in dataclasses.fields(extras)}}
+    for word in ("do_bench", "pre_hook", "post_hook", "reference", "make_args"):
+        if everything[word] is not None and not callable(everything[word]):
+            raise SignatureError(f"{word}= of kernel {kernel} takes a function, and was given {everything[word]!r}.")
+    for word in ("configs", "key"):
+        names = everything[word]
+        if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+            kind = "names of its parameters" if word == "key" else "triton.Config"
+            raise SignatureError(f"{word}= of kernel {kernel} takes a list of {kind}, and was given {names!r}.")
+    pruning = everything["prune_configs_by"] or {}
+    if lost := sorted(pruning.keys() - {*PRUNING}):
+        names = ", ".join(map(repr, lost))
+        raise SignatureError(f"prune_configs_by= of kernel {kernel} takes {', '.join(map(repr, PRUNING))}, and has {names}.")
 
 
 def known_keys(fn: Any, key: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.declaration import Extras
 from polytile.autotuner.effects import effects_of, innermost
 from polytile.autotuner.kernel_spec import spec_of
-from polytile.autotuner.losers import Timed
+from polytile.autotuner.losers import Timed, processors
 from polytile.autotuner.quick import Quick, Route
 from polytile.autotuner.samples import Samples
 from polytile.autotuner.user_timer import UserTimer
@@ -153,7 +153,7 @@ class Autotuner(TritonsAutotuner):
     def _before_choosing(self, call: Call, made: MultiKernel) -> MultiKernel:
         """Prune configs, reset tensors and run the search, as far as requested."""
         if not self.extras.exact:
-            self._timed[call.kind, changing()].read(made.decisions)
+            self._leave_out_losers(call, made)
         for config in self._pruned(call):
             if config not in self.named.values():
                 self._add([config])
@@ -163,6 +163,22 @@ class Autotuner(TritonsAutotuner):
             self.samples.keep(call)
         made = self._made.get((call.kind, changing())) or self._define(call)
         return made if self.space is None else self._searched(call, made)
+
+    def _leave_out_losers(self, call: Call, made: MultiKernel) -> None:
+        timed, sizes = self._timed[call.kind, changing()], call.sizes_by_name
+        timed.read(made.decisions)
+        timed.launched(sizes, self.programs(call))
+        call.losers = frozenset(name for name in self.named if timed.is_loser(name, sizes))
+
+    def programs(self, call: Call) -> dict[str, int]:
+        """How many programs each config launches; what a grid's function cannot say for a config is missing."""
+        grid, values = call.kwargs.get("grid"), dict(zip(self.arg_names, self.values_of(call), strict=True))
+        made = {}
+        for name, config in self.named.items():
+            with contextlib.suppress(Exception):  # the launch raises it too, where it counts against the config
+                sides = grid({**values, **config.all_kwargs()}) if callable(grid) else grid or ()
+                made[name] = math.prod(map(int, sides))
+        return made
 
     def _reset(self, given: Mapping[str, Any]) -> None:
         for name in self.reset_to_zero:
@@ -466,7 +482,7 @@ class Autotuner(TritonsAutotuner):
                 )
             count = searching.SAMPLE if self.space is not None else len(self.named)
             given = {"shortlist": count, "stall": "tune", **self.options}
-            timed = self._timed.setdefault(kind, Timed())
+            timed = self._timed.setdefault(kind, Timed(processors(call.device)))
             candidates = [TritonConfig(self, name, numbers_of(config), config, timed) for name, config in self.named.items()]
             with settings.restored(given):
                 made = self._made[kind] = define(spec_of(self, call), candidates, id(self))

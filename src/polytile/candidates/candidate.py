@@ -141,6 +141,11 @@ class Candidate(ABC):
         return True
 
     @property
+    def foreseen(self) -> bool:
+        """Whether `cost` says how its time grows with the sizes. Default: yes."""
+        return True
+
+    @property
     def per_size(self) -> bool:
         """Whether it builds something for each combination of sizes, in the first call there. Its cost is that of the first call,
         and it is chosen for exact sizes alone. Default: no."""

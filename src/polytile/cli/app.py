@@ -235,9 +235,10 @@ def write_report(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE | CAMPAIGN | PACKAGE] | BEFORE AFTER",
-            help="A store (a file, a cache directory, a server), a file that `store export` wrote, a campaign's folder, or a "
-            "package. Default: the store in force. Of two, the report says what changed.",
+            metavar="[STORE | CAMPAIGN | PACKAGE | PROFILE] | BEFORE AFTER",
+            help="A store (a file, a cache directory, a server), a file that `store export` wrote, a campaign's folder, a "
+            "package, or a call's profile, which `polytile.profile(...).save(FILE)` wrote. Default: the store in force. Of two "
+            "stores or packages, the report says what changed.",
         ),
     ] = None,
     output: Annotated[
@@ -254,7 +255,7 @@ def write_report(
     ] = 0.0,
 ) -> None:
     """Write what a store or a package says as one HTML file: what runs at which size, and why; of a store also how sure that
-    is, and what a fixed choice would cost.
+    is, and what a fixed choice would cost. Of a call's profile: what ran when, on the host and on the device.
 
     The file needs no network and nothing beside it. --text and --csv say the same. Nothing is compiled or measured; choices
     follow the rules of `polytile why` and the options in force.
@@ -267,13 +268,12 @@ def write_report(
         raise typer.BadParameter("--text prints to the terminal; leave out -o, or send the output to a file.")
     if every and (text or csv):
         raise typer.BadParameter("--every keeps a page up to date; leave out --text and --csv.")
-    packages = report.packages_among(stores or [])
-    if packages and (kernel or every):
-        raise typer.BadParameter("--kernel and --every are for stores; the page on a package has a filter.")
+    if (kernel or every) and not report.is_stores(stores or []):
+        raise typer.BadParameter("--kernel and --every are for stores; the page on a package or a call has a filter.")
     if every:
         return report.keep_written(stores or [], kernel, output or Path("report.html"), every)
     with waits.during("reading measurements"):
-        made = report.reported_package(packages) if packages else report.reported(stores or [], kernel)
+        made = report.made_of(stores or [], kernel)
     if text:
         report.print_tables(made)
     elif csv:

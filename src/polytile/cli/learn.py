@@ -175,6 +175,8 @@ def _examples(measured: Sequence[str] | None) -> Examples:
     from polytile.store.place import place_of
     from polytile.store.transfer import held
 
+    if not measured and not _collected().exists():
+        raise LearnError("nothing was collected here yet; run `polytile learn collect` first, or name stores.")
     named = list(measured or [str(_collected())])
     found = examples(record for name in named for record in held(place_of(name)).records)
     if not found.found:

@@ -1,4 +1,4 @@
-"""`polytile report`: what a store or a package says, as one HTML file, as tables, or as files of comma-separated values."""
+"""`polytile report`: what a store, a package or a call's profile says, as one HTML file, as tables, or as lists (CSV)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from polytile.cli.report_campaign import is_campaign, read_campaign
 from polytile.errors import ReportError
 from polytile.packages.manifest import is_package, read_manifest
 from polytile.problem import Problem
-from polytile.report import Table, packaged, pages, show
+from polytile.report import Table, call, packaged, pages, show
 from polytile.report.contents import Held, Report, Source, report
 from polytile.runtime import collector
 from polytile.store.place import Server
 from polytile.store.transfer import held, is_exported
 
-Made = Report | packaged.PackageReport
+Made = Report | packaged.PackageReport | call.CallReport
 
 
 class NothingYet(ReportError):
@@ -103,17 +103,30 @@ def reported_package(paths: Sequence[Path]) -> packaged.PackageReport:
     return packaged.PackageReport(packages[-1], packages[0] if len(packages) > 1 else None, command)
 
 
-def packages_among(named: Sequence[str]) -> list[Path]:
-    """The paths, if what is named are packages; none if they are stores. Raises ReportError where some are and others not."""
-    found = [Path(name) for name in named if is_package(Path(name))]
-    if found and len(found) < len(named):
-        raise ReportError(f"{found[0]} is a package, and the other is none; a report compares two stores or two packages.")
-    return found
+def made_of(named: Sequence[str], kernel: str = "") -> Made:
+    """The report on what is named: stores, packages, or the profile of a call. Raises ReportError where these do not go together,
+    StoreError and PackageError where one cannot be read."""
+    paths = [Path(name) for name in named]
+    if profiles := [path for path in paths if call.is_profile(path)]:
+        if len(paths) > 1:
+            raise ReportError(f"{profiles[0]} is the profile of a call, and a report on one compares nothing; name it alone.")
+        return call.read(paths[0])
+    packages = [path for path in paths if is_package(path)]
+    if packages and len(packages) < len(paths):
+        raise ReportError(f"{packages[0]} is a package, and the other is none; a report compares two stores or two packages.")
+    return reported_package(packages) if packages else reported(named, kernel)
+
+
+def is_stores(named: Sequence[str]) -> bool:
+    """Whether stores or campaigns are named, rather than packages or a profile."""
+    return not any(is_package(Path(name)) or call.is_profile(Path(name)) for name in named)
 
 
 def tables_of(made: Made) -> Iterator[tuple[str, Table]]:
     """Every table, with the name of its file."""
-    return packaged.tables(made) if isinstance(made, packaged.PackageReport) else pages.tables(made)
+    if isinstance(made, Report):
+        return pages.tables(made)
+    return call.tables(made) if isinstance(made, call.CallReport) else packaged.tables(made)
 
 
 def print_tables(made: Made) -> None:
@@ -144,22 +157,23 @@ def _is_there(named: str | None) -> bool:
 def write_html(made: Made, output: Path, sources: Sequence[str], every: float = 0.0) -> None:
     """Writes the page to `output`, whole or not at all. A page that is written every `every` seconds looks for the next one.
     Raises ReportError where it cannot be, or would replace its source."""
-    from polytile.report import html
-
-    if isinstance(made, packaged.PackageReport):
-        held: list[Path] = [Path(name) for name in sources]
-        what, text_of = "package", lambda: html.package_page(made)
-    else:
-        places = [store_at(store) for store in sources] or [store_at(None)]
-        held = [place for place in places if not isinstance(place, Server)]
-        what, text_of = "store", lambda: html.page(made, every)
+    places = [store_at(store) for store in sources] or [store_at(None)] if isinstance(made, Report) else list(map(Path, sources))
+    held = [place for place in places if not isinstance(place, Server)]
     if any(output.exists() and output.samefile(path) for path in held):
-        raise ReportError(f"-o {output} is the {what} itself, which a report must not replace; name another file.")
-    text = text_of()
+        raise ReportError(f"-o {output} is what the report is on, and must not be replaced by it; name another file.")
+    text = _html(made, every)
     try:
         files.write_text(output, text)
     except OSError as error:
         raise _unwritten(output, error) from None
+
+
+def _html(made: Made, every: float) -> str:
+    from polytile.report import html
+
+    if isinstance(made, Report):
+        return html.page(made, every)
+    return html.call_page(made) if isinstance(made, call.CallReport) else html.package_page(made)
 
 
 def write_csv(made: Made, folder: Path) -> list[Path]:

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import collections
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, record_function
 
 from polytile.compiler import programs as compiler
 from polytile.compiler import tiers
-from polytile.report import Table
-from polytile.report.tables import Column, micros
+from polytile.compiler.call_steps import as_it_runs, is_step, kernel_by_kernel
+from polytile.errors import ReportError
+from polytile.report import environment
+from polytile.report.call import CALL, CallReport, Line, View, lines_table, save
+from polytile.report.tables import micros
 
 CALLS = 10
 """Calls that are timed as they are, and again under torch's profiler."""
-
-OPERATOR = "aten::"
-"""How the profiler's names of ATen's operators begin."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A kernel, or an ATen operator that a program calls.
-
-    name       the kernel's name and the operators it came from, or ATen's name of the operator
-    generated  whether it is a kernel of polytile's, which may run a library's function all the same
-    calls      how often a call of the function runs it
-    host       seconds in one call of the function until it returns; on a CPU its work is among them
-    device     seconds that a GPU works for it in one call of the function
-    """
-
-    name: str
-    generated: bool
-    calls: float
-    host: float
-    device: float
 
 
 @dataclass(frozen=True)
 class Profile:
     """What `polytile.profile` returns. `str()` makes a table of it.
 
+    name   the function's
     wall   seconds of a call until its result is there: the median, without a profiler
     lines  what runs in it, the longest first
+    views  the steps of a call in time
     """
 
+    name: str
     wall: float
     lines: tuple[Line, ...]
+    views: tuple[View, ...]
 
     @property
     def host(self) -> float:
@@ -63,42 +51,49 @@ class Profile:
         """Seconds of all lines on a GPU."""
         return sum(line.device for line in self.lines)
 
+    def save(self, path: str | Path) -> None:
+        """Writes a file of which `polytile report` draws the call's time line. Raises ReportError if it cannot be written."""
+        call = CallReport(str(path), self.name, self.wall, environment(), self.lines, self.views)
+        try:
+            save(Path(path), call)
+        except OSError as error:
+            raise ReportError(f"the profile {path} cannot be written: {error.strerror or error}.") from None
+
     def __str__(self) -> str:
-        on_gpu = self.device > 0
-        columns = [Column("what runs", align="left"), Column("calls", "{:g}".format), Column("host, µs", micros)]
-        columns += [Column("device, µs", micros)] if on_gpu else []
-        rows = [(line.name, line.calls, line.host, line.device) for line in self.lines]
-        rows.append(("all of these", sum(line.calls for line in self.lines), self.host, self.device))
-        table = Table.from_rows(
-            "one call",
-            columns,
-            [row[: len(columns)] for row in rows],
-            [f"A call takes {micros(self.wall)} µs without a profiler, which makes the host's part of each line longer."],
-        )
-        return table.markdown()
+        note = f"A call takes {micros(self.wall)} µs without a profiler, which makes the host's part of each line longer."
+        return lines_table("one call", self.lines, [note]).markdown()
 
 
 def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
-    """Calls `function(*args, **kwargs)` about twenty times, and reports the time of each of its kernels and ATen operators.
+    """Calls `function(*args, **kwargs)` some twenty times, and reports the time of each of its kernels and ATen operators.
 
-    Half of the calls run as they are, half under torch's profiler. What a call changes in place changes at every call.
+    Ten calls run as they are, and ten under torch's profiler; where there is a GPU, another ten under one that watches the GPU
+    alone. What a call changes in place changes at every call.
 
     Returns
     -------
-    A Profile. Printed, it is a table in microseconds; `.wall` and `.lines` hold the same in seconds.
+    A Profile. Printed, it is a table in microseconds; `.wall` and `.lines` hold the same in seconds. `.save(path)` keeps it for
+    `polytile report path`, which draws when what ran.
     """
     function(*args, **kwargs)
     tiers.wait_until_built()
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    wall = _wall(lambda: function(*args, **kwargs), CALLS, torch.cuda.synchronize if on_gpu else lambda: None)
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    call = functools.partial(function, *args, **kwargs)
+    wall = _wall(call, CALLS, synchronize)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with torch.profiler.profile(activities=activities) as seen:
-        for _ in range(CALLS):
-            function(*args, **kwargs)
-        if on_gpu:
-            torch.cuda.synchronize()
+    seen = _events(call, activities, synchronize)
     labels = {kernel.spec.label for program in compiler.compiled_programs() for kernel in program.multikernels}
-    return Profile(wall, _lines(seen.events(), labels, CALLS))
+    views = [kernel_by_kernel(seen, labels)]
+    if on_gpu:
+        views.append(as_it_runs(_events(call, [ProfilerActivity.CUDA], synchronize)))
+    return Profile(_name(function), wall, _lines(seen, labels, CALLS), tuple(view for view in views if view.steps))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The name of the function, or of the module's class; that of what was compiled."""
+    function = getattr(function, "_orig_mod", function)
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _wall(call: Callable[[], Any], calls: int, synchronize: Callable[[], None]) -> float:
@@ -112,6 +107,16 @@ def _wall(call: Callable[[], Any], calls: int, synchronize: Callable[[], None]) 
     return statistics.median(times)
 
 
+def _events(call: Callable[[], Any], activities: list[ProfilerActivity], synchronize: Callable[[], None]) -> list[Any]:
+    """What torch's profiler records of CALLS calls, each of which is over on the device before the next one begins."""
+    with torch.profiler.profile(activities=activities) as seen:
+        for _ in range(CALLS):
+            with record_function(CALL):
+                call()
+            synchronize()
+    return list(seen.events())
+
+
 def _lines(events: Iterable[Any], labels: set[str], calls: int) -> tuple[Line, ...]:
     """The kernels, and the operators that no kernel and no other operator calls.
 
@@ -119,9 +124,7 @@ def _lines(events: Iterable[Any], labels: set[str], calls: int) -> tuple[Line, .
     """
     events_by_name: dict[str, list[Any]] = collections.defaultdict(list)
     for event in events:
-        parent = event.cpu_parent
-        inside = parent is not None and (parent.name in labels or parent.name.startswith(OPERATOR))
-        if (event.name in labels or event.name.startswith(OPERATOR)) and not inside:
+        if is_step(event, labels):
             events_by_name[event.name].append(event)
     lines = [
         Line(

@@ -100,8 +100,12 @@ class DecisionTree:
     def _doubtful(
         self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
     ) -> Iterator[tuple[Node, Decision]]:
-        """Nodes near the new decision whose own decisions are not expected to hold all over their regimes."""
-        expectation = Expectation({c.name: c for c in candidates}, full, self.keys.bucketed)
+        """Nodes near the new decision whose own decisions are not expected to hold all over their regimes. There are none if no
+        prediction says how time grows: a neighbour's times do not say where the order of two changes."""
+        known = {candidate.name: candidate for candidate in candidates}
+        if not all(candidate.foreseen for candidate in known.values()):
+            return
+        expectation = Expectation(known, full, self.keys.bucketed)
         near = [
             (node, node.decision)
             for node in self._nodes.values()

@@ -13,8 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from polytile.report import packaged, pages
+from polytile.report import call, packaged, pages
 from polytile.report.contents import Report
+from polytile.report.lanes import BAR, HEADS, Chart
 from polytile.report.payload import NOTHING, Payload, as_json
 from polytile.version import __version__
 
@@ -52,11 +53,31 @@ def package_page(report: packaged.PackageReport) -> str:
     )
 
 
+def call_page(report: call.CallReport) -> str:
+    charts = [(f"call-{number}", Chart(view)) for number, view in enumerate(report.views)]
+    sections = [(name, f"A call, {chart.view.name}") for name, chart in charts]
+    lists = [[name, f"Steps, {chart.view.name}", HEADS, chart.rows()] for name, chart in charts]
+    return _file(
+        summary=call.summary(report),
+        tables=[call.lines_table("What runs", report.lines)],
+        sections=sections,
+        later=[],
+        drawings={name: _drawing(chart) for name, chart in charts},
+        meanings=call.MEANINGS,
+        data=as_json({**NOTHING, "lists": lists, "strips": []}),
+    )
+
+
+def _drawing(chart: Chart) -> dict[str, Any]:
+    parts = {"lanes": chart.lanes, "ticks": list(chart.ticks()), "bars": list(chart.bars()), "groups": chart.groups()}
+    return {"label": chart.label, "width": chart.width, "height": chart.height, "bottom": chart.bottom, "bar": BAR, **parts}
+
+
 def _file(**parts: Any) -> str:
     script, style = (_asset(name) for name in ("report.js", "report.css"))
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     own = {"script": script, "style": style, "script_hash": _digest(script), "style_hash": _digest(style)}
-    return environment.get_template("report.html").render(**parts, **own, version=__version__)
+    return environment.get_template("report.html").render(**{"drawings": {}, **parts}, **own, version=__version__)
 
 
 def _asset(name: str) -> str:

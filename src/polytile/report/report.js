@@ -481,7 +481,8 @@
         el("li", {}, swatch(`c${Math.min(i, COLOURS)}`, null, letterOf(i)), ` ${name}`)), el("li", {}, swatch("c9", "hatch", ""), " hatched: predicted")));
     }
     for (const [name, caption, heads, rows] of data.lists)
-      listing(document.getElementById(`${name}-view`), caption, heads.map((head, i) => ({ head, key: (row) => row[i], cell: (row) => row[i] })),
+      listing(document.getElementById(`${name}-view`), caption, heads.map((head, i) => ({ head, right: rows.some((row) => typeof row[i] === "number"),
+        key: (row) => row[i], cell: (row) => row[i] })),
         rows, (row) => row.join(" "));
   };
 
