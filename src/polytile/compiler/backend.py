@@ -48,6 +48,7 @@ from polytile.frontend.graph_checks import calls_aten_alone, is_repeatable, unsu
 from polytile.frontend.graph_text import Symbols
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.merged_sizes import renew_merged_sizes
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.plain_copies import drop_plain_copies
 from polytile.frontend.resizing import kept_whole
@@ -250,7 +251,10 @@ def _partition(
     recompute(joint.graph)
     keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
-    return min_cut_rematerialization_partition(joint, joint_inputs, **given)
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **given)
+    renew_merged_sizes(forward.graph)
+    renew_merged_sizes(backward.graph)
+    return forward, backward
 
 
 @contextlib.contextmanager
