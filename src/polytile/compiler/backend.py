@@ -31,7 +31,7 @@ from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
-from polytile.frontend import unprinted
+from polytile.frontend import unique_types, unprinted
 from polytile.frontend.attention.flex_whole import write_out_whole
 from polytile.frontend.attention.held import write_out_held
 from polytile.frontend.attention.joint import recognise_in_training
@@ -60,6 +60,7 @@ from polytile.runtime import background, collector, sizes_seen
 Boxed = Callable[[list[Any]], Any]
 
 settle_ahead()
+unique_types.install()
 
 
 def polytile(
