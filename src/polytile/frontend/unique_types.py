@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_impls
+from torch.torch_version import TorchVersion
 
 aten = torch.ops.aten
 
 OPERATORS = (aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
-REPAIRED_IN = (2, 13)
+REPAIRED_IN = "2.13"
 """The first version whose fake implementations are known to say int64."""
 
 
 def install() -> None:
     """From now on the results of `unique` are traced with the dtypes that they have."""
-    if torch.torch_version.TorchVersion(torch.__version__) < REPAIRED_IN:
+    if TorchVersion(torch.__version__) < REPAIRED_IN:
         implementations = fake_impls.op_implementations_dict
         implementations.update({op: _typed(implementations[op]) for op in OPERATORS if op in implementations})
 
