@@ -151,12 +151,34 @@ def test_none_and_all_of_them() -> None:
         torch.testing.assert_close(call(x), function(x))
 
 
-def test_gradients_of_what_a_mask_selects() -> None:
-    def function(x: Tensor) -> Tensor:
-        return (x[x > 0].square() * x[x > 0]).sum() + x.repeat_interleave((x > 0).long() + 1).exp().sum()
+def _rows_twice(x: Tensor) -> Tensor:
+    """Three equal calls of repeat_interleave: the rows of the first and the last are read, the second's number alone."""
+    rows, repeats = torch.outer(x, x), (x > 0).long() * 2
+    sines = rows.repeat_interleave(repeats, 0).sin()
+    return sines.sum() + torch.repeat_interleave(repeats).shape[0] + (rows.repeat_interleave(repeats, 0).sum(0) * x).sum()
 
+
+def _experts(x: Tensor) -> Tensor:
+    """Rows by three masks, each mask made anew where it is used again."""
+    rows, expert = torch.outer(x, x), torch.arange(x.shape[0]) % 3
+    mixed = torch.cat([rows[expert == k].tanh() * (k + 1) for k in range(3)])
+    return mixed.square().sum() + torch.stack([rows[expert == k].sum() for k in range(3)]).sum()
+
+
+SELECTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "by masks and repeats": lambda x: (x[x > 0].square() * x[x > 0]).sum() + x.repeat_interleave((x > 0).long() + 1).exp().sum(),
+    "two tensors by one mask": lambda x: (x[x > 0].exp() * x.cos()[x > 0]).sum() + x.square()[x > 0].sum(),
+    "rows twice": _rows_twice,
+    "rows by experts": _experts,
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_gradients_of_what_is_selected(name: str) -> None:
+    function = SELECTED[name]
     call = polytile.compile(function, fullgraph=True)
     for n in (6, 15):
         x = torch.randn(n, requires_grad=True)
         (got,), (want,) = (torch.autograd.grad(f(x), x) for f in (call, function))
         torch.testing.assert_close(got, want)
+    assert polytile.counters["failures"] == 0

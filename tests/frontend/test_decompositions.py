@@ -118,6 +118,12 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
+def test_complex_numbers_keep_what_torch_takes_apart_for_real_ones() -> None:
+    x = torch.tensor([complex(float("nan"), 1), complex(float("inf"), -2)])
+    assert targets(lambda x: x.nan_to_num(), x) == {"aten.nan_to_num.default"}
+    assert "aten.nan_to_num.default" not in targets(lambda x: x.nan_to_num(), x.real)
+
+
 @pytest.mark.parametrize("fn", ACTIVATIONS, ids=lambda fn: fn.__name__)
 def test_gradients_of_activations(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert check_training(fn, torch.randn(6, 8)) == []

@@ -72,6 +72,12 @@ def test_a_correction_that_is_a_size() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_deviations_of_numbers_whose_squares_overflow() -> None:
+    x = torch.randn(5, 7) * torch.tensor([1e20, 1e30, 1e37, 1e-3, 1.0])[:, None]
+    check_each({**over_dims("std"), "std_mean": lambda x: torch.std_mean(x, 1)[0]}, x[:, None, :])
+    check(lambda x: x.bfloat16().std(1), x)
+
+
 def test_a_variance_without_degrees_of_freedom() -> None:
     check(lambda x: (x.var(0), x.std(0, correction=3), x.var(1)), torch.randn(1, 4))
 

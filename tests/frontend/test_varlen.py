@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ varlen = pytest.importorskip("torch.nn.attention.varlen")
 
 Lengths = Sequence[int]
 ROWS, KEYS = (5, 0, 1, 20, 3), (5, 7, 0, 33, 1)
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters else {}
+"""Torch has heads that share keys from 2.12 on."""
 
 
 def starts(lengths: Lengths) -> torch.Tensor:
@@ -25,7 +28,7 @@ def starts(lengths: Lengths) -> torch.Tensor:
 
 def inputs(rows: Lengths, keys: Lengths, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     q = torch.randn(sum(rows), 4, 16, dtype=dtype)
-    return q, *(torch.randn(sum(keys), 2, 16, dtype=dtype) for _ in range(2))
+    return q, *(torch.randn(sum(keys), 2 if GROUPED else 4, 16, dtype=dtype) for _ in range(2))
 
 
 def expected(operands: Sequence[torch.Tensor], rows: Lengths, keys: Lengths, window: tuple[int, int]) -> torch.Tensor:
@@ -41,7 +44,7 @@ def expected(operands: Sequence[torch.Tensor], rows: Lengths, keys: Lengths, win
 def call(
     q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, window: tuple[int, int] = (-1, 0)
 ) -> torch.Tensor:
-    out: torch.Tensor = varlen.varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, window_size=window, enable_gqa=True)
+    out: torch.Tensor = varlen.varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, window_size=window, **GROUPED)
     return out * 2
 
 
@@ -75,7 +78,7 @@ def test_the_report_names_it_and_the_logarithm_is_as_in_eager() -> None:
 
     def with_lse(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Any:
         aux = varlen.AuxRequest(lse=True)
-        return varlen.varlen_attn(q, k, v, cu_q, cu_k, max(ROWS), max(KEYS), enable_gqa=True, return_aux=aux)
+        return varlen.varlen_attn(q, k, v, cu_q, cu_k, max(ROWS), max(KEYS), return_aux=aux, **GROUPED)
 
     given = (*inputs(ROWS, KEYS, torch.bfloat16), starts(ROWS), starts(KEYS))
     with torch.no_grad():

@@ -31,7 +31,7 @@ from polytile.compiler.stored import Loaded, Slot
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
-from polytile.frontend import unprinted
+from polytile.frontend import unique_types, unprinted
 from polytile.frontend.attention.flex_whole import write_out_whole
 from polytile.frontend.attention.held import write_out_held
 from polytile.frontend.attention.joint import recognise_in_training
@@ -48,6 +48,7 @@ from polytile.frontend.graph_checks import calls_aten_alone, is_repeatable, unsu
 from polytile.frontend.graph_text import Symbols
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.merged_sizes import renew_merged_sizes
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.plain_copies import drop_plain_copies
 from polytile.frontend.resizing import kept_whole
@@ -59,6 +60,7 @@ from polytile.runtime import background, collector, sizes_seen
 Boxed = Callable[[list[Any]], Any]
 
 settle_ahead()
+unique_types.install()
 
 
 def polytile(
@@ -251,7 +253,10 @@ def _partition(
     recompute(joint.graph)
     keep_overwritten(joint.graph)
     lay_channels_last(joint.graph, training=True)
-    return min_cut_rematerialization_partition(joint, joint_inputs, **given)
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **given)
+    renew_merged_sizes(forward.graph)
+    renew_merged_sizes(backward.graph)
+    return forward, backward
 
 
 @contextlib.contextmanager

@@ -224,6 +224,8 @@ class _Driver:
         views = [r.view for r in results if isinstance(r, Tensor) and r.view is not None]
         if len(views) < len(results) or not all(isinstance(operation, Loop) for operation in made):
             return result
+        if any(views[0].buffer == growing.buffer.name for growing in self.builder.growing.values()):  # `made` has added to it
+            return result
         if len(made) == 1 and (call := operator_call(self.builder, node, args, kwargs)) is not None:
             self.builder.attach(call, *views)
         elif changes_a_copy(made, views[0]):

@@ -37,6 +37,8 @@ class Builder:
         self._count: dict[str, int] = {}
         self._realized: dict[Tensor, Tensor] = {}
         self._defined: dict[sympy.Symbol, None] = {}
+        self.growing: dict[torch.fx.Node, Any] = {}
+        """Buffers of concatenations that grow, by the longest one (lower/growing_joins.py)."""
 
     # names and buffers -------------------------------------------------------------------------------------------------
 

@@ -186,6 +186,11 @@ def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clamp(max=0) - torch.log1p(z), z
 
 
+def _nan_to_num(x: Tensor, *replacements: float | None, **more: float | None) -> Tensor:
+    """torch's own rule, which has no infinities of complex numbers."""
+    return NotImplemented if x.is_complex() else torch._refs.nan_to_num(x, *replacements, **more)
+
+
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     """The operator whose number of values all versions of torch leave to run time. Up to 2.11, the fake implementation of this
     one has as many values as a tensor of zeros, which the backward of a fill then takes as a fact."""
@@ -260,6 +265,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "special_xlog1py.default": _times_log(torch.log1p),
     "log_sigmoid_forward.default": _log_sigmoid_forward,
     "_unique.default": _unique,
+    "nan_to_num.default": _nan_to_num,
     "_scaled_mm.default": _scaled_mm,
     "_scaled_mm_v2.default": _scaled_mm_v2,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,

@@ -15,12 +15,13 @@ import torch.fx
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.growing_joins import beginning_of_longest
 from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.reshapes import reshape_point
 from polytile.frontend.lower.scattering import duplicate
 from polytile.frontend.lower.slices import require_known_sizes, selected_index, slice_start
-from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, computed, convert, converted, stored
 from polytile.frontend.lower.views import copied, diagonal_origin, reindexed, require_loop_dtype, wrap_dim
 from polytile.ir import divisions, expr, sizes
 from polytile.ir.buffer import View, whole
@@ -100,7 +101,11 @@ def pieces_of(tensors: Sequence[Tensor], dim: int) -> list[Piece]:
 def cat(builder: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     result = builder.result()
     tensors = [t for t in tensors if not (t.rank == 1 and t.sizes[0] == 0)] if result.dim() != 1 else tensors
-    return joined(builder, tensors, wrap_dim(dim, result.dim()))
+    d = wrap_dim(dim, result.dim())
+    for tensor in tensors:
+        require_loop_dtype(tensor.dtype)
+    grown = beginning_of_longest(builder, tensors, d)
+    return joined(builder, tensors, d) if grown is None else grown
 
 
 @lowers(aten.stack.default)
@@ -134,11 +139,6 @@ def joined(builder: Builder, tensors: Sequence[Tensor], dim: int) -> Tensor:
         return value if value is not None else expr.const(0, compute_dtype(result.dtype))
 
     return computed(shape, result.dtype, result.device, element_at)
-
-
-def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` as an unstored tensor of another dtype."""
-    return computed(tensor.sizes, dtype, tensor.device, lambda point: convert(tensor.at(point), dtype))
 
 
 def _side_by_side(builder: Builder, pieces: Sequence[Piece], dim: int) -> Tensor:

@@ -210,9 +210,15 @@ def integer_power(x: Node, n: int) -> Node:
 
 @lowers(*overloads("pow.Tensor_Scalar"))
 def pow_scalar(builder: Builder, x: Tensor, exponent: Operand) -> Tensor:
-    """Constant exponents become multiplications, roots and reciprocals, as in eager."""
+    """Constant exponents become multiplications, roots and reciprocals, as in eager.
+
+    Eager's powers of float16 on a CPU are those of C, where the roots of -∞ and -0 are +∞ and +0.
+    """
+    rootless = x.dtype == torch.float16 and x.device.type == "cpu"
 
     def element(base: Node, power: Node) -> Node:
+        if rootless and isinstance(power, expr.Const) and abs(power.value) == 0.5:
+            return node("pow", base, power)
         if isinstance(power, expr.Const) and power.dtype.is_floating_point and float(power.value) in _FLOAT_POWERS:
             return _FLOAT_POWERS[float(power.value)](base)
         if isinstance(power, expr.Const) and not power.dtype.is_floating_point and power.value >= 0:

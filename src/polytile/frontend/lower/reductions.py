@@ -210,19 +210,25 @@ lowers(*overloads("all all.dim all.dims"))(_lower_truth("all"))
 # variance -------------------------------------------------------------------------------------------------------------
 
 
-def _welford(x: Node) -> tuple[Node, Node]:
-    """(mean, sum of squared deviations) of `x`."""
-    both = expr.reduce("welford", x.dtype, x)
-    return expr.part(both, 0, x.dtype), expr.part(both, 1, x.dtype)
+def _moments(x: Tensor, value: Node, root: bool) -> tuple[Node, Node]:
+    """(mean, sum of squared deviations) of `value`, an element of `x`.
+
+    If the `root` of the squares is wanted on a CPU, they are float64, as in eager: in float32 they overflow from 1.3e19 on, where
+    the root is still finite.
+    """
+    if root and x.device.type == "cpu":
+        value = widen(value, torch.float64)
+    both = expr.reduce("welford", value.dtype, value)
+    return expr.part(both, 0, value.dtype), expr.part(both, 1, value.dtype)
 
 
-def _variance_row(n: sympy.Expr, correction: float | sympy.Expr | None, root: bool) -> Row:
+def _variance_row(x: Tensor, dim: Dims, correction: float | sympy.Expr | None, root: bool) -> Row:
     """Σ(x - mean)² / max(n - correction, 0), or its square root."""
 
     def row(value: Node, _: Point) -> Node:
-        squares = _welford(value)[1]
-        variance = node("div", squares, _degrees_of_freedom(n, 1 if correction is None else correction, value))
-        return node("sqrt", variance) if root else variance
+        squares = _moments(x, value, root)[1]
+        variance = node("div", squares, _degrees_of_freedom(count(x, dim), 1 if correction is None else correction, squares))
+        return widen(node("sqrt", variance), x.dtype) if root else variance
 
     return row
 
@@ -245,7 +251,7 @@ def _lower_variance(root: bool) -> Callable[..., Tensor]:
     ) -> Tensor:
         out = builder.result().dtype
         _require_float(x)
-        return reduce_over(builder, x, dim, keepdim, (_variance_row(count(x, dim), correction, root), out))[0]
+        return reduce_over(builder, x, dim, keepdim, (_variance_row(x, dim, correction, root), out))[0]
 
     return lowering
 
@@ -259,8 +265,8 @@ def _lower_variance_with_mean(root: bool) -> Callable[..., tuple[Tensor, ...]]:
         builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
     ) -> tuple[Tensor, ...]:
         _require_float(x)
-        mean_row: Row = lambda value, _: _welford(value)[0]  # noqa: E731
-        spread = _variance_row(count(x, dim), correction, root)
+        mean_row: Row = lambda value, _: widen(_moments(x, value, root)[0], x.dtype)  # noqa: E731
+        spread = _variance_row(x, dim, correction, root)
         return reduce_over(builder, x, dim, keepdim, (spread, x.dtype), (mean_row, x.dtype))
 
     return lowering

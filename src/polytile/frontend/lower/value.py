@@ -111,6 +111,11 @@ def convert(node: Node, dtype: torch.dtype) -> Node:
     return expr.op(ROUNDING[dtype], target, node) if dtype in ROUNDING else node
 
 
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` as an unstored tensor of another dtype."""
+    return computed(tensor.sizes, dtype, tensor.device, lambda point: convert(tensor.at(point), dtype))
+
+
 def widen(node: Node, dtype: torch.dtype) -> Node:
     """Cast `node` to the compute dtype of `dtype` without rounding to `dtype`, for arithmetic between stored values."""
     target = compute_dtype(dtype)
