@@ -1,10 +1,11 @@
-"""`python -m benchmarks.quantised [--device cuda] [--parts layers model] [--seconds 200] [--json]`: products in 8 and 4 bits.
+"""`python -m benchmarks.quantised [--device cuda] [--parts layers model torchao] [--seconds 200] [--json]`: 8 and 4 bits.
 
 layers   linear layers with quantised weights at one row to thousands, one dynamic compile for each weight: polytile, eager, the
          same layer in bfloat16 by ATen ("bf16"), and ATen's own operator where it has one for the case ("own"); the largest
          error of each against float64
 model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing batches and
-         lengths
+         lengths, and the model in bfloat16 beside. On a GPU: kernel time too, of recorded calls
+torchao  the same for models that torchao has quantised
 
 A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
 the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
@@ -13,11 +14,12 @@ the place of those for the same in the file that is there, so that kinds may be 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
-from benchmarks.quantised_model import LAYERS, Int4Packed, Llama, Quantised, quantise
+from benchmarks.gpu.replay import kernel_times
+from benchmarks.quantised_model import LAYERS, TORCHAO, Int4Packed, Llama, Quantised, quantise, quantise_by_torchao
 from benchmarks.timing import compare, geomean, synchronize
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
@@ -42,12 +45,14 @@ OPTIONS: dict[str, Any] = {"persist": False, "stall": "tune"}
 ONLY_ON = {"float8 dynamic": "cuda"}
 """Kinds of layers that only one device has products for."""
 DTYPE = torch.bfloat16
+Maker = Callable[[nn.Module], nn.Module]
+PARTS = ("layers", "model", "torchao")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("layers", "model"), default=["layers", "model"])
-    parser.add_argument("--kinds", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--kinds", nargs="+", choices=list(LAYERS), default=list(LAYERS), help="of layers and of models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--seconds", type=float, default=200)
@@ -60,8 +65,9 @@ def main() -> None:
     if given.show:
         results = committed(place, given.device)
         show(table(results["layers"]))
-        if "model" in results:
-            show(model_table(results["model"]))
+        for part in ("model", "torchao"):
+            if part in results:
+                show(model_table(results[part]))
         return
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
@@ -73,8 +79,14 @@ def main() -> None:
             found = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
             results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
         if "model" in given.parts:
-            found = models(kinds, given.device, given.cell, deadline)
+            makers: dict[str, Maker] = {kind: functools.partial(quantise, layer=LAYERS[kind]) for kind in kinds}
+            found = models(makers, given.device, given.cell, deadline)
             results["model"] = merged(results.get("model", []), found, ("kind", "batch", "length"))
+        if "torchao" in given.parts:
+            configs = TORCHAO[given.device].items()
+            makers = {kind: functools.partial(quantise_by_torchao, config=config) for kind, config in configs}
+            found = models(makers, given.device, given.cell, deadline)
+            results["torchao"] = merged(results.get("torchao", []), found, ("kind", "batch", "length"))
     if given.json or given.out:
         print(record.write(f"quantised_{given.device}", results, place))
 
@@ -167,8 +179,16 @@ def timed(contestants: dict[str, Any], x: Tensor, layer: nn.Module, seconds: flo
         errors[name] = float((result.double() - wanted).abs().max() / wanted.abs().max())
         calls[name] = functools.partial(call, x)
     polytile.wait()
+    return {**times(calls, seconds), "error": errors, "failed": failed}
+
+
+def times(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
+    """Microseconds of a call of each; on a GPU also of its kernels alone, where calls can be recorded."""
     timings = compare(calls, seconds=seconds).timings
-    return {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}, "error": errors, "failed": failed}
+    found: dict[str, Any] = {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}}
+    if torch.cuda.is_available():
+        found["kernel_us"] = {name: round(us, 2) for name, us in kernel_times(calls, rounds=7, places=1).items()}
+    return found
 
 
 def chosen(compiled: Callable[..., Any], *given: Any) -> dict[str, Any]:
@@ -184,12 +204,14 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
             print(f"{kind}: {geomean(ratios):.2f} times as fast as {name} (least {min(ratios):.2f})", flush=True)
 
 
-def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
-    """A row for each kind, batch and length: microseconds of eager and polytile, and polytile's mean distance to eager."""
+def models(makers: Mapping[str, Maker], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
+    """A row for each kind, batch and length: microseconds of eager and polytile, and polytile's mean distance to eager. A maker
+    quantises a model."""
     found: list[dict[str, Any]] = []
-    for kind in kinds:
+    for kind, quantised in makers.items():
         torch._dynamo.reset()
-        model = quantise(Llama(**MODEL[device]).to(device, DTYPE).eval(), LAYERS[kind])
+        plain = Llama(**MODEL[device]).to(device, DTYPE).eval()
+        model = quantised(copy.deepcopy(plain))
         compiled = polytile.compile(model, fullgraph=True, options=OPTIONS)
         for batch, length in sorted(TOKENS[device], key=lambda shape: 1 in shape):
             if time.monotonic() > deadline:
@@ -202,12 +224,11 @@ def models(kinds: Sequence[str], device: str, seconds: float, deadline: float) -
             except Exception as error:  # an operator refuses the length
                 right, calls, row["failed"] = None, {}, str(error).splitlines()[0][:120]
             got = compiled(tokens)
-            calls["polytile"] = functools.partial(compiled, tokens)
+            calls |= {"polytile": functools.partial(compiled, tokens), "bf16": functools.partial(plain, tokens)}
             if right is not None:
                 row["mean_error"] = float((got - right).double().abs().mean() / right.double().abs().mean())
             polytile.wait()
-            timings = compare(calls, seconds=seconds).timings
-            row["us"] = {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}
+            row |= times(calls, seconds)
             operators = polytile.explain(compiled, tokens).operators
             row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
             found.append(row)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 FP8, FP8_LARGEST = torch.float8_e4m3fn, 448.0
+INT4: Any = vars(torch)["int4"]
 
 
 def rounded(x: Tensor, largest: float, least: float = 1e-8) -> tuple[Tensor, Tensor]:
@@ -117,6 +121,12 @@ class Int4Packed(Int4Groups):
         return self.operator(x, self.packed_weight, self.GROUP, self.scales_and_zeros)
 
 
+class Int4PackedLargeGroups(Int4Packed):
+    """A scale for 128 inputs, as models have it that were quantised with GPTQ or AWQ."""
+
+    GROUP = 128
+
+
 class Float8Dynamic(Quantised):
     """8-bit floats with a scale for each row of the activations and each output channel. Its results are bfloat16."""
 
@@ -133,8 +143,41 @@ class Float8Dynamic(Quantised):
 
 LAYERS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "int8 weights": Int8Weights, "int8 dequantised": Int8Dequantised, "int8 packed": Int8Packed, "int8 dynamic": Int8Dynamic,
-    "int4 groups": Int4Groups, "int4 packed": Int4Packed, "float8 dynamic": Float8Dynamic,
+    "int4 groups": Int4Groups, "int4 packed": Int4Packed, "int4 packed, groups of 128": Int4PackedLargeGroups,
+    "float8 dynamic": Float8Dynamic,
 }  # fmt: skip
+
+
+def _tile_packed(q: Any) -> Any:
+    return q.Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
+
+
+TORCHAO: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "cpu": {
+        "torchao's int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+        "torchao's int8 weights": lambda q: q.Int8WeightOnlyConfig(),
+        "torchao's int4 weights": lambda q: q.IntxWeightOnlyConfig(weight_dtype=INT4, granularity=q.PerGroup(32)),
+        "torchao's float8 weights": lambda q: q.Float8WeightOnlyConfig(),
+    },
+    "cuda": {
+        "torchao's int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+        "torchao's int8 weights": lambda q: q.Int8WeightOnlyConfig(),
+        "torchao's int4 weights": _tile_packed,
+        "torchao's float8 weights": lambda q: q.Float8WeightOnlyConfig(),
+        "torchao's float8 dynamic": lambda q: q.Float8DynamicActivationFloat8WeightConfig(granularity=q.PerRow()),
+    },
+}
+"""The configs of torchao's `quantize_` on each device, made by its module `torchao.quantization`."""
+
+
+def quantise_by_torchao(model: nn.Module, config: Callable[[Any], Any]) -> nn.Module:
+    """`model`, its linear layers quantised by torchao. Raises ImportError without it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization = importlib.import_module("torchao.quantization")
+
+        quantization.quantize_(model, config(quantization))
+    return model
 
 
 def quantise(model: nn.Module, layer: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -200,4 +243,4 @@ class Llama(nn.Module):
         return self.norm(x)
 
 
-__all__ = ["LAYERS", "Int4Packed", "Llama", "Quantised", "quantise"]
+__all__ = ["LAYERS", "TORCHAO", "Int4Packed", "Llama", "Quantised", "quantise", "quantise_by_torchao"]

@@ -192,3 +192,31 @@ def test_a_mixture_of_experts_is_one_program_at_every_length() -> None:
         assert "aten._grouped_mm.default" in str(polytile.explain(run, tokens))
     made = [kernel.spec.name for kernel in polytile.compiler.programs.compiled_programs()[-1].multikernels]
     assert any("grouped_mm" in name for name in made)
+
+
+class LoopedExperts(torch.nn.Module):
+    """Two of four experts for each token, in a loop over all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(16, 4, bias=False)
+        self.up, self.down = (torch.nn.Parameter(torch.randn(4, *shape) / 4) for shape in ((24, 16), (16, 24)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares, experts = torch.softmax(self.router(x), -1).topk(2, -1)
+        mask, out = F.one_hot(experts, 4).permute(2, 1, 0), torch.zeros_like(x)
+        for expert in range(4):
+            place, token = torch.where(mask[expert])
+            inner = F.silu(F.linear(x[token], self.up[expert]))
+            out.index_add_(0, token, F.linear(inner, self.down[expert]) * shares[token, place, None])
+        return out
+
+
+def test_a_loop_over_experts_is_one_program_where_sizes_of_results_are_traced() -> None:
+    torch.manual_seed(0)
+    experts = LoopedExperts().eval()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        call = torch.compile(experts, backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS)
+        for tokens in (9, 40, 2):  # two tokens leave an expert without any, or nearly all of them
+            x = torch.randn(tokens, 16)
+            torch.testing.assert_close(call(x), experts(x), rtol=1e-5, atol=1e-5)

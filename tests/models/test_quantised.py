@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import polytile
-from benchmarks.quantised_model import LAYERS, Llama, Quantised, quantise
+from benchmarks.quantised_model import LAYERS, TORCHAO, Llama, Quantised, quantise, quantise_by_torchao
 from tests.behaviour.helpers import compiled, distance, graphs
 
 LENGTHS = (5, 64, 33)
@@ -79,21 +77,7 @@ def test_a_quantised_llama_is_one_program_for_all_lengths(kind: str) -> None:
     check(model, None if rounds else in_full(copy.deepcopy(model)), 0.02 if rounds else 0.01)
 
 
-TORCHAO: dict[str, Callable[[Any], Any]] = {
-    "torchao's int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
-    "torchao's int8 weights": lambda q: q.Int8WeightOnlyConfig(),
-    "torchao's int4 weights": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=q.PerGroup(32)),
-    "torchao's float8 weights": lambda q: q.Float8WeightOnlyConfig(),
-}
-
-
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
-@pytest.mark.parametrize("name", [marked(name) for name in TORCHAO])
+@pytest.mark.parametrize("name", [marked(name) for name in TORCHAO["cpu"]])
 def test_a_llama_that_torchao_has_quantised_is_one_program_for_all_lengths(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torchao import quantization
-
-        model = llama()
-        quantization.quantize_(model, TORCHAO[name](quantization))
-    check(model, None, 0.02)
+    check(quantise_by_torchao(llama(), TORCHAO["cpu"][name]), None, 0.02)

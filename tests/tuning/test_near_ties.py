@@ -27,6 +27,11 @@ def whole(x: T, y: T) -> T:
     return y.floor().to(torch.int32)
 
 
+def shifted(x: T, y: T) -> T:
+    """As quantised numbers are: the conversion is of whole numbers, and decides nothing."""
+    return (y.floor() + 1.0).to(torch.int8)
+
+
 def gradient(x: T, y: T) -> T:
     """Of a rectifier: a float that jumps."""
     return torch.where(torch.relu(y) > 0, x[:, :1] + 1, 0.0)
@@ -36,7 +41,7 @@ def near(x: T, y: T) -> T:
     return (x[:, :1] > 0) & (y.abs() < 3.0)
 
 
-FUNCTIONS = (positive, whole, gradient, near)
+FUNCTIONS = (positive, whole, shifted, gradient, near)
 Change = Callable[[T, T], None]
 
 

@@ -10,7 +10,7 @@ import torch
 from polytile.candidates import cpp_products, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
-from polytile.candidates.library import row_scales, split_k
+from polytile.candidates.library import packed_int4, row_scales, split_k
 from polytile.candidates.library.attention import FORWARD
 from polytile.candidates.library.attention_backward import BACKWARD
 from polytile.candidates.library.grouped import GroupedLibrary
@@ -80,7 +80,7 @@ class _Library(Source):
             library = DequantisedLibrary if kernel.scales is not None else AtenProduct
             return (asked.materialised or library(kernel, unfused),)
         if (only := alone(asked)) is not None:
-            return (only,)
+            return (only, *packed_int4.candidates(asked))
         plain = AtenProduct(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)
         return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
 

@@ -128,4 +128,4 @@ def constants_of(kind: Kind) -> Constants:
     """The constants of generated products of this kind."""
     if kind.itemsize == 1:
         return FLOAT8 if kind.float8 else INT8
-    return CONVERTED if kind.mixed and kind.int8 else FITTED
+    return CONVERTED if kind.words or (kind.mixed and kind.int8) else FITTED

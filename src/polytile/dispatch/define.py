@@ -33,7 +33,7 @@ from polytile.ir.attention import Attention
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.loop import Loop
 from polytile.ir.serialise import Writer
-from polytile.ir.template import PackedWeight, Template
+from polytile.ir.template import PackedInt4, PackedWeight, Template
 from polytile.matmul import gemm_kernel, packed_weights
 from polytile.matmul.cpp import GemmSpec
 from polytile.runtime import pytorch
@@ -144,7 +144,8 @@ def _specs_on(target: torch.device) -> Any:
 
 
 WORKS = (
-    LoopWork, ProductWork, AttentionWork, LoopKernel, TensorArg, gemm_kernel.GemmKernel, GemmSpec, AttentionProblem, Bias, Causal,
+    LoopWork, ProductWork, AttentionWork, LoopKernel, TensorArg, gemm_kernel.GemmKernel, GemmSpec, PackedInt4, AttentionProblem,
+    Bias, Causal,
 )  # fmt: skip
 """What works are, and are made of (ir/serialise.py)."""
 

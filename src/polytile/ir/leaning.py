@@ -21,6 +21,8 @@ from polytile.ir.expr import Const, Index, Load, Node, Op
 
 DECIDING = frozenset("eq ne lt le gt ge sign signbit floor ceil trunc round floordiv truncdiv remainder fmod".split())
 """Operations whose result jumps when an argument changes slightly."""
+WHOLE = frozenset("floor ceil trunc round".split())
+"""Operations whose results are whole numbers."""
 PASSING = frozenset("neg abs minimum maximum round_e5m2 round_e4m3 round_bf16 round_f16 where cast".split())
 """Operations that pass a value on, up to its sign or a rounding. Their arguments are perturbed instead of their result."""
 
@@ -51,7 +53,7 @@ class Leaning:
         return [self._off(child, values, again) for child in node.children]
 
     def _off(self, node: Node, values: Mapping[int, Any], again: Callable[[Op, list[torch.Tensor]], torch.Tensor]) -> Any:
-        if not node.dtype.is_floating_point or isinstance(node, Const | Index | Load) or _decides(node):
+        if not node.dtype.is_floating_point or isinstance(node, Const | Index | Load) or _decides(node) or _whole(node):
             return values[id(node)]
         if isinstance(node, Op) and node.name in PASSING:
             return again(node, [self._off(child, values, again) for child in node.children])
@@ -61,6 +63,16 @@ class Leaning:
         known = torch.where(finite, value, 0)
         scale = known.square().mean().sqrt() if value.numel() else 0.0
         return torch.where(finite, known + sign * self.by * (known.abs() + scale), value)
+
+
+def _whole(node: Node) -> bool:
+    """Whether the value is a sum, difference or product of rounded values and whole constants. Rounding errors do not change it,
+    and a second decision on it, such as a quantised number's conversion to an integer, must not undo the first."""
+    if isinstance(node, Const):
+        return float(node.value).is_integer()
+    if not isinstance(node, Op):
+        return False
+    return node.name in WHOLE or (node.name in ("add", "sub", "mul") and all(map(_whole, node.args)))
 
 
 def _decides(node: Node) -> bool:

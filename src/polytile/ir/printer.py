@@ -142,6 +142,7 @@ def operation_text(op: Operation) -> str:
         scales = [f"{view_text(s.view)} of {s.rows}x{s.along}" for s in op.scales or () if s is not None]
         head += f" scaled by {', '.join(scales)}" if scales else ""
         head += f" in groups of {op.grouping.axis} up to {view_text(op.grouping.ends)}" if op.grouping is not None else ""
+        head += f" from {op.int4}" if op.int4 is not None else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []

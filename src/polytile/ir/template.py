@@ -50,6 +50,16 @@ class Grouping:
 
 
 @dataclass(frozen=True)
+class PackedInt4:
+    """The weights from which a prologue computes B are those of `torch._weight_int4pack_mm`: dense int32 words, packed by
+    `torch._convert_weight_to_int4pack` with this number of inner `tiles`, and dense bfloat16 scales and zeros of groups of
+    `group` elements along k."""
+
+    tiles: int
+    group: int
+
+
+@dataclass(frozen=True)
 class Template:
     """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], followed by `epilogue` over the same points (b, m, n).
 
@@ -75,6 +85,8 @@ class Template:
         only `b` is scaled. A scaled product has no prologues, no second product and no batch.
     grouping
         Set for a grouped matmul, which has no prologues, no second product and no scales.
+    int4
+        What `b` is computed from, if that is a weight which ATen has packed for GPUs; it holds for a template with a prologue.
     """
 
     name: str
@@ -88,6 +100,7 @@ class Template:
     second: tuple[View, View] | None = None
     scales: tuple[Scales | None, Scales] | None = None
     grouping: Grouping | None = None
+    int4: PackedInt4 | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())

@@ -13,7 +13,7 @@ import torch
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.loop import Loop
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.template import IS_PACKED, PackedWeight, Template
+from polytile.ir.template import IS_PACKED, PackedInt4, PackedWeight, Template
 from polytile.matmul import prologue, scales
 from polytile.matmul.cpp import GemmSpec
 from polytile.matmul.cpp.spec import OUTPUT_SIZES, SIZES
@@ -61,6 +61,8 @@ class GemmKernel:
         among the tensors. Such a kernel has no prologues.
     scales
         The block sizes (rows, columns) that share a scale, for A (None if unscaled) and for B (matmul/scales.py).
+    int4
+        The layout of the packed weight from which the prologue of B computes it, if ATen packed that weight for GPUs.
 
     Notes
     -----
@@ -82,6 +84,7 @@ class GemmKernel:
     packed: bool = False
     second: tuple[str, str] | None = None
     scales: tuple[scales.Blocks | None, scales.Blocks] | None = None
+    int4: PackedInt4 | None = None
 
     @property
     def prologue_kernels(self) -> tuple[canonical.LoopKernel, ...]:
@@ -95,6 +98,7 @@ class GemmKernel:
         loop += canonical.signs(self.symbols) if self.epilogue else ""
         switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
         switches += f" scaled {self.scales}" if self.scales is not None else ""
+        switches += f" {self.int4}" if self.int4 is not None else ""
         computed = "".join(f"{prologue_kernel.text}\n" for prologue_kernel in self.prologue_kernels)
         return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
@@ -164,7 +168,7 @@ class GemmKernel:
             return replace(self, tensors=self.tensors[:-1], packed=False) if self.packed else self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.operand_dtypes, strict=True))
         others = self.tensors[sum(map(len, self.inputs)) : len(self.tensors) - self.packed]
-        return replace(self, prologues=(None, None), tensors=(*operands, *others), packed=False)
+        return replace(self, prologues=(None, None), tensors=(*operands, *others), packed=False, int4=None)
 
     def average(self, size: Mapping[str, int]) -> dict[str, int]:
         """For a grouped product, the sizes of the batched product with groups of equal size; otherwise `size`."""
@@ -257,7 +261,7 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         spec, dtype, template.out.dtype, read.tensors + written.tensors, epilogue, symbols, (spec.a_layout, spec.b_layout),
         tf32=on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
         prologues=(first.kernel if first is not None else None, other.kernel if other is not None else None),
-        second=second, scales=shared,
+        second=second, scales=shared, int4=template.int4 if other is not None else None,
     )  # fmt: skip
     batch = a.sizes[0] if template.grouping is None else template.grouping.ends.sizes[0]
     leading = (batch, a.sizes[1], b.sizes[2], a.sizes[2], *a.strides, *b.strides)

@@ -31,7 +31,7 @@ from polytile.ir.dtypes import FLOAT8
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.ranges import integer_range
 from polytile.ir.sizes import ONE, ZERO, Size
-from polytile.ir.template import Scales, Template
+from polytile.ir.template import PackedInt4, Scales, Template
 
 aten = torch.ops.aten
 
@@ -72,12 +72,12 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
 
 def template(
     builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int, scales: tuple[Tensor, Tensor] | None = None,
-    groups: Scales | None = None,
+    groups: Scales | None = None, int4: PackedInt4 | None = None,
 ) -> Tensor:
     """Emit the product as a template with a result of dtype `dtype`; see `product`.
 
     `scales` holds the block scales of `a` (row blocks, k blocks) and of `b` (k blocks, column blocks). `groups` holds scales of
-    `b` alone.
+    `b` alone; `int4` says from which packed weights `b` is computed.
     """
     narrow = [narrow_view(operand, side) for side, operand in enumerate((a, b))]
     if all(view is not None for view in narrow):
@@ -89,7 +89,7 @@ def template(
     shared: tuple[Scales | None, Scales] | None = (None, groups) if groups is not None else None
     if scales is not None:
         shared = _by_blocks(builder, scales, left, right)
-    builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins, scales=shared))
+    builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins, scales=shared, int4=int4))
     return stored(whole(out), a.device)
 
 

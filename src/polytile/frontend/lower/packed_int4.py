@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from polytile import options
 from polytile.errors import LoweringError
@@ -17,7 +19,8 @@ from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr
 from polytile.ir.buffer import View
 from polytile.ir.expr import Node
-from polytile.ir.sizes import ONE, ZERO, Size
+from polytile.ir.sizes import ONE, ZERO, Size, contiguous_strides
+from polytile.ir.template import PackedInt4
 
 aten = torch.ops.aten
 
@@ -78,5 +81,46 @@ def weight_int4pack_mm_for_cpu(builder: Builder, x: Tensor, weight: Tensor, grou
     return template(builder, x, found[0], x.dtype, first=0, groups=found[1])
 
 
+def _fills_its_buffer(tensor: Tensor) -> bool:
+    """Whether the tensor is stored row by row from its buffer's first element on."""
+    return tensor.view is not None and tensor.view.offset == 0 and tensor.view.strides == contiguous_strides(tensor.sizes)
+
+
 def _f32(name: str, *of: Node) -> Node:
     return expr.op(name, torch.float32, *of)
+
+
+TILE, LANES, DEPTH = map(sympy.Integer, (8, 32, 16))
+"""Columns, threads, and elements along k of one tile of `torch._convert_weight_to_int4pack`, whose result is the operand of the
+tensor cores' m16n8k16 instruction in registers: int32 [N / 8, K / (16 * tiles), 32, tiles / 2] (native/cuda/int4mm.cu,
+`matrix_to_m16n8k16_Bint4_layout`)."""
+
+
+@lowers(aten._weight_int4pack_mm.default)
+def weight_int4pack_mm(builder: Builder, x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
+    """x [M, K] · Wᵀ on a GPU, with W as in `weight_int4pack_mm_for_cpu`, rounded to x's type as ATen's kernel rounds it.
+
+    Eight elements are in a word: those of one column at k = 32·c + 8·i + 2·j + b, for i < 4 and b < 2, at bit 16·b + 4·i.
+    """
+    if generator_of(x.device) != "gpu" or x.dtype != torch.bfloat16 or torch.version.hip is not None:
+        raise LoweringError(f"products of {x.dtype} on {x.device.type} with weights packed in 4 bits for GPUs are the library's.")
+    if has_static_zero(x.sizes) or not all(size.is_Integer for size in weight.sizes):
+        raise LoweringError("products of nothing, or with packed weights whose sizes change, are the library's.")
+    tiles, group = 2 * weight.sizes[3], sympy.Integer(group)
+    n, k = TILE * weight.sizes[0], DEPTH * tiles * weight.sizes[1]
+
+    def element_at(point: Point) -> Node:
+        row, column = point
+        thread = 4 * ModularIndexing(column, ONE, TILE) + ModularIndexing(row, 2, 4)
+        word = weight.at((FloorDiv(column, TILE), FloorDiv(row, DEPTH * tiles), thread, ModularIndexing(row, LANES, tiles // 2)))
+        place = 16 * ModularIndexing(row, ONE, 2) + 4 * ModularIndexing(row, 8, 4)
+        bit = expr.op("cast", torch.int32, expr.index_value(place))
+        number = expr.op("bitwise_and", torch.int32, expr.op("shift_right", torch.int32, word, bit), expr.const(15, torch.int32))
+        scale, zero = (widen(scales_and_zeros.at((FloorDiv(row, group), column, which)), torch.float32) for which in (ZERO, ONE))
+        centred = convert(expr.op("sub", torch.int32, number, expr.const(MIDDLE, torch.int32)), torch.float32)
+        return convert(_f32("add", _f32("mul", centred, scale), zero), x.dtype)
+
+    dense = all(_fills_its_buffer(tensor) for tensor in (weight, scales_and_zeros))
+    packed = PackedInt4(int(tiles), int(group)) if dense else None
+    by_columns = replace(computed((k, n), x.dtype, x.device, element_at), layout=(ONE, k))
+    return template(builder, x, by_columns, x.dtype, first=0, int4=packed)

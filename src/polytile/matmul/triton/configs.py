@@ -117,6 +117,8 @@ class Kind:
         A second product is added to the accumulator.
     grouped
         The axis of the groups of a grouped product, or "".
+    words
+        B is computed from packed words (packed_words.py).
     """
 
     itemsize: int = 2
@@ -126,6 +128,7 @@ class Kind:
     tf32: bool = False
     dual: bool = False
     grouped: str = ""
+    words: bool = False
 
     @classmethod
     def of(cls, kernel: GemmKernel) -> Kind:
@@ -145,6 +148,7 @@ class Kind:
             kernel.tf32,
             kernel.second is not None,
             kernel.spec.grouped,
+            kernel.int4 is not None,
         )
 
     @property
@@ -222,7 +226,8 @@ class Space:
         return min(MOST_PLACES, max(1, self.device.shared_per_block // own))
 
     def _swapped(self, variant: str, **more: int) -> list[Config]:
-        able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
+        plain = self.kind.words or not self.kind.mixed
+        able = self.kind.itemsize == 2 and plain and self.device.capability >= SWAPPED_FROM
         return self._configs_of(SWAPPED, variant, swapped=1, **more) if able else []
 
     def _tried(

@@ -11,7 +11,7 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul import scales
 from polytile.matmul.triton.operands import Operand, symbol
-from polytile.matmul.triton.prologue import feed
+from polytile.matmul.triton.prologue import feed, positions
 from polytile.matmul.triton.unit import Chip, Unit, accumulator
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -44,7 +44,7 @@ def product(unit: Unit, start: str = "0", end: str = "") -> None:
     """Emit the loop that accumulates in `acc` the tile at (at_m, at_n), over k from `start` up to `end`, and a second product,
     which is never split."""
     shape = "[BLOCK_N, BLOCK_M]" if unit.swapped else "[BLOCK_M, BLOCK_N]"
-    unit.out.line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
+    unit.out.extend(positions(unit))
     _terms(unit, unit.operands, start, end or unit.number("K"), f"acc = tl.zeros({shape}, {unit.sums})")
     if unit.second:
         _terms(unit, unit.second, "0", unit.number("L"))

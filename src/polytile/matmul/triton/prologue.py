@@ -8,13 +8,18 @@ computed tile is zero past the end of K, where its loads are masked: the other o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
 
 from polytile.codegen.triton import text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.tile import Dim, Tile
+from polytile.ir import expr, sizes
 from polytile.matmul.triton.operands import Operand, advance, even_k, load, pointer_lines, rows_line, widened
+from polytile.matmul.triton.packed_words import Words, even_words, order, reads_words
 from polytile.matmul.triton.unit import Unit
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Form, Nest
@@ -48,6 +53,7 @@ class Loaded:
     def inside(self, name: str, number: str = "") -> Iterable[str]:
         unit, operand = self.unit, self.operand
         even = even_k(unit.constants["BLOCK_K"], unit.facts, operand.depth) and not unit.part_of_k
+        even = even or (reads_words(unit) and even_words(unit))
         left = "end - k" if unit.part_of_k else f"{unit.number(operand.depth)} - k"
         if not self.single:
             inside = f"inside_{operand.name}" if self._few else ""
@@ -84,12 +90,16 @@ class OperandTile(Tile):
 
 
 class Computed:
-    """An operand that its prologue computes. Parts that do not depend on k are computed before the loop."""
+    """An operand that its prologue computes. Parts that do not depend on k are computed before the loop. Parts that depend on k
+    only by the group of neighbours that a block is in, such as a weight's scales, are computed once for a block."""
 
     def __init__(self, unit: Unit, operand: Operand, prologue: LoopKernel, single: bool) -> None:
-        self.unit, self.operand, self.prologue, self.single = unit, operand, prologue, single
+        self.unit, self.operand, self.single = unit, operand, single
         self.pieces = len(prologue.loop.stores)
         """Elements along k that one point of the prologue computes."""
+        self.groups = self._groups(prologue)
+        """The symbols of the groups that a block is in, by the number of points in one."""
+        self.prologue = self._by_groups(prologue)
         self.tile = self._tile()
         self.body, self.known = Body(prologue, self.tile, unit.facts, f"{operand.name.lower()}_"), Scope()
         self.row, self.k = (next(d for d in self.tile.parallel if d.name == n) for n in (operand.block, self.tile.along_k))
@@ -102,7 +112,7 @@ class Computed:
         yield from rows_line(self.operand, self.unit.facts, self.unit.facts.wide)
         yield f"{self.row.variable} = rows_{self.operand.name}{self.tile.along(self.row)}"
         for node in self.tile.nest.nodes:
-            if self.k not in self.body.dims(node):
+            if self.k not in self.body.dims(node) and not expr.free_symbols(node) & set(self.groups.values()):
                 self.body.emit(node, self.known)
         yield from self.known.lines
 
@@ -112,6 +122,8 @@ class Computed:
             yield f"{self.row.variable} = {number}"
         places = "(k + ks)" if self.pieces == 1 else f"(k // {self.pieces} + tl.arange(0, {k.name}))"
         yield f"{k.variable} = {places}{self.tile.along(k)}"
+        for points, symbol in self.groups.items():
+            yield f"{symbol} = {'(k + tl.full([], 0, tl.int64))' if unit.facts.wide else 'k'} // {points * self.pieces}"
         even = self.tile.even(k)
         if not even:
             yield f"{k.mask} = {k.variable} < {unit.number('K')}" + (f" // {self.pieces}" if self.pieces > 1 else "")
@@ -124,6 +136,25 @@ class Computed:
         converted = widened(unit.kernel, self.operand, name)
         if converted != name:
             yield f"{name} = {converted}"
+
+    def _groups(self, prologue: LoopKernel) -> dict[int, sympy.Symbol]:
+        """A symbol for each number of points by which the prologue divides k, where blocks begin at multiples of their size and
+        this is a multiple of it."""
+        k, block = self._axis_k(prologue), self.unit.constants["BLOCK_K"]
+        found = [index for node in expr.walk(*prologue.loop.roots) for index in node.indices]
+        divisions = {part for index in found for part in index.atoms(FloorDiv) if part.args[0] == k}
+        points = sorted(int(part.args[1]) for part in divisions if part.args[1].is_Integer)
+        return {n: sizes.axis(f"{k}_by_{n}") for n in points if n * self.pieces % block == 0}
+
+    def _by_groups(self, prologue: LoopKernel) -> LoopKernel:
+        """The prologue with the symbols of `groups` for these divisions."""
+        k = self._axis_k(prologue)
+        known = {FloorDiv(k, sympy.Integer(n)): symbol for n, symbol in self.groups.items()}
+        loop = prologue.loop.map_roots(lambda roots: expr.map_indices(roots, lambda index: index.xreplace(known)))
+        return replace(prologue, loop=loop)
+
+    def _axis_k(self, prologue: LoopKernel) -> sympy.Symbol:
+        return prologue.loop.axes[2 if self.operand.name == "A" else 1].symbol
 
     def _tile(self) -> OperandTile:
         """The tile of one step, with `pieces` elements per point."""
@@ -151,7 +182,15 @@ class Computed:
         return ()
 
 
+def positions(unit: Unit) -> list[str]:
+    """Lines that define `ks`: where the elements of a block along k are in it."""
+    lines = order(unit.kernel.int4) if unit.kernel.int4 is not None and reads_words(unit) else ["ks = tl.arange(0, BLOCK_K)"]
+    return [*lines, "ks = ks.to(tl.int64)"] if unit.facts.wide else lines
+
+
 def feed(unit: Unit, operand: Operand, start: str = "0", single: bool = False) -> Feed:
     """The feed of this operand; with `single`, row by row."""
+    if operand.name == "B" and reads_words(unit):
+        return Words(unit, operand, start)
     operand_prologue = unit.kernel.prologues[0 if operand.size == "M" else 1]
     return Loaded(unit, operand, start, single) if operand_prologue is None else Computed(unit, operand, operand_prologue, single)

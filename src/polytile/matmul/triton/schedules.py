@@ -23,7 +23,7 @@ from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.grouped import grouped
 from polytile.matmul.triton.operands import Operand, symbol, widened
 from polytile.matmul.triton.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
-from polytile.matmul.triton.prologue import feed
+from polytile.matmul.triton.prologue import feed, positions
 from polytile.matmul.triton.split_k import split_k
 from polytile.matmul.triton.stream import stream
 from polytile.matmul.triton.unit import Chip, Unit
@@ -126,7 +126,7 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Triton
         line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
         line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
     feeds = feed(unit, a, single=True), feed(unit, b)
-    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if facts.wide else ""))
+    unit.out.extend(positions(unit))
     for each in feeds:
         unit.out.extend(each.before())
     for row in range(count):
