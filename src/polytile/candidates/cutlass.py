@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
 from polytile.cost.triton_matmul import Access
 from polytile.matmul.cutlass import configs, text
+from polytile.matmul.cutlass.weights import weights
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind
 from polytile.problem import Config, Scalar, digest
@@ -45,7 +46,7 @@ class CutlassWork(Work):
 
     @functools.cached_property
     def recipe(self) -> str:
-        fixed = " ".join(file.read_text() for file in (text.ARITHMETIC, text.BLOCKS, text.BODY, text.PARTS))
+        fixed = " ".join(file.read_text() for file in text.TEXTS.values())
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
     def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
@@ -92,9 +93,13 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
     if device.capability != configs.CAPABILITY or not text.able(kernel):
         return ()
     tools = toolkit.find()
-    own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
+    integers = weights(kernel)
+    if integers is not None:
+        own = configs.mixed_configs(kernel.in_dtype, integers.bits, device)
+    else:
+        own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
     a, b = (Access(along_k=layout == "k") for layout in kernel.layouts)
-    accesses = a, b
+    accesses = a, replace(b, itemsize=integers.bits / 8) if integers is not None else b
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return text.generate(kernel, config, facts, device.sms)

@@ -10,7 +10,7 @@ sums, the store.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ CONVERTED = Constants(
 
 COOPERATIVE, PINGPONG = Constants(groups=1.9, overhead=0.35e-6), Constants(groups=1.9, overhead=0.1e-6)
 """CUTLASS's loops leave fewer cycles between steps. Blocks that take turns store while others multiply."""
+MIXED = replace(COOPERATIVE, groups=1.5, warps=1.5)
+"""Elements of B pass through registers. Few rows are no other instructions."""
 COOPERATIVE8 = Constants(
     overhead=2.53e-6, step_latency=1.08e-6, groups=1.9, fed=42.8, cache=26.7, kept=0.185, descriptors=1.97e-6, stored=4.15,
     second_launch=0.744e-6, part=0.117e-6, parts=1.01, barrier=30e-9, stream=1.79,

@@ -70,8 +70,27 @@ TABLE = (
 )  # fmt: skip
 """The configs of whole blocks, in canonical order."""
 
+MIXED = (
+    Block(256, 128, False), Block(128, 256, False), Block(128, 128, False), Block(64, 256, False), Block(64, 128, False),
+    Block(32, 256, False), Block(32, 128, False), Block(16, 256, False), Block(16, 128, False),
+)  # fmt: skip
+"""Where B is integers of fewer bits, whose columns are the rows of instructions (mixed.h): whole, or split along k."""
+
 SPLIT = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
 """Of those that are split along k."""
+
+
+def mixed_configs(dtype: torch.dtype, bits: int, device: DeviceFacts) -> tuple[Config, ...]:
+    """The blocks that fit a device, where B has so many bits an element."""
+    k = STEP_BYTES // dtype.itemsize
+    tried = []
+    for split, block in ((split, block) for split in (False, True) for block in MIXED):
+        stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // _stage_bytes(block.m, block.n, k, dtype.itemsize, bits))
+        tried.append(Config.of(
+            variant="persistent", pingpong=0, m=block.m, n=block.n, k=k, stages=stages, warps=WARPS, cluster=1,
+            split=int(split), bits=bits,
+        ))  # fmt: skip
+    return tuple(tried)
 
 
 def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Scales = None) -> tuple[Config, ...]:
@@ -102,19 +121,26 @@ def scalable(columns: int, block: Block) -> bool:
 
 
 def label(config: Config) -> str:
-    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass split 128x128x64 s7 c1"."""
+    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass split 128x128x64 s7 c1", "cutlass mixed
+    16x128x64 s8 c1"."""
     return f"cutlass {how(config)} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
 
 
 def how(config: Config) -> str:
     """The word for who multiplies a block."""
-    return "split" if config.get("split") else "pingpong" if config["pingpong"] else "cooperative"
+    alone = "mixed" if config.get("bits") else "pingpong" if config["pingpong"] else "cooperative"
+    return ("mixed split" if config.get("bits") else "split") if config.get("split") else alone
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
-    """Bytes of shared memory of a thread block."""
-    sides = int(config["m"]) + int(config["n"])
-    return int(config["stages"]) * sides * int(config["k"]) * itemsize + BARRIERS
+    """Bytes of shared memory of a thread block, where elements of A have `itemsize` bytes."""
+    m, n, k = (int(config[name]) for name in "mnk")
+    return int(config["stages"]) * _stage_bytes(m, n, k, itemsize, int(config.get("bits") or 8 * itemsize)) + BARRIERS
+
+
+def _stage_bytes(m: int, n: int, k: int, itemsize: int, bits: int) -> int:
+    """Bytes of a step's operands, where elements of B have `bits`."""
+    return (m * itemsize + n * bits // 8) * k
 
 
 def covers(config: Config, size: Mapping[str, int]) -> bool:
