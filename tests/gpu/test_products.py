@@ -274,6 +274,40 @@ def test_splits_of_cutlass_add_up_the_parts_of_blocks(name: str, blocks: str) ->
     assert_decided("cutlass split")
 
 
+def int8_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return x @ (w.to(x.dtype) * s).t()
+
+
+def int4_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Two numbers a byte, and a scale for every 128."""
+    numbers = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1)
+    scales = s[:, :, None].expand(-1, -1, 128).reshape(w.shape[0], -1)
+    return x @ ((numbers.to(x.dtype) - 8) * scales).t()
+
+
+def packed_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return torch._weight_int8pack_mm(x, w, s[:, 0])
+
+
+INTEGERS: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "int8": (int8_weights, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1))),
+    "int4": (int4_weights, lambda m, n, k: (half(m, k), int8(n, k // 2).view(torch.uint8), half(n, k // 128))),
+    "int8, scaled sums": (packed_weights, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1))),
+}
+
+
+@needs_cutlass
+@pytest.mark.parametrize("blocks", ["mixed 128x128", "mixed 32x256", "mixed split 16x128"])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_cutlass_converts_integers_on_their_way(name: str, blocks: str) -> None:
+    function, make = INTEGERS[name]
+    call = compiled(function, force=f"cutlass {blocks}*", persist=False, cutlass_configs=99)
+    for shape in ((300, 272, 256), (33, 1008, 1152), (9, 640, 8192)) if "split" not in blocks else ((9, 640, 8192),):
+        args = make(*shape)
+        agree(call(*args), (int4_weights if name == "int4" else int8_weights)(*args), what=str(shape))
+    assert_decided(f"cutlass {blocks}")
+
+
 @pytest.mark.parametrize("kernels", ["tile*", pytest.param("cutlass*", marks=needs_cutlass)])
 def test_sums_of_65536_products_of_the_least_int8_are_exact(kernels: str) -> None:
     call = compiled(lambda x, w: torch._int_mm(x, w.t()), force=kernels, persist=False)

@@ -146,8 +146,7 @@ class _Trial:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
         for index in self._ranked:
             self._tell(self.task.candidates[index].name)
-            why = f"the {self.task.seconds:.3g} s for measuring were over" if self.left <= 0 and self.passed else self._loses(index)
-            if why:
+            if why := self._left_out(index):
                 self.attempts.setdefault(index, _untried(self.task, index, why))
                 continue
             verdict = trials.verdict(index, gate)
@@ -163,9 +162,11 @@ class _Trial:
                 self.passed[index] = entry, failure.max_error
                 self._time_roughly(gate, index)
 
-    def _loses(self, index: int) -> str:
-        """Why a candidate need not be compiled; its compiler is called off. "" where it is compiled, or may be the fastest."""
+    def _left_out(self, index: int) -> str:
+        """Why a candidate is not tried; "" where it is. What can no longer win is not compiled."""
         task, candidate = self.task, self.task.candidates[index]
+        if self.left <= 0 and self.passed:
+            return f"the {task.seconds:.3g} s for measuring were over"
         if not self._still_compiles(index) or not self.standing.cannot_win(candidate.origin, task.predicted[index]):
             return ""
         candidate.call_off()

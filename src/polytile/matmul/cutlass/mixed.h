@@ -289,6 +289,7 @@ polytile_kernel(const __grid_constant__ Map a, const __grid_constant__ Map b, in
     if (threadIdx.x == 0) {
         prefetch_tma_descriptor(reinterpret_cast<const TmaDescriptor *>(&a));
         prefetch_tma_descriptor(reinterpret_cast<const TmaDescriptor *>(&b));
+        cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     wait_for_kernels_before();

@@ -151,7 +151,8 @@ def _parts(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch
     last = epilogue(kernel)
     arguments = (Argument(Kind.SCRATCH, "parts", "*"), *_sizes(), *_of_epilogue(last))
     grid = sympy.Integer(PARTS_PLACES * sms), sizes.ONE, sizes.ONE
-    body = "\n".join([*_preamble(kernel, config, False, sms), last.text(NUMBERS[kernel.in_dtype].sums), "", TEXTS["parts"].read_text()])
+    preamble, sums = _preamble(kernel, config, False, sms), NUMBERS[kernel.in_dtype].sums
+    body = "\n".join([*preamble, last.text(sums), "", TEXTS["parts"].read_text()])
     return Launch(body, arguments, (), (), PARTS_WARPS, 0, grid, overlaps=True, own=(("shared", 0),))
 
 

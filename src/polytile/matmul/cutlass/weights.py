@@ -2,8 +2,8 @@
 
     B = q · s,  q = the integer - middle,  s = scales[n] or scales[n, k // group]
 
-B is an int8 matrix (GemmSpec.b_dtype), or has a prologue that unpacks it. What a prologue makes of a byte is found by running it on
-all 256 bytes.
+B is an int8 matrix (GemmSpec.b_dtype), or has a prologue that unpacks it. What a prologue makes of a byte is found by running
+it on all 256 bytes.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def _unpacked(prologue: LoopKernel, dtype: torch.dtype) -> Weights | None:
     scale = _scale(factor, prologue, dtype, len(pairs)) if factor is not None else None
     if found is None or (factor is not None and scale is None):
         return None
+    place = place.xreplace({each: symbol(each.name) for each in place.free_symbols})
     return replace(found, tensor=byte.buffer, apart=place, scale=scale)
 
 
@@ -158,7 +159,7 @@ def _integers(prologue: LoopKernel, numbers: list[Node]) -> Weights | None:
     axes = Axis(item, sizes.ONE), Axis(k, sympy.Integer(len(BYTES))), Axis(n, sizes.ONE)
     one = replace(loop, axes=axes, stores=stores)
     made = torch.empty(len(BYTES) * len(numbers), dtype=torch.float64)
-    values = {each: 1 for each in byte.index.free_symbols - {item, k, n}}
+    values = dict.fromkeys(byte.index.free_symbols - {item, k, n}, 1)
     held = BYTES.to(torch.uint8).view(prologue.storage(byte.buffer))
     evaluate.run_loop(one, {byte.buffer: held, "B": made}, values)
     for (bits, number, low_first), integers in INTEGERS.items():

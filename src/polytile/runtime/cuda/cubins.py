@@ -162,14 +162,14 @@ def request(order: Order) -> Promise:
     if found is not None:
         promise.set_result(found)
         return promise
-    counters.add("compiler_runs")
-    counters.add("kernels_generated")
     source = cache.write(stem + order.suffix, str(order.job.get("source", "")).encode(), sealed=False)
     began = time.perf_counter()
 
     def compiled(ask: workers.Ask) -> None:
         if not promise.set_running_or_notify_cancel():
             return
+        counters.add("compiler_runs")
+        counters.add("kernels_generated")
         try:
             with lease.alone(cache, stem, workers.TIMEOUT_SECONDS):  # other processes may want the same kernel at the same time
                 found = _read(cache, stem, order)
