@@ -18,10 +18,9 @@ from polytile.matmul.gemm_kernel import GemmKernel, canonicalize
 from polytile.passes.pipeline import optimize
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
-from tests.candidates.test_cutlass import installed, refusing
+from tests.candidates.test_cutlass import installed
+from tests.candidates.test_cutlass import refusing as refusing
 from tests.frontend.lowering import lower
-
-__all__ = ["refusing"]
 
 M, N, K = 96, 384, 512
 BF16, F16, F32, U8, I8 = torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int8

@@ -88,11 +88,13 @@ class _Specialised(OneArchitecture):
 
 def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[CutlassCandidate, ...]:
     """Every config that fits the device, in canonical order; empty if CUTLASS has no such product, or none for the device.
-    Raises CompilerMissing where headers or a compiler are missing."""
+    Raises CompilerMissing where headers or a compiler are missing, or the driver is older than the compiler."""
     device, kind = Target.of(target).facts, Kind.of(kernel)
     if device.capability != configs.CAPABILITY or not text.able(kernel):
         return ()
     tools = toolkit.find()
+    if target.type == "cuda":
+        toolkit.check_driver(tools)
     integers = weights(kernel)
     if integers is not None:
         own = configs.mixed_configs(kernel.in_dtype, integers.bits, device)
