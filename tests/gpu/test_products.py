@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
+from polytile.matmul.cutlass import configs
 from polytile.runtime.cuda import cutlass as toolkit
 from tests.gpu.comparing import agree, compiled, data, widened
 
@@ -306,6 +307,28 @@ def test_cutlass_converts_integers_on_their_way(name: str, blocks: str) -> None:
         args = make(*shape)
         agree(call(*args), (int4_weights if name == "int4" else int8_weights)(*args), what=str(shape))
     assert_decided(f"cutlass {blocks}")
+
+
+EARLIER: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "int8, scaled": CUTLASS["int8, scaled"],
+    "bias and gelu": CUTLASS["bias and gelu"],
+    "batches": (lambda x, w: x @ w.mT, lambda m, n, k: (half(3, m, k), half(3, n, k))),
+}
+
+
+@needs_cutlass
+@pytest.mark.parametrize("name", EARLIER)
+def test_kernels_for_earlier_devices_are_right_on_this_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of compute capability 8.0 to 8.9 are rare; their kernels use nothing that later ones lack."""
+    major, minor = torch.cuda.get_device_capability()
+    monkeypatch.setattr(configs, "CAPABILITY", 0)
+    monkeypatch.setattr(configs, "OLDER", (10 * major + minor,))
+    function, make = EARLIER[name]
+    call = compiled(function, force="cutlass multistage*", persist=False, cutlass_configs=99)
+    for shape in ((300, 272, 256), (33, 1000, 512), (1024, 512, 4096)):
+        args = make(*shape)
+        agree(call(*args), function(*args), what=str(shape))
+    assert_decided("cutlass multistage")
 
 
 @pytest.mark.parametrize("kernels", ["tile*", pytest.param("cutlass*", marks=needs_cutlass)])

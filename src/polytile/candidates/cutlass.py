@@ -30,6 +30,7 @@ from polytile.schedule.facts import Facts
 
 WORKER = "polytile.codegen.cutlass.worker"
 ARCH = "sm_90a"
+"""What kernels for Hopper are compiled for. Those for earlier devices are compiled for the device's compute capability."""
 
 SIZES = ("batch", "M", "N", "K")
 
@@ -50,8 +51,10 @@ class CutlassWork(Work):
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
     def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
+        capability = self.device.capability
+        arch = ARCH if capability == configs.CAPABILITY else f"sm_{capability}"
         job = {
-            "source": renamed(one.source, symbol), "symbol": symbol, "arch": ARCH, "compiler": str(self.tools.compiler),
+            "source": renamed(one.source, symbol), "symbol": symbol, "arch": arch, "compiler": str(self.tools.compiler),
             "includes": list(self.tools.includes), "num_warps": one.num_warps, **dict(one.own),
             "descriptors": [list(text.copied(self.product, each)) for each in one.descriptors],
         }  # fmt: skip
@@ -90,13 +93,16 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
     """Every config that fits the device, in canonical order; empty if CUTLASS has no such product, or none for the device.
     Raises CompilerMissing where headers or a compiler are missing, or the driver is older than the compiler."""
     device, kind = Target.of(target).facts, Kind.of(kernel)
-    if device.capability != configs.CAPABILITY or not text.able(kernel):
+    older = device.capability in configs.OLDER
+    if not (text.able_before_hopper(kernel) if older else device.capability == configs.CAPABILITY and text.able(kernel)):
         return ()
     tools = toolkit.find()
     if target.type == "cuda":
         toolkit.check_driver(tools)
     integers = weights(kernel)
-    if integers is not None:
+    if older:
+        own = configs.multistage_configs(kernel.in_dtype, device)
+    elif integers is not None:
         own = configs.mixed_configs(kernel.in_dtype, integers.bits, device)
     else:
         own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)

@@ -32,6 +32,8 @@ def terms(
 
 
 def _constants(kind: Kind, config: Config) -> Constants:
+    if config.get("down"):
+        return triton_matmul.constants_of(kind)
     if config.get("bits"):
         return MIXED
     cooperative, pingpong = (COOPERATIVE8, PINGPONG8) if kind.itemsize == 1 else (COOPERATIVE, PINGPONG)

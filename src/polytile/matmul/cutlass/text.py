@@ -19,7 +19,7 @@ from polytile.matmul.cutlass.configs import FEWEST_STEPS, STEP_BYTES, WARPS, scr
 from polytile.matmul.cutlass.finish import Epilogue, epilogue
 from polytile.matmul.cutlass.numbers import NUMBERS
 from polytile.matmul.cutlass.weights import Weights, weights
-from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.operands import even_k, symbol
 from polytile.matmul.triton.unit import accumulator
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -27,10 +27,12 @@ from polytile.schedule.facts import Facts
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-TEXTS = {name: Path(__file__).with_name(f"{name}.h") for name in ("product", "mixed", "parts", "blocks", "arithmetic", "common")}
+TEXTS = {name: Path(__file__).with_name(f"{name}.h") for name in ("product", "mixed", "multistage", "parts", "blocks", "arithmetic", "common")}
 
 SWIZZLES = {128: 3, 64: 2, 32: 1}
 """How the driver numbers the exchange of 16-byte pieces among runs of so many bytes."""
+MULTIPLIED = (torch.bfloat16, torch.float16, torch.int8)
+"""Types of operands before Hopper."""
 BYTE = 0
 """How it numbers the type of bytes."""
 
@@ -114,6 +116,8 @@ def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Trit
             raise LoweringError(
                 f"{operand.tensor} does not begin at a multiple of 16 bytes, or its rows are not a multiple of 16 elements apart"
             )
+    if config.get("down"):
+        return TritonKernel((_multistage(kernel, config, facts, sms),))
     first = _product(kernel, config, facts, sms)
     if not config.get("split"):
         return TritonKernel((first,))
@@ -136,6 +140,30 @@ def _product(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Laun
         descriptors=(a.descriptor(int(config["m"]), config), b.descriptor(n // cluster, config)), cluster=cluster,
         own=(("shared", shared_bytes(config, kernel.in_dtype.itemsize)),),
     )  # fmt: skip
+
+
+def able_before_hopper(kernel: GemmKernel) -> bool:
+    """The same on devices before Hopper: 16-bit floats and int8, both operands along k, without scales by blocks."""
+    whole = kernel.layouts == ("k", "k") and kernel.scales is None and weights(kernel) is None
+    return whole and kernel.in_dtype in MULTIPLIED and able(kernel)
+
+
+def _multistage(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
+    """The launch for devices before Hopper."""
+    if not even_k(int(config["k"]), facts):
+        raise LoweringError(f"K is not known to be a multiple of {config['k']}")
+    last, strides = epilogue(kernel), ("a_stride_b", "a_stride_m", "b_stride_b", "b_stride_n")
+    arguments = (
+        Argument(Kind.TENSOR, "A", "*"), Argument(Kind.TENSOR, "B", "*"), *(Argument(Kind.SYMBOL, name, "i64") for name in strides),
+        *_sizes(), *_of_epilogue(last),
+    )  # fmt: skip
+    numbers = {"DOWN": config["down"], "ACROSS": config["across"]}
+    lines = [*(f"constexpr int {name} = {value};" for name, value in numbers.items())]
+    lines.append(f"#define OPERAND_PARAMETERS {''.join(f'long long {name}, ' for name in strides)}")
+    preamble, sums = _preamble(kernel, config, False, sms), NUMBERS[kernel.in_dtype].sums
+    body = "\n".join([*preamble, *lines, last.text(sums), "", TEXTS["multistage"].read_text()])
+    own = (("shared", shared_bytes(config, kernel.in_dtype.itemsize)),)
+    return Launch(body, arguments, (), (), int(config["warps"]), 0, (_blocks(config), sizes.ONE, sizes.ONE), own=own)
 
 
 def _scaling(kernel: GemmKernel) -> dict[str, str]:
@@ -212,7 +240,7 @@ def _preamble(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> li
         "FEWEST_STEPS": FEWEST_STEPS, "PARTS_THREADS": 32 * PARTS_WARPS, "A_SCALED": rows, "B_SCALED": columns,
     }  # fmt: skip
     flags = {
-        "PINGPONG": bool(config["pingpong"]), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "BATCHED": kernel.spec.batched,
+        "PINGPONG": bool(config.get("pingpong")), "A_ALONG_K": a.along_k, "B_ALONG_K": b.along_k, "BATCHED": kernel.spec.batched,
         "PROMOTED": number.promoted and kernel.scales is None, "SPLIT": split, "C_VECTORS": vectors,
     }  # fmt: skip
     return [
