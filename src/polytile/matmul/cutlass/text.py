@@ -27,7 +27,8 @@ from polytile.schedule.facts import Facts
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-TEXTS = {name: Path(__file__).with_name(f"{name}.h") for name in ("product", "mixed", "multistage", "parts", "blocks", "arithmetic", "common")}
+TEXTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.h"))}
+"""The CUDA C++ of this folder, by name."""
 
 SWIZZLES = {128: 3, 64: 2, 32: 1}
 """How the driver numbers the exchange of 16-byte pieces among runs of so many bytes."""
@@ -154,11 +155,11 @@ def _multistage(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> L
         raise LoweringError(f"K is not known to be a multiple of {config['k']}")
     last, strides = epilogue(kernel), ("a_stride_b", "a_stride_m", "b_stride_b", "b_stride_n")
     arguments = (
-        Argument(Kind.TENSOR, "A", "*"), Argument(Kind.TENSOR, "B", "*"), *(Argument(Kind.SYMBOL, name, "i64") for name in strides),
-        *_sizes(), *_of_epilogue(last),
+        Argument(Kind.TENSOR, "A", "*"), Argument(Kind.TENSOR, "B", "*"),
+        *(Argument(Kind.SYMBOL, name, "i64") for name in strides), *_sizes(), *_of_epilogue(last),
     )  # fmt: skip
     numbers = {"DOWN": config["down"], "ACROSS": config["across"]}
-    lines = [*(f"constexpr int {name} = {value};" for name, value in numbers.items())]
+    lines = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
     lines.append(f"#define OPERAND_PARAMETERS {''.join(f'long long {name}, ' for name in strides)}")
     preamble, sums = _preamble(kernel, config, False, sms), NUMBERS[kernel.in_dtype].sums
     body = "\n".join([*preamble, *lines, last.text(sums), "", TEXTS["multistage"].read_text()])

@@ -74,8 +74,8 @@ def check_driver(tools: Toolkit) -> None:
         return
     if version // 1000 < tools.cuda_major:
         raise CompilerMissing(
-            f"the driver is {driver.release()}, and does not load what {tools.compiler_version} makes; update the driver, or name "
-            f"an nvcc of CUDA {version // 1000} with the option `nvcc`."
+            f"the driver is {driver.release()}, and does not load what {tools.compiler_version} makes; update the driver, or "
+            f"name an nvcc of CUDA {version // 1000} with the option `nvcc`."
         )
 
 
