@@ -8,15 +8,19 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import record
+from polytile.dispatch.links import exact
 from polytile.problem import Problem
 from polytile.runtime.cuda import cubins, workers
+from polytile.store import identity
 from polytile.tuning import hopeless, measure
+from polytile.tuning.decide import Score
 from polytile.tuning.limits import Limits
 from polytile.tuning.task import Attempt, Task
 from polytile.tuning.tune import tune
@@ -67,6 +71,14 @@ def tried(predicted: Mapping[str, float], *compiled: str, device: str = "cuda", 
         target=torch.device(device), whole=whole,
     )  # fmt: skip
     return {attempt.candidate.name: attempt for attempt in tune(task)}
+
+
+@dataclass
+class Predicted(Compiled):
+    """One that is predicted to take what PREDICTED says."""
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return PREDICTED[self.name]
 
 
 PREDICTED = {"last": 9e-6, "second": 2e-6, "first": 1e-6, "third": 2.4e-6}
@@ -124,6 +136,22 @@ def test_a_kernel_that_is_called_off_is_not_compiled_and_may_be_asked_for_again(
     for job in jobs:
         job(lambda given: worked.set() or answer)
     assert later.compiled and again.compiled and later is not alone and worked.is_set()
+
+
+def test_what_was_left_out_is_not_measured_by_later_processes() -> None:
+    """The record covers a shortlist without those that could not win. On a CPU all are measured."""
+    times = {"first": 2e-6, "second": 4e-6}
+    candidates = [Predicted(name, double) for name in PREDICTED]
+    scores = [Score(times[c.name], 0.01) if c.name in times else None for c in candidates]
+    known = {identity(c) for c in candidates if c.name in times}
+
+    def covers(device: str, *wanted: Fake) -> bool:
+        spec = SimpleNamespace(target=torch.device(device))
+        return exact.covers(SimpleNamespace(spec=spec, candidates=candidates), known, scores, wanted, {})  # type: ignore[arg-type]
+
+    assert covers("cuda", *candidates) and not covers("cpu", *candidates)
+    scores[1] = None
+    assert not covers("cuda", *candidates), "one candidate does not tell how far off predictions are"
 
 
 def test_the_bound_costs_little_on_recorded_products() -> None:

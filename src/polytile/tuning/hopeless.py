@@ -16,6 +16,9 @@ from collections import defaultdict
 BETTER = 0.8
 """How far below the least time relative to its prediction, of its source so far, a candidate may still be."""
 
+ON_RECORD = 1.0
+"""The same where the times are on record: what was left out by rough times stays so by those of a race."""
+
 TRIED_FIRST = 2
 """How many candidates of a source say how far off its predictions are."""
 
@@ -24,9 +27,10 @@ BURST = 5
 
 
 class Standing:
-    """The times so far, in seconds."""
+    """The times so far, in seconds. `better`: BETTER, or ON_RECORD."""
 
-    def __init__(self) -> None:
+    def __init__(self, better: float | None = None) -> None:
+        self.better = BETTER if better is None else better
         self.best = math.inf
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -38,4 +42,4 @@ class Standing:
     def cannot_win(self, origin: str, predicted: float) -> bool:
         """Whether a candidate that is predicted to take so long will take longer than the best so far."""
         ratios = self._ratios[origin]
-        return len(ratios) >= TRIED_FIRST and predicted * min(ratios) * BETTER > self.best
+        return len(ratios) >= TRIED_FIRST and predicted * min(ratios) * self.better > self.best
