@@ -297,13 +297,21 @@ INTEGERS: dict[str, tuple[Callable[..., Tensor], Make]] = {
 }
 
 
+MIXED = {
+    "mixed 128x128": ((300, 272, 256), (90, 1008, 1152)),
+    "mixed 32x256": ((33, 1008, 1152), (60, 272, 512)),
+    "mixed split 16x128": ((9, 640, 8192),),
+}
+"""Sizes at which such blocks take part."""
+
+
 @needs_cutlass
-@pytest.mark.parametrize("blocks", ["mixed 128x128", "mixed 32x256", "mixed split 16x128"])
+@pytest.mark.parametrize("blocks", MIXED)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_cutlass_converts_integers_on_their_way(name: str, blocks: str) -> None:
     function, make = INTEGERS[name]
     call = compiled(function, force=f"cutlass {blocks}*", persist=False, cutlass_configs=99)
-    for shape in ((300, 272, 256), (33, 1008, 1152), (9, 640, 8192)) if "split" not in blocks else ((9, 640, 8192),):
+    for shape in MIXED[blocks]:
         args = make(*shape)
         agree(call(*args), (int4_weights if name == "int4" else int8_weights)(*args), what=str(shape))
     assert_decided(f"cutlass {blocks}")

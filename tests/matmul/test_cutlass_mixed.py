@@ -3,18 +3,24 @@ them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from benchmarks import record
+from benchmarks.timing import geomean
 from polytile import options
 from polytile.candidates.cutlass import CutlassCandidate, product_candidates
+from polytile.cost import cutlass as prior
+from polytile.cost.triton_matmul import Access
 from polytile.ir.template import Template
-from polytile.matmul.cutlass import text
+from polytile.matmul.cutlass import configs, text
 from polytile.matmul.cutlass.weights import Weights, weights
 from polytile.matmul.gemm_kernel import GemmKernel, canonicalize
+from polytile.matmul.triton.configs import Kind
 from polytile.passes.pipeline import optimize
 from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
@@ -158,6 +164,21 @@ def test_bytes_that_the_copy_engine_cannot_take_are_left_to_others(refusing: obj
     uneven = Facts(whole.divisible - {str(known.apart)}, whole.aligned)
     for given, takes in ((whole, True), (unaligned, False), (uneven, False)):
         assert candidates(kernel)[0].specialise(given).failed() != takes
+
+
+def test_the_prior_ranks_what_was_measured() -> None:
+    """At the 48 sizes to which its constants were fitted."""
+    parts = json.loads((record.RESULTS / "gpu_cutlass_mixed.json").read_text())["results"]["parts"]
+    kind, chip, lost = Kind(2, int8=True, mixed=True), device.named("H200"), []
+    for part, bits in zip(parts, (8, 4), strict=True):
+        own = {configs.label(config): config for config in configs.mixed_configs(BF16, bits, chip)}
+        accesses = Access(along_k=True), Access(along_k=True, itemsize=bits / 8)
+        for row in part["times"]:
+            size = {"batch": 1, **dict(zip("MNK", row["shape"], strict=True))}
+            us = {name: row["us"][name] for name in own if name in row["us"]}
+            first = min(us, key=lambda name, size=size: prior.cost(kind, own[name], size, chip, accesses))  # type: ignore[misc]
+            lost.append(us[first] / min(us.values()))
+    assert len(lost) == 48 and geomean(lost) < 1.12
 
 
 @pytest.mark.slow
