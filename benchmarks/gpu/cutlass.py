@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.cutlass --seconds 300          measures, writes OUT/gpu_cutlass.json, prints its tables
     python -m benchmarks.gpu.cutlass --suite gpu_cutlass_epilogues      the same of int8 and fp8 with scales, bias and activation;
-                                                                        gpu_cutlass_blocks, gpu_cutlass_batches, gpu_cutlass_long
+                                                                        gpu_cutlass_blocks, gpu_cutlass_batches, gpu_cutlass_long,
+                                                                        gpu_cutlass_mixed (weights of 8 and 4 bits)
     python -m benchmarks.gpu.cutlass --show                 only prints the tables of the committed file
 
 Needs CUTLASS's headers (`polytile[cutlass]`, or the option `cutlass`). It compiles each config once for each layout; `compile_s`
@@ -57,15 +58,20 @@ SERVED = at_weights((1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 """Tokens of a step by the weights of a language model."""
 SCALED: tuple[Shape, ...] = ((4096, 7168, 16384), (1024, 4096, 4096), *at_weights((64, 256, 4096)))
 """The first is that of DeepGEMM's published rates."""
+DECODED = tuple((m, n, k) for m in (16, 128, 1, 64, 1024, 32, 256, 4096) for n, k in ((4096, 4096), (14336, 4096), (4096, 14336)))
+"""Tokens of a step by three weights."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Products, each with its type, that are timed at `shapes`; tables have the times at `listed`."""
+    """Products, each with its type, that are timed at `shapes`; tables have the times at `listed`. Of products `beside` them, the
+    libraries' kernels alone are timed. `checked`: sizes whose results are checked."""
 
     products: tuple[tuple[Tried, str], ...]
     shapes: tuple[Shape, ...]
     listed: tuple[Shape, ...]
+    beside: tuple[tuple[Tried, str], ...] = ()
+    checked: tuple[Shape, ...] = CHECKED
 
 
 SUITES = {
@@ -88,11 +94,23 @@ SUITES = {
     "gpu_cutlass_blocks": Suite(((Tried("fp8", "fp8, scaled by blocks", ("fp8",)), "fp8"),), SCALED, SCALED),
     "gpu_cutlass_batches": Suite(((Tried("batch", "batches", ("bf16",), batch=BATCH), "bf16"),), BATCHES, BATCHES),
     "gpu_cutlass_long": Suite(((Tried("long", "x @ y", ("bf16",)), "bf16"),), LONG, LONG),
+    "gpu_cutlass_mixed": Suite(
+        (
+            (Tried("prologue", "int8 weights", ("bf16",)), "bf16"),
+            (Tried("prologue", "int4 weights, groups of 128", ("bf16",)), "bf16"),
+        ),
+        DECODED,
+        (),
+        beside=((Tried("llm", "linear", ("bf16",)), "bf16"),),
+        checked=((3, 64, 128), (130, 272, 256), (257, 528, 1152), (1024, 4096, 512), (3000, 1008, 2048)),
+    ),
 }  # fmt: skip
-"""The last three: 8-bit floats with scales by blocks, batches, and few blocks of long K, which are split."""
+"""The last four: 8-bit floats with scales by blocks, batches, few blocks of long K, which are split, and weights of 8 and 4 bits
+beside the library's product of 16-bit weights."""
 
 ORIGINS = ("cublaslt", "triton", "library")
 """Sources beside CUTLASS."""
+LIBRARIES = ("cublaslt", "library")
 
 
 def checks(trials: Trials, shape: Shape) -> dict[str, Any]:
@@ -134,11 +152,13 @@ def resources(trials: Trials, shape: Shape) -> dict[str, Any]:
     return found
 
 
-def times(trials: Trials, shape: Shape) -> dict[str, Any]:
-    """Kernel µs of all candidates of CUTLASS's and of the libraries, and of the eight of Triton's that are predicted best."""
+def times(trials: Trials, shape: Shape, origins: Sequence[str] = ()) -> dict[str, Any]:
+    """Kernel µs of all candidates of CUTLASS's and of the libraries, and of the eight of Triton's that are predicted best; or of
+    all candidates of these origins."""
     request = trials.request(shape)
     triton = sorted((c for c in request.candidates if c.origin == "triton"), key=lambda c: c.cost(request.sizes))[:8]
     chosen = [*(c for c in request.candidates if c.origin != "triton"), *triton]
+    chosen = [c for c in request.candidates if c.origin in origins] if origins else chosen
     us = _timed(trials, request, chosen)
     predicted = {c.name: c.cost(request.sizes) * 1e6 for c in chosen}
     origin = {c.name: c.origin for c in chosen}
@@ -185,9 +205,11 @@ def measured(suite: Suite, seconds: float, partly: Callable[[dict[str, Any]], ob
             (Trials(dtype, tried), {"name": tried.name, "dtype": dtype, "times": []}) for tried, dtype in suite.products
         ]
         for trials, part in made:
-            check_all(trials, part)
+            check_all(trials, part, suite.checked)
             result["parts"].append(part)
             partly(result)
+        libraries = [Trials(dtype, tried) for tried, dtype in suite.beside]
+        result |= {"beside": []} if libraries else {}
         for shape in suite.shapes:
             if time.monotonic() - began > seconds:
                 break
@@ -196,10 +218,30 @@ def measured(suite: Suite, seconds: float, partly: Callable[[dict[str, Any]], ob
                 print(
                     f"{part['name']} {part['dtype']} {shape}: {part['times'][-1]['best']}", file=sys.stderr, flush=True
                 )
+            for trials in libraries:
+                result["beside"].append(times(trials, shape, LIBRARIES))
             partly(result)
         for _, part in made:
             part["summary"] = summary(part["times"])
     return result
+
+
+def against_16_bits(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """By the rows of A, geomeans over the weights: the library's time with 16-bit weights over that of each source, and of the
+    best, with weights of fewer bits."""
+    plain = {tuple(row["shape"]): min(row["us"].values()) for row in result["beside"]}
+    rows = []
+    for part in result["parts"]:
+        for m in sorted({shape[0] for shape in plain}):
+            at = [row for row in part["times"] if row["shape"][0] == m and tuple(row["shape"]) in plain]
+            ratios = []
+            for origin in ("cutlass", "triton", "library"):
+                known = [(plain[tuple(row["shape"])], row["best"].get(origin)) for row in at]
+                faster = [library / us for library, us in known if us]
+                ratios.append(f"{geomean(faster):.2f}" if faster else "–")
+            best = [plain[tuple(row["shape"])] / min(row["us"].values()) for row in at]
+            rows.append((part["name"], str(m), *ratios, f"{geomean(best):.2f}", f"{min(best):.2f}"))
+    return rows
 
 
 def report(result: dict[str, Any], suite: Suite) -> None:
@@ -237,6 +279,10 @@ def report(result: dict[str, Any], suite: Suite) -> None:
     )
     columns = ["function", "type", "time of the first ranked over the best"]
     show(Table.from_rows("the prior among CUTLASS's configs", columns, first))
+    if result.get("beside"):
+        columns = ["function", "M", "cutlass", "triton", "weights converted first", "best", "least"]
+        title = "the library's time with 16-bit weights over that with weights of fewer bits: above 1, the latter is faster"
+        show(Table.from_rows(title, columns, against_16_bits(result)))
     columns = ["function", "type", "M×N×K", "cutlass", *ORIGINS]
     where = " at the published sizes (SPEC.md C4)" if suite.listed == PUBLISHED else ""
     show(Table.from_rows(f"kernel µs{where}, each source's best", columns, listed))
@@ -258,12 +304,12 @@ def main() -> None:
     report(result, suite)
 
 
-def check_all(trials: Trials, part: dict[str, Any]) -> None:
-    """Errors at every size of CHECKED, then what the kernels take."""
+def check_all(trials: Trials, part: dict[str, Any], checked: Sequence[Shape]) -> None:
+    """Errors at every one of these sizes, then what the kernels take."""
     own = [c.name for c in trials.kernel.candidates if c.origin == "cutlass"]
-    for candidate in trials.named(trials.request(CHECKED[1]), own):
+    for candidate in trials.named(trials.request(checked[1]), own):
         candidate.prepare()  # all at once
-    part["checks"] = [checks(trials, shape) for shape in CHECKED]
+    part["checks"] = [checks(trials, shape) for shape in checked]
     for row in part["checks"]:
         wrong = {name: error for name, error in row["errors"].items() if isinstance(error, str) or not error < 0.02}
         print(
@@ -271,7 +317,7 @@ def check_all(trials: Trials, part: dict[str, Any]) -> None:
             file=sys.stderr,
             flush=True,
         )
-    part["resources"] = resources(trials, CHECKED[1])
+    part["resources"] = resources(trials, checked[1])
 
 
 if __name__ == "__main__":

@@ -86,6 +86,13 @@ def weights_int4(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch
     return x @ ((numbers.to(x.dtype) - 8) * scale).t()
 
 
+def weights_int4_groups(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The same with a scale for every 128 numbers of a row."""
+    numbers = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1)
+    factors = scale[:, :, None].expand(-1, -1, 128).reshape(w.shape[0], -1)
+    return x @ ((numbers.to(x.dtype) - 8) * factors).t()
+
+
 def activated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.linear(F.gelu(x), w)
 
@@ -170,6 +177,11 @@ def _int4_weights(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]
     return _normal(m, k, dtype=dtype), packed, torch.rand(n, 1, device="cuda").to(dtype)
 
 
+def _int4_groups(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    x, packed, _ = _int4_weights(m, n, k, dtype)
+    return x, packed, torch.rand(n, k // 128, device="cuda").to(dtype)
+
+
 def _factors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return (*_linear(m, n, k, dtype), torch.rand(m, 1, device="cuda").to(dtype), torch.rand(k, device="cuda").to(dtype))
 
@@ -213,6 +225,10 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("odd", "x @ y", product, _square, ("bf16", "fp16"), ODD),
         Case("prologue", "int8 weights", weights_int8, _int8_weights, ("bf16",), at_weights(few)),
         Case("prologue", "int4 weights", weights_int4, _int4_weights, ("bf16",), at_weights(few)),
+        Case(
+            "prologue", "int4 weights, groups of 128", weights_int4_groups, _int4_groups, ("bf16",), at_weights(few),
+            (96, 384, 512),
+        ),
         Case("prologue", "gelu", activated, _linear, ("bf16",), at_weights(few)),
         Case("prologue", "norm's factors", normed, _factors, ("bf16",), at_weights(few)),
         Case("pair", "x @ y + v @ w", two_products, _two, ("bf16",), squares(512)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.candidates import cutlass
+from polytile.candidates import cutlass, sources
 from polytile.candidates.cutlass import CutlassCandidate, product_candidates
 from polytile.cli import doctor
 from polytile.dispatch.gpu_specs import template_spec
@@ -22,9 +22,12 @@ from polytile.matmul.cutlass import configs, text
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.runtime.cuda import cubins, device
 from polytile.runtime.cuda import cutlass as tools
+from polytile.runtime.target import Target
 from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
 from tests.codegen.triton_gemm import grouped_product, product
+from tests.runtime.cuda.conftest import Stub
+from tests.runtime.cuda.conftest import stub as stub
 
 CPU, H100 = torch.device("cpu"), device.named("H100")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -192,7 +195,9 @@ def test_a_launch_says_what_the_kernel_takes(kernel: GemmKernel, most_sums: int,
         (product(E4M3, "k", "k", out=F32), True),
         (product(E5M2, "k", "k", out=BF16), True),
         (product(E4M3, "m", "k", out=F32), False),
-        (product(BF16, "k", "k", stored=(BF16, torch.int8)), False),
+        (product(BF16, "k", "k", stored=(BF16, torch.int8)), True),
+        (product(BF16, "k", "n", stored=(BF16, torch.int8)), False),  # integers are converted along k
+        (product(BF16, "k", "k", stored=(torch.int8, BF16)), False),
     ],
 )
 def test_which_products_there_are(kernel: GemmKernel, takes: bool) -> None:
@@ -217,6 +222,23 @@ def test_missing_old_and_wrong_headers_are_told(tmp_path: Path, monkeypatch: pyt
     with options.override(cutlass=str(tmp_path / "none")):
         finding = doctor.cutlass()
     assert finding.verdict == "fair" and "none" in finding.found
+
+
+@pytest.mark.parametrize(("version", "loads"), [(12080, False), (13000, True), (13020, True), (14000, True)])
+def test_a_driver_that_is_older_than_the_compiler_has_no_candidates(
+    version: int, loads: bool, refusing: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The compiler is of CUDA 13.0: drivers of CUDA 12 do not load what it makes."""
+    stub.version = version
+    interpreted = Target.of(CPU)
+    monkeypatch.setattr(Target, "of", lambda device: interpreted)
+    source = next(source for source in sources.registered() if source.name == "cutlass")
+    asked = sources.ProductRequest(product(BF16, "k", "k"), "product", torch.device("cuda", 0), native=False)
+    with caplog.at_level("INFO", "polytile.candidates"):
+        assert bool(source.products(asked)) == loads
+    told = "the driver is" in caplog.text and "does not load what nvcc 13.0.88 makes; update the driver" in caplog.text
+    assert told != loads and ("update the driver" in doctor.cutlass().advice) != loads
+    assert not refusing.exists(), "nothing is compiled"
 
 
 def test_folders_of_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
+from polytile.matmul.cutlass import configs
 from polytile.runtime.cuda import cutlass as toolkit
 from tests.gpu.comparing import agree, compiled, data, widened
 
@@ -272,6 +273,70 @@ def test_splits_of_cutlass_add_up_the_parts_of_blocks(name: str, blocks: str) ->
         args = make(*shape)
         agree(call(*args), function(*args), what=str(shape))
     assert_decided("cutlass split")
+
+
+def int8_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return x @ (w.to(x.dtype) * s).t()
+
+
+def int4_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Two numbers a byte, and a scale for every 128."""
+    numbers = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1)
+    scales = s[:, :, None].expand(-1, -1, 128).reshape(w.shape[0], -1)
+    return x @ ((numbers.to(x.dtype) - 8) * scales).t()
+
+
+def packed_weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return torch._weight_int8pack_mm(x, w, s[:, 0])
+
+
+INTEGERS: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "int8": (int8_weights, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1))),
+    "int4": (int4_weights, lambda m, n, k: (half(m, k), int8(n, k // 2).view(torch.uint8), half(n, k // 128))),
+    "int8, scaled sums": (packed_weights, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1))),
+}
+
+
+MIXED = {
+    "mixed 128x128": ((300, 272, 256), (90, 1008, 1152)),
+    "mixed 32x256": ((33, 1008, 1152), (60, 272, 512)),
+    "mixed split 16x128": ((9, 640, 8192),),
+}
+"""Sizes at which such blocks take part."""
+
+
+@needs_cutlass
+@pytest.mark.parametrize("blocks", MIXED)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_cutlass_converts_integers_on_their_way(name: str, blocks: str) -> None:
+    function, make = INTEGERS[name]
+    call = compiled(function, force=f"cutlass {blocks}*", persist=False, cutlass_configs=99)
+    for shape in MIXED[blocks]:
+        args = make(*shape)
+        agree(call(*args), (int4_weights if name == "int4" else int8_weights)(*args), what=str(shape))
+    assert_decided(f"cutlass {blocks}")
+
+
+EARLIER: dict[str, tuple[Callable[..., Tensor], Make]] = {
+    "int8, scaled": CUTLASS["int8, scaled"],
+    "bias and gelu": CUTLASS["bias and gelu"],
+    "batches": (lambda x, w: x @ w.mT, lambda m, n, k: (half(3, m, k), half(3, n, k))),
+}
+
+
+@needs_cutlass
+@pytest.mark.parametrize("name", EARLIER)
+def test_kernels_for_earlier_devices_are_right_on_this_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of compute capability 8.0 to 8.9 are rare; their kernels use nothing that later ones lack."""
+    major, minor = torch.cuda.get_device_capability()
+    monkeypatch.setattr(configs, "CAPABILITY", 0)
+    monkeypatch.setattr(configs, "OLDER", (10 * major + minor,))
+    function, make = EARLIER[name]
+    call = compiled(function, force="cutlass multistage*", persist=False, cutlass_configs=99)
+    for shape in ((300, 272, 256), (33, 1000, 512), (1024, 512, 4096)):
+        args = make(*shape)
+        agree(call(*args), function(*args), what=str(shape))
+    assert_decided("cutlass multistage")
 
 
 @pytest.mark.parametrize("kernels", ["tile*", pytest.param("cutlass*", marks=needs_cutlass)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polytile.matmul.cutlass.configs import FEWEST_STEPS, shared_out
-from polytile.matmul.cutlass.text import BLOCKS, GROUP
+from polytile.matmul.cutlass.text import GROUP, TEXTS
 from polytile.problem import Config
 from polytile.runtime import toolchain
 
@@ -40,7 +40,7 @@ int main(int count, char **given)
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that prints the pieces at sizes."""
     folder = tmp_path_factory.mktemp("blocks")
-    text = BLOCKS.read_text().replace("asm volatile", "// asm volatile")
+    text = TEXTS["blocks"].read_text().replace("asm volatile", "// asm volatile")
     (folder / "pieces.cpp").write_text(HOST.format(blocks=text))
     command = [*toolchain.require().command, "-std=c++17", "-O0", "-o", str(folder / "pieces"), str(folder / "pieces.cpp")]
     subprocess.run(command, check=True, capture_output=True)

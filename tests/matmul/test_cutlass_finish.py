@@ -156,7 +156,7 @@ def built(last: Epilogue, sums: str, folder: Path) -> Path:
     """A library whose function `run` computes every element; rows of C lie next to each other."""
     (read,), stride = last.read, "".join(f", {columns}" for columns in ["n"] * len(last.symbols))
     source = [
-        ON_CPU, text.ARITHMETIC.read_text(), f"using Output = {last.output};", last.text(sums),
+        ON_CPU, text.TEXTS["arithmetic"].read_text(), f"using Output = {last.output};", last.text(sums),
         f'extern "C" void run(const {sums} *sums, Output *c, const float *{read}, int m, int n) {{',
         f"    Epilogue epilogue{{c, {read}{stride}}};",
         "    for (int y = 0; y < m; y++)",

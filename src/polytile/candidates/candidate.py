@@ -71,6 +71,10 @@ class Candidate(ABC):
         """Starts compiling in the background and returns at once; may be called many times. Default: there is nothing to
         compile."""
 
+    def call_off(self) -> None:  # noqa: B027  # a default, which most library calls have
+        """Has no compiler begin what `prepare` asked for, if nobody else waits for it; `prepare` may ask again. Default: there
+        is nothing to compile."""
+
     def ready(self) -> bool:
         """Whether `entry` returns at once; starts nothing. Default: yes."""
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
 from polytile.cost.triton_matmul import Access
 from polytile.matmul.cutlass import configs, text
+from polytile.matmul.cutlass.weights import weights
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind
 from polytile.problem import Config, Scalar, digest
@@ -29,6 +30,7 @@ from polytile.schedule.facts import Facts
 
 WORKER = "polytile.codegen.cutlass.worker"
 ARCH = "sm_90a"
+"""What kernels for Hopper are compiled for. Those for earlier devices are compiled for the device's compute capability."""
 
 SIZES = ("batch", "M", "N", "K")
 
@@ -45,12 +47,14 @@ class CutlassWork(Work):
 
     @functools.cached_property
     def recipe(self) -> str:
-        fixed = " ".join(file.read_text() for file in (text.ARITHMETIC, text.BLOCKS, text.BODY, text.PARTS))
+        fixed = " ".join(file.read_text() for file in text.TEXTS.values())
         return digest(f"cutlass {self.tools.identity} {self.device.sms} {fixed} {self.kernel.text}")
 
     def order(self, one: Launch, symbol: str, target: int | str | None = None) -> cubins.Order:
+        capability = self.device.capability
+        arch = ARCH if capability == configs.CAPABILITY else f"sm_{capability}"
         job = {
-            "source": renamed(one.source, symbol), "symbol": symbol, "arch": ARCH, "compiler": str(self.tools.compiler),
+            "source": renamed(one.source, symbol), "symbol": symbol, "arch": arch, "compiler": str(self.tools.compiler),
             "includes": list(self.tools.includes), "num_warps": one.num_warps, **dict(one.own),
             "descriptors": [list(text.copied(self.product, each)) for each in one.descriptors],
         }  # fmt: skip
@@ -87,14 +91,23 @@ class _Specialised(OneArchitecture):
 
 def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[CutlassCandidate, ...]:
     """Every config that fits the device, in canonical order; empty if CUTLASS has no such product, or none for the device.
-    Raises CompilerMissing where headers or a compiler are missing."""
+    Raises CompilerMissing where headers or a compiler are missing, or the driver is older than the compiler."""
     device, kind = Target.of(target).facts, Kind.of(kernel)
-    if device.capability != configs.CAPABILITY or not text.able(kernel):
+    older = device.capability in configs.OLDER
+    if not (text.able_before_hopper(kernel) if older else device.capability == configs.CAPABILITY and text.able(kernel)):
         return ()
     tools = toolkit.find()
-    own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
+    if target.type == "cuda":
+        toolkit.check_driver(tools)
+    integers = weights(kernel)
+    if older:
+        own = configs.multistage_configs(kernel.in_dtype, device)
+    elif integers is not None:
+        own = configs.mixed_configs(kernel.in_dtype, integers.bits, device)
+    else:
+        own = configs.configs(kernel.in_dtype, kernel.layouts[1] == "k", device, kernel.scales)
     a, b = (Access(along_k=layout == "k") for layout in kernel.layouts)
-    accesses = a, b
+    accesses = a, replace(b, itemsize=integers.bits / 8) if integers is not None else b
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return text.generate(kernel, config, facts, device.sms)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -165,7 +166,7 @@ class Specialised(Candidate):
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
         self.base, self._facts = base, facts
         self.name, self.config, self.recipe, self.hard_limits = base.name, base.config, base.recipe, base.hard_limits
-        self._lock = locks.lock()
+        self._lock = locks.rlock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None
 
@@ -222,7 +223,7 @@ class Specialised(Candidate):
         return ""
 
     def _compiled(self) -> list[cubins.Cubin]:
-        return [p.result() for p in self._promises or () if p.done() and p.exception() is None]
+        return [p.result() for p in self._promises or () if p.compiled]
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.base.valid(sizes)
@@ -234,11 +235,21 @@ class Specialised(Candidate):
         return self.base.terms(sizes)
 
     def prepare(self) -> None:
-        if self.base.work.index is None:
-            return
+        if self.base.work.index is not None:
+            self._asked()
+
+    def _asked(self) -> tuple[cubins.Promise, ...]:
         with self._lock:
             if self._promises is None:
                 self._promises = self._requested(self.kernel)
+            return self._promises
+
+    def call_off(self) -> None:
+        if self._lock.acquire(blocking=False):  # else another thread waits for the kernel
+            promises, self._promises = self._promises or (), None
+            self._lock.release()
+            for promise in promises:
+                cubins.call_off(promise)
 
     def _requested(self, kernel: TritonKernel, target: int | str | None = None) -> tuple[cubins.Promise, ...]:
         work, several = self.base.work, len(kernel.launches) > 1
@@ -251,7 +262,7 @@ class Specialised(Candidate):
         if self.base.work.index is None:
             return True
         promises = self._promises
-        return promises is not None and all(p.done() and p.exception() is None for p in promises)
+        return promises is not None and all(p.compiled for p in promises)
 
     def when_ready(self, action: Callable[[], None]) -> None:
         promises = self._promises or ()
@@ -262,7 +273,7 @@ class Specialised(Candidate):
 
     def failed(self) -> bool:
         """Whether compiling it has failed, or its code needs more than the device has."""
-        return any(p.done() and p.exception() is not None for p in self._promises or ()) or bool(self.excess)
+        return any(p.failed for p in self._promises or ()) or bool(self.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
         self.prepare()
@@ -334,14 +345,20 @@ class Specialised(Candidate):
 
     def _described(self) -> DeviceHandle:
         """Waits for the cubins. Raises ResourcesExceeded if they need more than a multiprocessor has."""
-        work = self.base.work
-        assert self._promises is not None
-        with counters.stage("compiling"):
-            for promise in self._promises:
-                promise.result()
+        work, promises = self.base.work, self._awaited()
         if self.excess:
             raise ResourcesExceeded(f"kernel {work.name!r}, candidate {self.name!r}: {self.excess}; another config is used.")
-        return self._described_as(self.kernel, self._promises)
+        return self._described_as(self.kernel, promises)
+
+    def _awaited(self) -> tuple[cubins.Promise, ...]:
+        """The compiled kernels. What another thread has called off meanwhile is asked for again."""
+        with counters.stage("compiling"):
+            while True:
+                promises = self._asked()
+                with contextlib.suppress(CancelledError):
+                    for promise in promises:
+                        promise.result()
+                    return promises
 
     def _described_as(self, kernel: TritonKernel, promises: Sequence[cubins.Promise]) -> DeviceHandle:
         work = self.base.work

@@ -165,6 +165,7 @@ def cutlass() -> Finding:
 
     try:
         tools = toolkit.find()
+        toolkit.check_driver(tools)
     except CompilerMissing as trouble:
         asked = bool(options.get("cutlass") or options.get("nvcc"))
         return Finding("CUTLASS", "fair" if asked else "ok", "none; its kernels take no part", str(trouble))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polytile.cost import triton_matmul
-from polytile.cost.product_constants import COOPERATIVE, COOPERATIVE8, PINGPONG, PINGPONG8, Constants
+from polytile.cost.product_constants import COOPERATIVE, COOPERATIVE8, MIXED, PINGPONG, PINGPONG8, Constants
 from polytile.cost.triton_matmul import ROW_MAJOR, Accesses
 from polytile.matmul.triton.configs import Kind
 from polytile.problem import Config
@@ -32,6 +32,10 @@ def terms(
 
 
 def _constants(kind: Kind, config: Config) -> Constants:
+    if config.get("down"):
+        return triton_matmul.constants_of(kind)
+    if config.get("bits"):
+        return MIXED
     cooperative, pingpong = (COOPERATIVE8, PINGPONG8) if kind.itemsize == 1 else (COOPERATIVE, PINGPONG)
     own = pingpong if config["pingpong"] else cooperative
     return replace(own, cache=own.cache / CLUSTERED) if int(config["cluster"]) > 1 else own

@@ -102,6 +102,12 @@ CONVERTED = Constants(
 
 COOPERATIVE, PINGPONG = Constants(groups=1.9, overhead=0.35e-6), Constants(groups=1.9, overhead=0.1e-6)
 """CUTLASS's loops leave fewer cycles between steps. Blocks that take turns store while others multiply."""
+MIXED = Constants(
+    start=6.34e-9, overhead=7.23e-9, step_latency=0.289e-6, groups=1.67, warps=1.19, fed=42.9, cache=7.19, kept=7.55,
+    stored=0.335, barrier=0.374e-6, chained=14.4e-9, second_launch=1.76e-6, part=51e-9, parts=4.87,
+)  # fmt: skip
+"""Elements of B pass through registers: a step is a chain of waiting, converting and multiplying. Fitted to all configs of 48
+products on an H200 (benchmarks/results/gpu_cutlass_mixed.json), of which its first took 1.11 times as long as the best."""
 COOPERATIVE8 = Constants(
     overhead=2.53e-6, step_latency=1.08e-6, groups=1.9, fed=42.8, cache=26.7, kept=0.185, descriptors=1.97e-6, stored=4.15,
     second_launch=0.744e-6, part=0.117e-6, parts=1.01, barrier=30e-9, stream=1.79,

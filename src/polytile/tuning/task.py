@@ -36,6 +36,7 @@ class Task:
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
     patient         nobody waits: candidates may run for as long as it takes
+    whole           every candidate is measured, also those that can no longer win
     wide            whether the reference takes float64
     sampler         what is compared where all results would take too long or too much memory (sample.py)
     last_chance     no later call will be asked where this one has no memory to measure in
@@ -64,6 +65,7 @@ class Task:
     sampler: Sampler | None = None
     wide: bool = True
     patient: bool = True
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
-from polytile.problem import Outcome
+from polytile.problem import Outcome, time_text
 from polytile.runtime import background
 from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
-from polytile.tuning import measure, progress, racing
+from polytile.tuning import hopeless, measure, progress, racing
 from polytile.tuning.budget import clock, share_of
-from polytile.tuning.decide import Entrant
+from polytile.tuning.decide import UNKNOWN, Entrant
 from polytile.tuning.gate import Gate, OfCandidates, Verdict
 from polytile.tuning.headroom import NoHeadroom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.isolation import attempts as isolated
@@ -79,6 +79,7 @@ class _Trial:
         self.ran = 0.0
         """Seconds that candidates have run for, and that their results were compared for."""
         self.begun = clock()
+        self.standing = hopeless.Standing()
 
     @property
     def left(self) -> float:
@@ -94,9 +95,7 @@ class _Trial:
 
     def run(self) -> list[Attempt]:
         task = self.task
-        for candidate in task.candidates:
-            candidate.prepare()
-        isolated.begin(task)
+        self._compile()
         try:
             with torch.no_grad(), _random_state_kept(task.args), contextlib.ExitStack() as held:
                 with counters.stage("checking"):
@@ -110,13 +109,22 @@ class _Trial:
         return [self.attempts[index] for index in range(len(task.candidates))]
 
     def check(self) -> tuple[list[tuple[Candidate, Entry, float | None]], list[Attempt]]:
-        for candidate in self.task.candidates:
-            candidate.prepare()
-        isolated.begin(self.task)
+        self._compile()
         with torch.no_grad(), _random_state_kept(self.task.args), counters.stage("checking"), contextlib.ExitStack() as held:
             self._checked(held)
         right = [(self.task.candidates[index], entry, error) for index, (entry, error) in sorted(self.passed.items())]
         return right, [self.attempts[index] for index in sorted(self.attempts)]
+
+    def _compile(self) -> None:
+        """Has all candidates compiled, the best predicted first."""
+        for index in self._ranked:
+            self.task.candidates[index].prepare()
+        isolated.begin(self.task)
+
+    @property
+    def _ranked(self) -> list[int]:
+        promise = dict(enumerate(self.task.predicted))
+        return sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0))
 
     def _checked(self, held: contextlib.ExitStack) -> Gate:
         """The gate after the candidates went through it; `held` closes it."""
@@ -136,11 +144,10 @@ class _Trial:
 
     def _check_all(self, gate: Gate, trials: isolated.Trials) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
-        promise = dict(enumerate(self.task.predicted))
-        for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
+        for index in self._ranked:
             self._tell(self.task.candidates[index].name)
-            if self.left <= 0 and self.passed:
-                self.attempts.setdefault(index, _untried(self.task, index))
+            if why := self._left_out(index):
+                self.attempts.setdefault(index, _untried(self.task, index, why))
                 continue
             verdict = trials.verdict(index, gate)
             if index in self.attempts:
@@ -153,6 +160,37 @@ class _Trial:
                 self.attempts[index] = failure
             else:
                 self.passed[index] = entry, failure.max_error
+                self._time_roughly(gate, index)
+
+    def _left_out(self, index: int) -> str:
+        """Why a candidate is not tried; "" where it is. What can no longer win is not compiled."""
+        task, candidate = self.task, self.task.candidates[index]
+        if self.left <= 0 and self.passed:
+            return f"the {task.seconds:.3g} s for measuring were over"
+        if not self._still_compiles(index) or not self.standing.cannot_win(candidate.origin, task.predicted[index]):
+            return ""
+        candidate.call_off()
+        return f"predicted {time_text(task.predicted[index])}, it cannot be faster than {time_text(self.standing.best)}"
+
+    def _still_compiles(self, index: int) -> bool:
+        """Whether a candidate for a GPU is being compiled. What is timed on a CPU meanwhile is timed beside compilers."""
+        candidate = self.task.candidates[index]
+        ends = self.task.target.type == "cuda" and not self.task.whole and index < len(self.task.predicted)
+        return ends and not candidate.ready() and not candidate.failed()
+
+    def _time_roughly(self, gate: Gate, index: int) -> None:
+        """Times a candidate that has passed, if others still wait for a compiler."""
+        others = (other for other in range(len(self.task.candidates)) if other not in self.attempts and other not in self.passed)
+        if not any(map(self._still_compiles, others)):
+            return
+        contender, candidate = self._contender(gate, index, UNKNOWN), self.task.candidates[index]
+        with contextlib.suppress(Exception):  # what fails later counts
+            if contender.restore is not None:
+                contender.restore()
+            seconds = measure.time_burst(contender, hopeless.BURST) / hopeless.BURST
+            self.standing.add(candidate.origin, seconds, self.task.predicted[index])
+        if contender.timer is not None:
+            contender.timer.release()
 
     def _tried(self, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
         """Runs a candidate through the gate, and records how long that takes."""
@@ -172,18 +210,10 @@ class _Trial:
     def _time_all(self, gate: Gate) -> None:
         """Races the candidates that may be timed, the best predicted first. After an interrupt, the race's results so far are
         kept."""
-        target = self.task.target
-        restore = gate.clones.restore if gate.clones.changes_its_input else None
         entrants = self._entrants()
-        contenders = [
-            measure.Contender(
-                self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
-                measure.timer_for(target, self.passed[index][0]), entrant, self.first.get(index),
-            )
-            for index, entrant in entrants.items()
-        ]  # fmt: skip
+        contenders = [self._contender(gate, index, entrant) for index, entrant in entrants.items()]
         order = list(entrants)
-        if target.type == "cpu":
+        if self.task.target.type == "cpu":
             compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
         try:
@@ -192,6 +222,13 @@ class _Trial:
             self._keep(order, stopped.timings)
             raise
         self._keep(order, timings)
+
+    def _contender(self, gate: Gate, index: int, entrant: Entrant) -> measure.Contender:
+        entry, _ = self.passed[index]
+        restore = gate.clones.restore if gate.clones.changes_its_input else None
+        timer = measure.timer_for(self.task.target, entry)
+        name, first = self.task.candidates[index].name, self.first.get(index)
+        return measure.Contender(name, entry, gate.clones.args, restore, timer, entrant, first)
 
     def _entrants(self) -> dict[int, Entrant]:
         """The candidates that may be timed, by index, in the order of `decide.pick`."""
@@ -295,9 +332,8 @@ def _trial(task: Task, gate: Gate, index: int, run: Callable[[Sequence[Any]], No
     return verdict if verdict.ok else wrong(task, index, verdict)
 
 
-def _untried(task: Task, index: int) -> Attempt:
-    why = f"not tried: the {task.seconds:.3g} s for measuring were over"
-    return Attempt(task.candidates[index], None, detail=why, untried=True)
+def _untried(task: Task, index: int, why: str) -> Attempt:
+    return Attempt(task.candidates[index], None, detail=f"not tried: {why}", untried=True)
 
 
 def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | None) -> Attempt:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from polytile.candidates.candidate import Candidate
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.request import Answer, Request, must_measure
 from polytile.problem import Outcome
 from polytile.store import identity
+from polytile.store.records import Identity
+from polytile.tuning import hopeless
 from polytile.tuning.decide import MOST_TIMES, Score, combine
 
 
@@ -44,6 +49,22 @@ def recorded(request: Request) -> list[Score | None] | None:
         if score is not None and score.outcome is not Outcome.OK:
             request.reject(candidate.name, score.outcome, f"{score.outcome.value}, on record")
     alone = request.spec.keys.is_exact_size(request.key_fields)
-    if alone or all(identity(candidate) in known for candidate in shortlist(request)):
-        return scores
-    return None
+    return scores if alone or covers(request, known, scores, shortlist(request), request.sizes) else None
+
+
+def covers(
+    request: Request, known: Collection[Identity], scores: Sequence[Score | None], wanted: Iterable[Candidate],
+    sizes: Mapping[str, int],
+) -> bool:  # fmt: skip
+    """Whether what is on record at `sizes`, with these scores of the request's candidates, tells of all that are wanted: on a GPU
+    those that could not win were not compiled (tuning/hopeless.py). The source of one whose name is not on record is not
+    generated."""
+    names = {name for name, _, _ in known}
+    lacking = [candidate for candidate in wanted if candidate.name not in names or identity(candidate) not in known]
+    if not lacking or request.spec.target.type != "cuda":
+        return not lacking
+    standing = hopeless.Standing(hopeless.ON_RECORD)
+    for candidate, score in zip(request.candidates, scores, strict=True):
+        if score is not None and score.ok:
+            standing.add(candidate.origin, score.seconds, candidate.cost(sizes))
+    return all(standing.cannot_win(candidate.origin, candidate.cost(sizes)) for candidate in lacking)

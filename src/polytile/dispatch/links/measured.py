@@ -154,7 +154,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     if best is None:
         return Answer(None, "no candidate of the shortlist could be used", in_order)
     left_out = sum(attempt.untried for attempt in attempts)
-    grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
+    grounds = f"measured now, {left_out} of {len(attempts)} left out" if left_out else "measured now"
     return Answer(best, grounds, in_order, tried=True)
 
 
@@ -209,6 +209,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         sampler=spec.sampler,
         wide=spec.wide,
         patient=options.get("tune") in ("thorough", "all"),
+        whole=options.get("tune") == "all",
         last_chance=request.last_chance,
         kernel=spec.name,
     )

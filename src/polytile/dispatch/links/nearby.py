@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile.candidates.candidate import Candidate
+from polytile.dispatch.links import exact
 from polytile.dispatch.links.prior import CLEAR_LOSER, shortlist
 from polytile.dispatch.request import Answer, Request, must_measure
 from polytile.dispatch.subdivision import Evidence, Expectation, distance
 from polytile.problem import sizes_text
 from polytile.runtime import regime
-from polytile.store import identity
 from polytile.tuning.decide import Score, combine
 
 RADIUS = 1.0
@@ -98,19 +98,18 @@ def champions(request: Request) -> frozenset[str]:
 
 def _measured(request: Request, radius: float, wanted: Callable[[], Sequence[Candidate]]) -> Iterator[Neighbour]:
     """The problems within `radius` octaves in each size at which all that are `wanted`, at least, were measured: they are asked
-    for where there is such a problem. The source of one whose name is not on record is not generated."""
+    for where there is such a problem."""
     own = dict(request.problem.sizes)
     octaves = functools.partial(distance, own, bucketed=request.spec.keys.bucketed)
     inside = in_regime(request)
     needed: Sequence[Candidate] | None = None
     for sizes, summaries in request.store.nearby(request.problem, request.environment, lambda sizes: octaves(sizes) <= radius):
         known = combine(summaries)
-        names = {name for name, _, _ in known}
         needed = wanted() if needed is None else needed
         worth = _worth(request, needed, sizes)
-        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in worth):
-            continue
         scores = request.scores(known)
+        if not known or not exact.covers(request, known, scores, worth, sizes):
+            continue
         best = request.pick(request.usable(scores), sizes)
         if best is not None:
             yield Neighbour(sizes, octaves(sizes), inside(sizes), best, tuple(scores))

@@ -24,7 +24,9 @@ Scales = tuple[Blocks | None, Blocks] | None
 """The blocks of a GemmKernel's operands that share a scale."""
 
 CAPABILITY = 90
-"""The compute capability that the kernels need: later devices do not run code for sm_90a."""
+"""The compute capability of the kernels with warpgroups: later devices do not run code for sm_90a."""
+OLDER = (80, 86, 89)
+"""Those of the kernels whose threads copy operands themselves (multistage.h)."""
 
 GROUP_THREADS, GROUP_ROWS = 128, 64
 """The threads of a warpgroup, and the rows of its instructions."""
@@ -70,8 +72,59 @@ TABLE = (
 )  # fmt: skip
 """The configs of whole blocks, in canonical order."""
 
+MIXED = (
+    Block(256, 128, False), Block(128, 256, False), Block(128, 128, False), Block(64, 256, False), Block(64, 128, False),
+    Block(32, 256, False), Block(32, 128, False), Block(16, 256, False), Block(16, 128, False),
+)  # fmt: skip
+"""Where B is integers of fewer bits, whose columns are the rows of instructions (mixed.h): whole, or split along k."""
+
 SPLIT = (Block(128, 256, False), Block(256, 128, False), Block(128, 192, False), Block(128, 128, False), Block(128, 64, False))
 """Of those that are split along k."""
+
+
+@dataclass(frozen=True)
+class Multistage:
+    """A row of MULTISTAGE: `down` and `across`: warps along rows and columns."""
+
+    m: int
+    n: int
+    down: int
+    across: int
+
+
+MULTISTAGE = (
+    Multistage(256, 128, 4, 2), Multistage(128, 256, 2, 4), Multistage(128, 128, 2, 2), Multistage(128, 64, 2, 2),
+    Multistage(64, 128, 2, 2), Multistage(64, 64, 2, 2), Multistage(32, 128, 1, 4), Multistage(32, 64, 1, 4),
+)  # fmt: skip
+"""The configs of devices before Hopper."""
+MOST_MULTISTAGES, RUN_BYTES = 5, 64
+"""Steps in shared memory at most, and bytes of a step's rows: threads have room for their operands of one such step."""
+
+
+def multistage_configs(dtype: torch.dtype, device: DeviceFacts) -> tuple[Config, ...]:
+    """The blocks that fit a device before Hopper."""
+    tried = []
+    for block in MULTISTAGE:
+        stages = min(MOST_MULTISTAGES, device.shared_per_block // (RUN_BYTES * (block.m + block.n)))
+        if stages >= 3:
+            tried.append(Config.of(
+                variant="tile", m=block.m, n=block.n, k=RUN_BYTES // dtype.itemsize, stages=stages,
+                warps=block.down * block.across, down=block.down, across=block.across, cluster=1,
+            ))  # fmt: skip
+    return tuple(tried)
+
+
+def mixed_configs(dtype: torch.dtype, bits: int, device: DeviceFacts) -> tuple[Config, ...]:
+    """The blocks that fit a device, where B has so many bits an element."""
+    k = STEP_BYTES // dtype.itemsize
+    tried = []
+    for split, block in ((split, block) for split in (False, True) for block in MIXED):
+        stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // _stage_bytes(block.m, block.n, k, dtype.itemsize, bits))
+        tried.append(Config.of(
+            variant="persistent", pingpong=0, m=block.m, n=block.n, k=k, stages=stages, warps=WARPS, cluster=1,
+            split=int(split), bits=bits,
+        ))  # fmt: skip
+    return tuple(tried)
 
 
 def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Scales = None) -> tuple[Config, ...]:
@@ -102,19 +155,32 @@ def scalable(columns: int, block: Block) -> bool:
 
 
 def label(config: Config) -> str:
-    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass split 128x128x64 s7 c1"."""
+    """A config as a candidate's name: "cutlass pingpong 64x128x64 s6 c2", "cutlass split 128x128x64 s7 c1", "cutlass mixed
+    16x128x64 s8 c1", "cutlass multistage 128x128x32 s4 w4"."""
+    if config.get("down"):
+        return f"cutlass multistage {config['m']}x{config['n']}x{config['k']} s{config['stages']} w{config['warps']}"
     return f"cutlass {how(config)} {config['m']}x{config['n']}x{config['k']} s{config['stages']} c{config['cluster']}"
 
 
 def how(config: Config) -> str:
     """The word for who multiplies a block."""
-    return "split" if config.get("split") else "pingpong" if config["pingpong"] else "cooperative"
+    if config.get("down"):
+        return "multistage"
+    alone = "mixed" if config.get("bits") else "pingpong" if config["pingpong"] else "cooperative"
+    return ("mixed split" if config.get("bits") else "split") if config.get("split") else alone
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
-    """Bytes of shared memory of a thread block."""
-    sides = int(config["m"]) + int(config["n"])
-    return int(config["stages"]) * sides * int(config["k"]) * itemsize + BARRIERS
+    """Bytes of shared memory of a thread block, where elements of A have `itemsize` bytes."""
+    m, n, k = (int(config[name]) for name in "mnk")
+    if config.get("down"):
+        return int(config["stages"]) * _stage_bytes(m, n, k, itemsize, 8 * itemsize)
+    return int(config["stages"]) * _stage_bytes(m, n, k, itemsize, int(config.get("bits") or 8 * itemsize)) + BARRIERS
+
+
+def _stage_bytes(m: int, n: int, k: int, itemsize: int, bits: int) -> int:
+    """Bytes of a step's operands, where elements of B have `bits`."""
+    return (m * itemsize + n * bits // 8) * k
 
 
 def covers(config: Config, size: Mapping[str, int]) -> bool:

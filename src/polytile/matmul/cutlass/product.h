@@ -11,25 +11,17 @@
    below the other in C, share their columns of B. Where SPLIT, several programs share the steps along k of a block; what each has
    of it goes to `parts` (parts.h). */
 
-#include <cutlass/cutlass.h>
-#include <cute/tensor.hpp>
-#include <cutlass/arch/barrier.h>
-#include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/gemm/gemm.h>
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/collective/collective_mma_decl.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
 #include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp>
-#include <cutlass/numeric_conversion.h>
-#include <cutlass/pipeline/sm90_pipeline.hpp>
-
-using namespace cute;
 
 namespace {
 
-constexpr int GROUP_THREADS = 128, CONSUMERS = PINGPONG ? 1 : 2; /* warp groups that share a block of C */
-constexpr int WIDE = 128 / sizeof(Element);                      /* elements of a swizzled run in shared memory */
-constexpr int WIDTH = A_SCALED > 0 && BN > 128 ? BN / 2 : BN;    /* columns of an instruction */
+constexpr int CONSUMERS = PINGPONG ? 1 : 2;                   /* warp groups that share a block of C */
+constexpr int WIDE = 128 / sizeof(Element);                   /* elements of a swizzled run in shared memory */
+constexpr int WIDTH = A_SCALED > 0 && BN > 128 ? BN / 2 : BN; /* columns of an instruction */
 using Number = conditional_t<is_same_v<Element, float>, cutlass::tfloat32_t, Element>;
 using Tile = Shape<Int<BM>, Int<BN>, Int<BK>>;
 using Cluster = Shape<Int<CLUSTER>, _1, _1>;
@@ -53,38 +45,12 @@ using Pipeline = typename Mainloop::MainloopPipeline;
 using State = typename Mainloop::PipelineState;
 using Order = cutlass::OrderedSequenceBarrier<2, 2>;
 
-struct alignas(64) Map { /* CUtensorMap */
-    unsigned long long words[16];
-};
-
 struct Shared {
     typename Mainloop::TensorStorage tensors;
     typename Pipeline::SharedStorage pipeline;
     typename Order::SharedStorage order;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
-
-/* A program's pieces, one after another: every `apart`-th of all. */
-struct Pieces {
-    const Blocks &blocks;
-    int next, apart;
-
-    CUTLASS_DEVICE Pieces(const Blocks &blocks, int turn, int turns) : blocks(blocks)
-    {
-        int programs = gridDim.x / CLUSTER, program = blockIdx.x / CLUSTER;
-        next = program + turn * programs;
-        apart = turns * programs;
-    }
-
-    CUTLASS_DEVICE bool take(Piece &piece)
-    {
-        if (next >= blocks.pieces())
-            return false;
-        piece = blocks.piece(next, cute::block_rank_in_cluster());
-        next += apart;
-        return true;
-    }
-};
 
 /* Scales of A's rows and B's columns: where they are, and elements between them along both axes. */
 struct Scaling {
@@ -115,12 +81,6 @@ CUTLASS_DEVICE void load(const Map &map, uint64_t *barrier, uint16_t mask, Numbe
         else
             copy(x, y);
     }
-}
-
-template <class Value> CUTLASS_DEVICE uint32_t packed(Value low, Value high)
-{
-    auto both = cutlass::NumericArrayConverter<Output, Value, 2>{}({low, high});
-    return reinterpret_cast<const uint32_t &>(both);
 }
 
 /* The four threads that share a row exchange words, so that each holds 16 contiguous bytes of the row. */

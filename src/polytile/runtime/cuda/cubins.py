@@ -111,7 +111,19 @@ class Order:
 
 
 class Promise(Future[Cubin]):
-    """A kernel that is being compiled. `result()` raises KernelRejected if the compiler rejected it."""
+    """A kernel that is being compiled. `result()` raises KernelRejected if the compiler rejected it, CancelledError if it was
+    called off. `asked`: how many requests it answers."""
+
+    asked = 0
+
+    @property
+    def compiled(self) -> bool:
+        return self.done() and not self.cancelled() and self.exception() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was tried in vain."""
+        return self.done() and not self.cancelled() and self.exception() is not None
 
 
 class _State:
@@ -137,9 +149,11 @@ def request(order: Order) -> Promise:
     cache, key = current(), order.key
     with _state.lock:
         known = _state.promises.get((cache.root, key))
-        if known is not None and not (known.done() and known.exception() is not None):
+        if known is not None and not (known.cancelled() or known.failed):
+            known.asked += 1
             return known
         promise = _state.promises[(cache.root, key)] = Promise()
+        promise.asked = 1
     stem = order.stem(cache)
     if cache.holds(f"{stem}{REJECTED}") and (messages := cache.read(f"{stem}{REJECTED}")) is not None:
         promise.set_exception(KernelRejected(order.name, messages.decode(), cache.root / (stem + order.suffix)))
@@ -148,12 +162,14 @@ def request(order: Order) -> Promise:
     if found is not None:
         promise.set_result(found)
         return promise
-    counters.add("compiler_runs")
-    counters.add("kernels_generated")
     source = cache.write(stem + order.suffix, str(order.job.get("source", "")).encode(), sealed=False)
     began = time.perf_counter()
 
     def compiled(ask: workers.Ask) -> None:
+        if not promise.set_running_or_notify_cancel():
+            return
+        counters.add("compiler_runs")
+        counters.add("kernels_generated")
         try:
             with lease.alone(cache, stem, workers.TIMEOUT_SECONDS):  # other processes may want the same kernel at the same time
                 found = _read(cache, stem, order)
@@ -163,6 +179,15 @@ def request(order: Order) -> Promise:
 
     workers.pool(order.module).submit(compiled)
     return promise
+
+
+def call_off(promise: Promise) -> None:
+    """Takes back one request. A kernel that nobody waits for, and no worker has begun, is not compiled."""
+    with _state.lock:
+        promise.asked -= 1
+        alone = promise.asked == 0
+    if alone:
+        promise.cancel()
 
 
 def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polytile import options
-from polytile.errors import CompilerMissing
+from polytile.errors import CompilerMissing, DeviceError
+from polytile.runtime.cuda import driver
 
 PACKAGE, INSIDE = "nvidia-cutlass", "cutlass_library/source/include"
 """The package that holds the headers, and their folder in it."""
@@ -49,6 +50,12 @@ class Toolkit:
         return f"CUTLASS {self.cutlass_version}, {self.compiler_version}"
 
     @property
+    def cuda_major(self) -> int:
+        """The major version of CUDA that the compiler belongs to."""
+        found = re.search(r"(\d+)\.", self.compiler_version)
+        return int(found[1]) if found else 0
+
+    @property
     def includes(self) -> tuple[str, ...]:
         return tuple(map(str, (self.cutlass, *self.cuda)))
 
@@ -56,6 +63,20 @@ class Toolkit:
 def find() -> Toolkit:
     """The installed toolkit. Raises CompilerMissing, which says what is missing and how to install it."""
     return _found(str(options.get("cutlass")), str(options.get("nvcc")), os.environ.get("CUDA_HOME", ""))
+
+
+def check_driver(tools: Toolkit) -> None:
+    """Raises CompilerMissing where the driver does not load what the compiler makes: machine code needs a driver of the same
+    major version of CUDA, or of a later one (CUDA's minor version compatibility). Without a driver there is nothing to load."""
+    try:
+        version = driver.version()
+    except DeviceError:
+        return
+    if version // 1000 < tools.cuda_major:
+        raise CompilerMissing(
+            f"the driver is {driver.release()}, and does not load what {tools.compiler_version} makes; update the driver, or "
+            f"name an nvcc of CUDA {version // 1000} with the option `nvcc`."
+        )
 
 
 @functools.cache

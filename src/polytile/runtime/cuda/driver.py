@@ -144,8 +144,8 @@ def refusal(code: int, what: str) -> DeviceError:
         )
     if code in MISMATCH:
         return LaunchFailed(
-            f"{what}: {answer}. The driver is {release()}, and does not take what Triton compiled; update the driver, or "
-            "install a Triton that is as old."
+            f"{what}: {answer}. The driver is {release()}, and does not load what a later compiler made; update the "
+            "driver, or install a Triton, and for CUTLASS's kernels an NVRTC, that are as old."
         )
     return LaunchFailed(f"{what}: {answer}.")
 
