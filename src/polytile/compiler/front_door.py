@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polytile.compiler import once, tiers
+from polytile.compiler import guard_reads, once, tiers
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -118,6 +118,8 @@ class FrontDoor:
         """The number of compiled graphs when `learn` last ran."""
         self._untraced = 0
         """The number of calls in a row that the entry declined and for which nothing was compiled."""
+        self._memos: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """What answers for guards, by Dynamo's guard managers (guard_reads.py)."""
         once.install(compiled, self)
 
     def function(self) -> Callable[..., Any]:
@@ -203,7 +205,9 @@ class FrontDoor:
             else:
                 guards = cached.guard_manager
                 instead = None if self.checks else _instead(cached.code, function)
-                ways.append((self._kept(guards), guards.root.check, as_function(cached.code, function), instead))
+                if guards not in self._memos:
+                    self._memos[guards] = guard_reads.memo_of(loaded, guards.root, function, self._module)
+                ways.append((self._kept(guards), guards.root.check, self._memos[guards], as_function(cached.code, function), instead))
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
