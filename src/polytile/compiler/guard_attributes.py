@@ -1,8 +1,8 @@
 """Facts about objects that guards read: what was found where, in the order in which it is found again.
 
 An attribute is a fact about one place where Python's own rules find it: the object's dictionary, or its class. Code that
-computes attributes, such as that of a property, is followed (guard_code.py). Where it cannot be, the fact is the attribute's value, and
-the launcher reads it anew each time.
+computes attributes, such as that of a property, is followed (guard_code.py). Where it cannot be, the fact is the attribute's
+value, and the launcher reads it anew each time.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Facts:
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
         self._constants: list[Any] = []
+        self._compared: set[int] = set()
+        """Addresses of lists and tuples that are compared by their items with what an attribute gives."""
 
     def in_order(self) -> tuple[tuple[Any, ...], ...]:
         """The facts as the launcher takes them: those that Python code finds out come last."""
@@ -66,8 +68,8 @@ class Facts:
         return value
 
     def type_of(self, value: Any, versioned: bool = False) -> None:
-        """Notes an object's type. If it is `versioned`, what leads to it has a version: as long as that is the same, so is the object,
-        and its type need not be looked at if objects keep that, or if the metadata of tensors are compared."""
+        """Notes an object's type. If it is `versioned`, what leads to it has a version: as long as that is the same, so is the
+        object, and its type need not be looked at if objects keep that, or if the metadata of tensors are compared."""
         kind = type(value)
         if kind in PLAIN:
             self.constant(value)
@@ -179,6 +181,18 @@ class Facts:
             return follow(self, rule, (value, name))
         if rule not in PYTHONS_OWN:
             raise Unknown(f"attributes of {type(value)}")
+        return self._plainly(value, name)
+
+    def generic(self, value: Any, name: str) -> Any:
+        """An object's attribute by `object.__getattribute__`, whatever its class has."""
+        self.type_of(value)
+        self.version(type(value))
+        found = NOWHERE if isinstance(value, type) else self._plainly(value, name)
+        if found is NOWHERE:
+            raise Unknown(f"{name} of {type(value)}")
+        return found
+
+    def _plainly(self, value: Any, name: str) -> Any:
         of_class = _in_class(type(value), name)
         if name == "__class__":
             return type(value)
@@ -204,8 +218,12 @@ class Facts:
         return self._computed(value, name)
 
     def _computed(self, value: Any, name: str) -> Any:
+        """An attribute that the launcher reads in each call. A list or tuple of constants may be another one each time."""
         found = getattr(value, name)
-        self._note(ATTRIBUTE, value, id(found), name)
+        is_new = type(found) in (list, tuple) and all(type(each) in PLAIN for each in found) and getattr(value, name) is not found
+        self._note(ATTRIBUTE, value, id(found), name, length=len(found) if is_new else -1)
+        if is_new:
+            self._compared.add(id(found))
         return self.constant(found)
 
     def _items(self, value: dict[Any, Any]) -> dict[Any, Any]:
@@ -213,8 +231,9 @@ class Facts:
         items: dict[Any, Any] = self._facts[ITEMS, id(value), ""][2]
         return items
 
-    def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0) -> None:
-        self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, -1])
+    def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0, length: int = -1) -> None:
+        if id(value) not in self._compared:
+            self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, length])
 
 
 def _in_class(kind: type, name: str) -> Any:

@@ -1,13 +1,13 @@
 """Python code that computes attributes which guards read, followed along the way that it takes.
 
-A class may look attributes up under other names, or compute them by a property. Where such code does no more than look up attributes,
-compare constants and branch, `follow` takes the way that the code takes, and notes a fact for each thing that it reads. As long as the
-facts hold, the code gives the same value, and need not run.
+A class may look attributes up under other names, or compute them by a property. Where such code does no more than look up
+attributes, compare constants and branch, `follow` takes the way that the code takes, and notes a fact for each thing that it
+reads. As long as the facts hold, the code gives the same value, and need not run.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import functools
 import inspect
@@ -42,31 +42,34 @@ class _Missing(Exception):
 
 
 def follow(facts: Facts, function: types.FunctionType, given: tuple[Any, ...]) -> Any:
-    """What a function returns for these arguments; NOWHERE if it raises AttributeError. Raises Unknown if it does more than can be
-    followed."""
+    """What a function returns for these arguments; NOWHERE if it raises AttributeError. Raises Unknown if it does more than can
+    be followed."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     if len(names) != len(given) or function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         raise Unknown(f"calls of {function.__qualname__}")
-    body = _body(facts.pointer(function, "__code__"), function)
+    body = _body(facts.pointer(function, "__code__"))
+    if not body:
+        raise Unknown(f"the source of {function.__qualname__}")
     try:
         return _Way(facts, function, dict(zip(names, given, strict=True))).block(body)[1]
     except _Missing:
         return NOWHERE
 
 
-def _body(code: types.CodeType, function: types.FunctionType) -> tuple[ast.stmt, ...]:
+@functools.lru_cache(256)
+def _body(code: types.CodeType) -> tuple[ast.stmt, ...]:
+    """The statements of a function's source; none if there is no source, or if its code is not what the source compiles to."""
     try:
-        return _parsed(code, inspect.getsource(function))
-    except (OSError, SyntaxError, TypeError) as error:
-        raise Unknown(f"the source of {function.__qualname__}") from error
+        return _parsed(code, inspect.getsource(code))
+    except (OSError, SyntaxError, TypeError):
+        return ()
 
 
-@functools.lru_cache(64)
 def _parsed(code: types.CodeType, source: str) -> tuple[ast.stmt, ...]:
-    """The statements of a function's source. Raises Unknown if its code is not what the source compiles to."""
-    made = compile(("class Followed:\n" if source[:1].isspace() else "") + source, "", "exec", code.co_flags & FUTURE, dont_inherit=True)
+    text = "class Followed:\n" + source if source[:1].isspace() else source
+    made = compile(text, "", "exec", code.co_flags & FUTURE, dont_inherit=True)
     if not any(all(getattr(each, part) == getattr(code, part) for part in PARTS) for each in _codes_in(made)):
-        raise Unknown(f"the source of {code.co_name}")
+        return ()
     definition = ast.parse(textwrap.dedent(source)).body[0]
     return tuple(definition.body) if isinstance(definition, ast.FunctionDef) else ()
 

@@ -2,8 +2,8 @@
 
 A tree of guards goes from the function's globals, closure and module through attributes and items to values, and compares these.
 `memo_of` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
-a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares facts
-in about a hundredth of the time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
+a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares
+facts in a third of the time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
 
 This holds because of what guards compare. A value that is compared by its contents is immutable (`_is_constant`), or its
 contents are facts themselves. Of an attribute that Python code computes, what the code reads is a fact (guard_code.py), or the
@@ -53,14 +53,15 @@ HOOKS_OF_SAVED_TENSORS = "torch._functorch.aot_autograd.utils.top_saved_tensors_
 
 
 def memo_of(loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Any:
-    """A memo for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not None. None if the
-    guards read something else than facts can tell, or differ from what is known of torch here.
+    """A memo for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not None. None if
+    the guards read something else than facts can tell, or differ from what is known of torch here.
 
     `loaded` is the launcher, and `root` the root of the tree of guards."""
     reads = Reads(Facts(loaded.type_version), function, module)
     try:
         reads.tree(root)
-        return loaded.Memo(reads.facts.in_order(), reads.facts.owned(), tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
+        facts, owned = reads.facts.in_order(), reads.facts.owned()
+        return loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
     except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
         log.debug("guards of %s are evaluated in each call: %s", function.__qualname__, why)
         return None
@@ -85,8 +86,8 @@ class Reads:
                 self._locals[name] = cell
 
     def tree(self, root: Any) -> None:
-        for kind in TENSORS:  # which have no attributes that guards say tensors lack
-            self.facts.version(kind)
+        for tensor in TENSORS:  # which have no attributes that guards say tensors lack
+            self.facts.version(tensor)
         for leaf in root.get_leaf_guards():
             self._mode(leaf)
         for accessor, child in zip(root.get_accessors(), root.get_child_managers(), strict=True):
@@ -159,6 +160,8 @@ class Reads:
             return facts.item(value, ast.literal_eval(_argument_of(accessor)))
         if kind == "GetAttrGuardAccessor":
             return facts.attribute(value, _argument_of(accessor))
+        if kind == "GenericGetAttrGuardAccessor":
+            return facts.generic(value, _argument_of(accessor))
         raise Unknown(kind)
 
     def _leaf(self, leaf: Any, value: Any) -> None:
@@ -173,7 +176,7 @@ class Reads:
         elif kind in ("LENGTH_CHECK", "DICT_LENGTH"):
             self.facts.length(value)
         elif kind == "DICT_CONTAINS":
-            self.facts.item(value, ast.literal_eval(_found(r"(?:not )?___dict_contains\((.+?), (?:[GL]\[|dict\().*", text[0])))
+            self.facts.item(value, _key_of(text[0]))
         elif kind in ("NO_HASATTR", "DIMENSION_DYNAMIC_MARKING_GUARD"):
             for part in text:
                 self.facts.lacks(value, _found(LACKS, part))
@@ -213,9 +216,11 @@ class Reads:
         if isinstance(node, ast.Name) and node.id == "G":
             return self._function.__globals__
         if isinstance(node, ast.Attribute):
-            return self._attribute(self._value(node.value), node.attr)
+            return self._attribute(self._value(node.value), node.attr, self.facts.attribute)
         if isinstance(node, ast.Subscript):
             return self._item(node)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "object.__getattribute__":
+            return self._attribute(self._value(node.args[0]), ast.literal_eval(node.args[1]), self.facts.generic)
         if isinstance(node, ast.Call) and not node.keywords:
             self._call(node)
         elif isinstance(node, (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)):
@@ -224,10 +229,10 @@ class Reads:
             raise Unknown(ast.unparse(node))
         return None
 
-    def _attribute(self, value: Any, name: str) -> Any:
+    def _attribute(self, value: Any, name: str, read: Callable[[Any, str], Any]) -> Any:
         if value is ARGUMENT:
             raise Unknown(name)
-        return self.facts.attribute(value, name)
+        return read(value, name)
 
     def _item(self, node: ast.Subscript) -> Any:
         key = ast.literal_eval(node.slice)
@@ -237,12 +242,18 @@ class Reads:
         return value if value is ARGUMENT or value is None else self.facts.item(value, key)
 
     def _call(self, node: ast.Call) -> None:
-        """A method of a tensor that tells its sizes, or a function of the module math."""
+        """A method of a tensor that tells its sizes, a function of the module math, or a number by way of a tensor."""
         called = node.func
+        if isinstance(called, ast.Name) and called.id == "___as_tensor":
+            self._operand(node.args[0])
+            return
         if not isinstance(called, ast.Attribute):
             raise Unknown(ast.unparse(node))
         of_math = isinstance(called.value, ast.Name) and called.value.id == "math"
-        if not of_math and (called.attr not in SIZES_OF_ARGUMENTS or self._value(called.value) is not ARGUMENT):
+        of_number = called.attr == "item" and ast.unparse(called.value).startswith("___as_tensor(")
+        if of_number:
+            self._operand(called.value)
+        elif not of_math and (called.attr not in SIZES_OF_ARGUMENTS or self._value(called.value) is not ARGUMENT):
             raise Unknown(ast.unparse(node))
         for each in node.args:
             self._operand(each)
@@ -277,7 +288,8 @@ VERSIONED = ("DictGetItemGuardAccessor", "GetGenericDictGuardAccessor")
 """Accessors from dictionaries, and to them."""
 
 CONSTANTS = (
-    int, float, complex, str, bytes, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size
+    int, float, complex, str, bytes, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size,
 )  # fmt: skip
 """Types of values that never change."""
 
@@ -295,6 +307,15 @@ def _argument_of(accessor: Any) -> str:
     text = accessor.repr()
     named = re.fullmatch(r"FrameLocalsGuardAccessor\(key='(\w+)', framelocals_idx=\d+\)", text)
     return named[1] if named else _found(r"\w+\((.*)\)", text)
+
+
+def _key_of(text: str) -> Any:
+    """The key of a guard on whether a dictionary has it: `___dict_contains(key, dictionary)`."""
+    node = ast.parse(text.strip(), mode="eval").body
+    called = node.operand if isinstance(node, ast.UnaryOp) else node
+    if not isinstance(called, ast.Call) or not called.args:
+        raise Unknown(text)
+    return ast.literal_eval(called.args[0])
 
 
 def _found(pattern: str, text: str) -> str:

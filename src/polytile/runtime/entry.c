@@ -285,8 +285,8 @@ static int guards_hold(Entry *self, const Way *way, PyObject *const *given, Py_s
     PyObject *answer = *locals == NULL ? NULL : PyObject_CallOneArg(way->check, *locals);
     PyErr_Clear();
     Py_XDECREF(answer);
-    if (answer == Py_True && way->memo != Py_None)
-        memo_learns(way->memo, given + owners, count - owners, names);
+    if (answer == Py_True && way->memo != Py_None && memo_learns(way->memo, given + owners, count - owners, names))
+        self->stale = 1;
     return answer == Py_True;
 }
 

@@ -19,7 +19,7 @@
 #define VERSION_OF(dict) ((uint64_t)0)
 #endif
 
-enum { MAX_GIVEN = 128, SIGNATURES = 8, CREDIT = 64, PRICE = 8, AHEAD = 16 };
+enum { MAX_GIVEN = 128, SIGNATURES = 8, CREDIT = 64, PRICE = 8, AHEAD = 16, SPENT = 32 };
 
 static int32_t (*offset_in_storage)(void *tensor, int64_t *offset); /* set by configure_entries() */
 
@@ -36,7 +36,7 @@ typedef enum {
 
 typedef struct {
     FactKind kind;
-    int length;         /* of a dictionary; -1: any */
+    int length;         /* of a dictionary, or of an attribute that is a new list or tuple each time; -1: any */
     PyObject *object;   /* borrowed */
     PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for items and elements a tuple */
     union {
@@ -62,6 +62,7 @@ typedef struct {
     PyObject *modes;      /* ((callable, result), ...): torch's modes */
     PyObject *make_check; /* (*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) -> checker of tensors */
     PyObject *check;      /* that of the statics */
+    int refuted;          /* calls in a row for which guards held and facts did not: the type of something has changed for good */
     char changed;         /* whether a dictionary has changed since all facts held */
     Signature signatures[SIGNATURES];
 } Memo;
@@ -107,9 +108,15 @@ static int elements_are(const Fact *fact)
 static int attribute_is(const Fact *fact)
 {
     PyObject *value = PyObject_GetAttr(fact->object, fact->name);
-    Py_XDECREF(value); /* the memo owns the expected one; NULL: there is none */
+    int same = value == fact->expected; /* which the memo owns; NULL: there is none */
+    if (fact->length >= 0 && value != NULL) {
+        same = Py_TYPE(value) == Py_TYPE(fact->expected) && Py_SIZE(value) == fact->length;
+        for (Py_ssize_t i = 0; same && i < fact->length; i++)
+            same = PySequence_Fast_ITEMS(value)[i] == PySequence_Fast_ITEMS(fact->expected)[i];
+    }
+    Py_XDECREF(value);
     PyErr_Clear();
-    return value == fact->expected;
+    return same;
 }
 
 /* `changed` is set where a dictionary has changed, until all facts have been seen to hold. */
@@ -322,13 +329,16 @@ static PyObject *checker_of(Memo *self, PyObject *const *tensors, Py_ssize_t cou
     return check;
 }
 
-/* Keeps the arguments of a call for which all guards have just held. Calls that are never alike are soon kept no more. */
-static void memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+/* Keeps the arguments of a call for which all guards have just held. Calls that are never alike are soon kept no more. Returns
+   whether the memo is of no use any more: guards hold time and again, and its facts do not. */
+static int memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
     Memo *self = (Memo *)object;
     PyObject *tensors[MAX_GIVEN], *values = NULL, *check = NULL;
     Py_ssize_t all = count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)), tensor_count = 0;
-    if (self->credit >= PRICE && all <= MAX_GIVEN && all_facts_hold(self))
+    int hold = all_facts_hold(self);
+    self->refuted = hold ? 0 : self->refuted + (self->refuted < SPENT);
+    if (hold && self->credit >= PRICE && all <= MAX_GIVEN)
         values = values_of(self, given, all, tensors, &tensor_count);
     if (values != NULL)
         check = tensor_count == 0 ? Py_NewRef(Py_None) : checker_of(self, tensors, tensor_count);
@@ -341,6 +351,7 @@ static void memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t cou
     Py_XDECREF(values);
     Py_XDECREF(check);
     PyErr_Clear();
+    return self->refuted == SPENT;
 }
 
 /* ---- the object ---- */
@@ -474,4 +485,14 @@ static PyMemberDef memo_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Memo, vectorcall), READONLY, NULL},
     {"used", T_PYSSIZET, offsetof(Memo, used), READONLY, "how many calls' arguments it has kept"},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *memo_spent(PyObject *object, void *unused)
+{
+    return PyBool_FromLong(((Memo *)object)->refuted == SPENT);
+}
+
+static PyGetSetDef memo_properties[] = {
+    {"spent", memo_spent, NULL, "whether guards hold in call after call, and facts do not", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };

@@ -255,7 +255,7 @@ PyMODINIT_FUNC PyInit_polytile_launcher(void)
     if (module != NULL
         && (ADD_TYPE(Dispatcher, dispatcher, dispatcher_methods, NULL) < 0 || ADD_TYPE(Keeper, keeper, keeper_methods, NULL) < 0
             || ADD_TYPE(Program, program, program_methods, NULL) < 0 || ADD_TYPE(Entry, entry, entry_methods, entry_properties) < 0
-            || ADD_TYPE(Graph, graph, NULL, NULL) < 0 || ADD_TYPE(Memo, memo, NULL, NULL) < 0))
+            || ADD_TYPE(Graph, graph, NULL, NULL) < 0 || ADD_TYPE(Memo, memo, NULL, memo_properties) < 0))
         Py_CLEAR(module);
     return module;
 }
