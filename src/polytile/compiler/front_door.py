@@ -3,8 +3,9 @@
 A call of the function that torch.compile returns switches on Dynamo's frame evaluation, lets Python evaluate the function's
 frame, finds the compiled code whose guards hold, runs it, and switches frame evaluation off. The front door evaluates the same
 guards, which are the objects that Dynamo made and keeps, and runs the same code (runtime/entry.c). It adds no guard and leaves
-none out; where nothing that they read has changed, it does not evaluate them again (guard_reads.py). So it detects every change that Dynamo would detect: another type, dtype, size, gradient mode, global, closure,
-attribute or parameter. All other calls go through torch.compile:
+none out; where nothing that they read has changed, it does not evaluate them again (guard_reads.py). So it detects every change
+that Dynamo would detect: another type, dtype, size, gradient mode, global, closure, attribute or parameter. All other calls go
+through torch.compile:
 
 - a call for which no guard holds, or whose arguments do not fit the function;
 - a function with graph breaks, or none of whose frame Dynamo compiles: its parts need frame evaluation;

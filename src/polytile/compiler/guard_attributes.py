@@ -80,7 +80,7 @@ class Facts:
 
     def version(self, kind: type) -> None:
         """Notes that a type has not changed, nor any of its bases."""
-        getattr(kind, "__doc__", None)  # gives it a version, if it has none
+        getattr(kind, "__init__", None)  # gives it a version, if it has none
         version = self._version_of(kind)
         if not version:
             raise Unknown(f"{kind} has no version")

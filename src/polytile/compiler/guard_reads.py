@@ -3,7 +3,7 @@
 A tree of guards goes from the function's globals, closure and module through attributes and items to values, and compares these.
 `memo_of` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
 a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares
-facts in a third of the time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
+facts in less time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
 
 This holds because of what guards compare. A value that is compared by its contents is immutable (`_is_constant`), or its
 contents are facts themselves. Of an attribute that Python code computes, what the code reads is a fact (guard_code.py), or the
