@@ -45,8 +45,9 @@ class Facts:
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
         self._constants: list[Any] = []
-        self._compared: set[int] = set()
-        """Addresses of lists and tuples that are compared by their items with what an attribute gives."""
+        self._made: dict[int, Any] = {}
+        """Objects that are made at each access, by their addresses: lists and tuples, which are compared by their items with what
+        an attribute gives, and bound methods, which consist of a function and an object that facts are about."""
 
     def in_order(self) -> tuple[tuple[Any, ...], ...]:
         """The facts as the launcher takes them: those that Python code finds out come last."""
@@ -88,6 +89,8 @@ class Facts:
 
     def pointer(self, value: Any, name: str) -> Any:
         """What the attribute of this name, which is a pointer in the object, leads to."""
+        if id(value) in self._made:
+            raise Unknown(f"{name} of what is made at each access")
         if name in FOLLOWED and not isinstance(value, types.FunctionType):
             raise Unknown(f"{name} of {type(value)}")
         if name == "__dict__" and isinstance(value, type):
@@ -130,6 +133,8 @@ class Facts:
 
     def lacks(self, value: Any, name: str) -> None:
         """Notes that an object has no attribute of this name."""
+        if id(value) in self._made:
+            raise Unknown(f"whether what is made at each access has {name}")
         try:
             found = self._by_rules(value, name)
         except Unknown:
@@ -140,6 +145,8 @@ class Facts:
 
     def attribute(self, value: Any, name: str) -> Any:
         """An object's attribute."""
+        if id(value) in self._made:
+            return self._of_method(value, name)
         if isinstance(value, types.CellType) or (isinstance(value, types.FunctionType) and name in FOLLOWED):
             return self.pointer(value, name)
         if type(value) is property and name in ("fget", "fset", "fdel"):  # which never change
@@ -149,6 +156,11 @@ class Facts:
         except Unknown:
             found = NOWHERE
         return self._computed(value, name) if found is NOWHERE else found
+
+    def _of_method(self, value: Any, name: str) -> Any:
+        if not isinstance(value, types.MethodType) or name not in ("__func__", "__self__"):
+            raise Unknown(f"{name} of what is made at each access")
+        return getattr(value, name)
 
     def attribute_after(self, value: Any, owner: type, name: str) -> Any:
         """What `super().__getattribute__(name)` gives in a method of `owner`; NOWHERE if it raises AttributeError."""
@@ -203,6 +215,10 @@ class Facts:
         if hasattr(type(of_class), "__set__"):
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
+        if own is NOWHERE and isinstance(of_class, types.FunctionType):
+            method = types.MethodType(of_class, value)
+            self._made[id(method)] = method
+            return method
         if own is NOWHERE and hasattr(type(of_class), "__get__"):
             raise Unknown(f"{name} of {type(value)}")
         return of_class if own is NOWHERE else own
@@ -223,7 +239,7 @@ class Facts:
         is_new = type(found) in (list, tuple) and all(type(each) in PLAIN for each in found) and getattr(value, name) is not found
         self._note(ATTRIBUTE, value, id(found), name, length=len(found) if is_new else -1)
         if is_new:
-            self._compared.add(id(found))
+            self._made[id(found)] = found
         return self.constant(found)
 
     def _items(self, value: dict[Any, Any]) -> dict[Any, Any]:
@@ -232,7 +248,7 @@ class Facts:
         return items
 
     def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0, length: int = -1) -> None:
-        if id(value) not in self._compared:
+        if id(value) not in self._made:
             self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, length])
 
 
