@@ -391,7 +391,7 @@ def test_the_check_finds_a_door_that_runs_other_code_than_dynamo() -> None:
     assert len(watched.door.entry.managers) >= 2
     entry, function = watched.door.entry, watched.door.called_function()
     every = watched.door.entries()
-    ways = [(weakref.ref(found.guard_manager), lambda values: True, function, None) for found in every]
+    ways = [(weakref.ref(found.guard_manager), lambda values: True, None, function, None) for found in every]
     entry.replace(function, tuple(ways[1:]))
     with pytest.raises(FrontDoorError, match="front_door='off'"):
         watched(x[:1])

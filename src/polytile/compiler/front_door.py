@@ -3,8 +3,9 @@
 A call of the function that torch.compile returns switches on Dynamo's frame evaluation, lets Python evaluate the function's
 frame, finds the compiled code whose guards hold, runs it, and switches frame evaluation off. The front door evaluates the same
 guards, which are the objects that Dynamo made and keeps, and runs the same code (runtime/entry.c). It adds no guard and leaves
-none out. So it detects every change that Dynamo would detect: another type, dtype, size, gradient mode, global, closure,
-attribute or parameter. All other calls go through torch.compile:
+none out; where nothing that they read has changed, it does not evaluate them again (guard_reads.py). So it detects every change
+that Dynamo would detect: another type, dtype, size, gradient mode, global, closure, attribute or parameter. All other calls go
+through torch.compile:
 
 - a call for which no guard holds, or whose arguments do not fit the function;
 - a function with graph breaks, or none of whose frame Dynamo compiles: its parts need frame evaluation;
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from polytile.compiler import frames, once, tiers
+from polytile.compiler import frames, guard_reads, once, tiers
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -43,6 +44,9 @@ MOST_UNTRACED = 3
 """The background pauses during a call that the entry declines, since Dynamo is about to trace it. After this many such calls in a
 row for which Dynamo compiled nothing, it pauses no more: Dynamo then runs code that it has, or, at its limit of recompilations,
 the function itself."""
+
+MOST_MEMOS = 4
+"""How often what guards read is noted anew, where the types of what they read change."""
 
 BROKEN = ("__resume_at", "torch_dynamo_resume_in")
 """What names of the functions begin with that go on after a graph break."""
@@ -118,6 +122,8 @@ class FrontDoor:
         """The number of compiled graphs when `learn` last ran."""
         self._untraced = 0
         """The number of calls in a row that the entry declined and for which nothing was compiled."""
+        self._memos: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        """What answered for guards, by Dynamo's guard managers (guard_reads.py)."""
         once.install(compiled, self)
 
     def function(self) -> Callable[..., Any]:
@@ -201,7 +207,8 @@ class FrontDoor:
             else:
                 guards = cached.guard_manager
                 instead = None if self.checks else _instead(cached.code, function)
-                ways.append((self._kept(guards), guards.root.check, as_function(cached.code, function), instead))
+                run = as_function(cached.code, function)
+                ways.append((self._kept(guards), guards.root.check, self.memo(guards, function), run, instead))
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
@@ -210,6 +217,13 @@ class FrontDoor:
         if self._may_race:
             self._own = frames.inside(function) if self._module is None else types.MethodType(function, self._module)
             self.races = Races(self.entry, self._own, self._call_compiled if has_no_ways else self.entry.compiled)
+
+    def memo(self, guards: Any, function: types.FunctionType) -> Any:
+        """What answers for the guards of a code of `function` while nothing that they read has changed; None if nothing does."""
+        made = self._memos.setdefault(guards, [])
+        if not made or (made[-1] is not None and made[-1].spent and len(made) < MOST_MEMOS):
+            made.append(guard_reads.memo_of(entry.module(), guards.root, function, self._module))
+        return made[-1]
 
     def _parameters(self) -> Iterable[Any]:
         return self._module.parameters() if self._module is not None else ()

@@ -16,7 +16,7 @@
    returns `own` instead of a result, and the caller calls the function, which from Python costs no more than calling it
    directly. Calls that must go through torch.compile, such as those of a function with graph breaks, race too. */
 
-enum { MAX_WAYS = 12, MAX_GIVEN = 128, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
+enum { MAX_WAYS = 12, GUARDS_DECLINED = -1, NOT_ASKED = -2 };
 enum { RACES = 256, RACED_AFTER = 256, ASKED_AGAIN_AFTER = 32 };
 enum { COUNTING, RACING, COMPILED_IS_FASTER, FUNCTION_IS_FASTER };
 
@@ -42,6 +42,7 @@ static struct {
 typedef struct { /* compiled code with its guards */
     PyObject *manager; /* weak reference to Dynamo's guard manager */
     PyObject *check;   /* (locals) -> whether the guards hold */
+    PyObject *memo;    /* answers for the guards while nothing that they read has changed (guard_memo.c); or None */
     PyObject *run;     /* the code as a function */
     PyObject *instead; /* serves calls in place of the code, until it returns `declined`; or None */
 } Way;
@@ -257,21 +258,54 @@ static PyObject *bind(Entry *self, PyObject *const *given, Py_ssize_t count, PyO
 
 /* ---- calls ---- */
 
-/* Whether Dynamo still has the code and its guards hold. Errors in a guard are left to the usual way to raise. */
-static int guards_hold(Entry *self, PyObject *reference, PyObject *check, PyObject *locals)
+/* Whether Dynamo still has the code. */
+static int is_kept(Entry *self, const Way *way)
 {
-    PyObject *manager = PyObject_CallNoArgs(reference), *answer = NULL;
+    PyObject *manager = PyObject_CallNoArgs(way->manager);
     PyObject *kept = manager == NULL || manager == Py_None ? NULL : PyObject_GetAttr(manager, entering.cache_entry);
     if (kept == NULL || kept == Py_None)
         self->stale = 1;
-    else
-        answer = PyObject_CallOneArg(check, locals);
-    if (answer == NULL)
-        PyErr_Clear();
+    PyErr_Clear();
     Py_XDECREF(kept);
     Py_XDECREF(manager);
+    return !self->stale;
+}
+
+/* Whether a way's guards hold. `locals` is bound by the first way that has to be asked. Errors in a guard, and arguments that
+   do not fit the function, are left to the usual way to raise. */
+static int guards_hold(Entry *self, const Way *way, PyObject *const *given, Py_ssize_t count, PyObject *names, PyObject **locals)
+{
+    if (!is_kept(self, way))
+        return 0;
+    int owners = self->owner != NULL; /* which is the first argument, and which facts are about */
+    if (way->memo != Py_None && memo_answers(way->memo, given + owners, count - owners, names))
+        return 1;
+    if (*locals == NULL)
+        *locals = bind(self, given, count, names);
+    PyObject *answer = *locals == NULL ? NULL : PyObject_CallOneArg(way->check, *locals);
+    PyErr_Clear();
     Py_XDECREF(answer);
+    if (answer == Py_True && way->memo != Py_None && memo_learns(way->memo, given + owners, count - owners, names))
+        self->stale = 1;
     return answer == Py_True;
+}
+
+static void own_way(const Way *way)
+{
+    Py_INCREF(way->manager);
+    Py_INCREF(way->check);
+    Py_INCREF(way->memo);
+    Py_INCREF(way->run);
+    Py_INCREF(way->instead);
+}
+
+static void release_way(const Way *way)
+{
+    Py_DECREF(way->manager);
+    Py_DECREF(way->check);
+    Py_DECREF(way->memo);
+    Py_DECREF(way->run);
+    Py_DECREF(way->instead);
 }
 
 /* Finds the first way whose guards hold, and moves it to the front. Returns its code as a function, owned, and in
@@ -282,35 +316,25 @@ static PyObject *find_way(Entry *self, PyObject *const *given, Py_ssize_t count,
     *why = NOT_ASKED;
     if (self->count == 0 || !is_as_found(self) || (self->owner != NULL && !is_called_plainly(self)) || !all_hold())
         return NULL;
-    PyObject *locals = bind(self, given, count, names);
-    if (locals == NULL) {
-        PyErr_Clear();
-        return NULL;
-    }
-    *why = GUARDS_DECLINED;
-    PyObject *found = NULL;
+    PyObject *found = NULL, *locals = NULL;
     for (Py_ssize_t at = 0; found == NULL && at < self->count && !self->stale; at++) {
         Way way = self->ways[at];
-        Py_INCREF(way.manager);
-        Py_INCREF(way.check);
-        Py_INCREF(way.run);
-        Py_INCREF(way.instead);
-        if (guards_hold(self, way.manager, way.check, locals)) {
-            found = way.run;
+        own_way(&way);
+        if (guards_hold(self, &way, given, count, names, &locals)) {
+            found = Py_NewRef(way.run);
             if (instead != NULL)
                 *instead = Py_NewRef(way.instead);
-        } else
-            Py_DECREF(way.run);
-        Py_DECREF(way.instead);
-        Py_DECREF(way.manager);
-        Py_DECREF(way.check);
+        }
+        release_way(&way);
         if (found != NULL && at > 0 && at < self->count && self->ways[at].run == found) {
             Way moved = self->ways[at];
             memmove(&self->ways[1], &self->ways[0], (size_t)at * sizeof(Way));
             self->ways[0] = moved;
         }
     }
-    Py_DECREF(locals);
+    if (found != NULL || locals != NULL || self->stale)
+        *why = GUARDS_DECLINED;
+    Py_XDECREF(locals);
     return found;
 }
 
@@ -480,16 +504,6 @@ static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t
 
 /* ---- the object ---- */
 
-static void release_ways(Way *ways, Py_ssize_t count)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_DECREF(ways[i].manager);
-        Py_DECREF(ways[i].check);
-        Py_DECREF(ways[i].run);
-        Py_DECREF(ways[i].instead);
-    }
-}
-
 /* Sets the entry's ways; the old ones are released last, since that may run arbitrary code. Takes over references. */
 static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
 {
@@ -499,7 +513,8 @@ static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
     if (count > 0)
         memcpy(self->ways, ways, (size_t)count * sizeof *ways);
     self->count = count;
-    release_ways(before, before_count);
+    for (Py_ssize_t i = 0; i < before_count; i++)
+        release_way(&before[i]);
 }
 
 /* Reads the properties of the function and its owner. 0, or -1 with an exception. */
@@ -529,7 +544,7 @@ static int read_function(Entry *self, PyObject *function)
     return 0;
 }
 
-/* replace(function, ((manager, check, run, instead), ...), whether calls always go through torch.compile): sets the ways,
+/* replace(function, ((manager, check, memo, run, instead), ...), whether calls always go through torch.compile): sets the ways,
    in the order in which they are tried. */
 static PyObject *entry_replace(PyObject *object, PyObject *parsed)
 {
@@ -541,18 +556,16 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
     Way ways[MAX_WAYS];
     Py_ssize_t count = PyTuple_GET_SIZE(given) < MAX_WAYS ? PyTuple_GET_SIZE(given) : MAX_WAYS;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOO!O", &ways[i].manager, &ways[i].check, &PyFunction_Type,
-                              &ways[i].run, &ways[i].instead))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOOO!O", &ways[i].manager, &ways[i].check, &ways[i].memo,
+                              &PyFunction_Type, &ways[i].run, &ways[i].instead))
             return NULL;
+        else if (ways[i].memo != Py_None && Py_TYPE(ways[i].memo)->tp_dealloc != memo_dealloc)
+            return PyErr_Format(PyExc_TypeError, "Entry: %R is no memo", ways[i].memo);
     set_ways(self, NULL, 0); /* no ways while the function changes */
     if (read_function(self, function) < 0)
         return NULL;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_INCREF(ways[i].manager);
-        Py_INCREF(ways[i].check);
-        Py_INCREF(ways[i].run);
-        Py_INCREF(ways[i].instead);
-    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        own_way(&ways[i]);
     set_ways(self, ways, count);
     self->full = PyTuple_GET_SIZE(given) > count;
     self->has_no_ways = (char)has_no_ways;
@@ -598,6 +611,7 @@ static int entry_traverse(PyObject *object, visitproc visit, void *arg)
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Py_VISIT(self->ways[i].manager);
         Py_VISIT(self->ways[i].check);
+        Py_VISIT(self->ways[i].memo);
         Py_VISIT(self->ways[i].run);
         Py_VISIT(self->ways[i].instead);
     }
@@ -784,14 +798,14 @@ static PyObject *do_nothing(PyObject *module, PyObject *const *given, Py_ssize_t
 }
 
 /* configure_entries(declined, own, facts, questions, groups, set_hook, absent, hooks, global hooks, grad_enabled, set_grad_enabled,
-   tracing_state, get_rank, get_sizes): the last five are addresses. */
+   tracing_state, get_rank, get_sizes, get_storage_offset): the last six are addresses. */
 static PyObject *configure_entries(PyObject *module, PyObject *parsed)
 {
     PyObject *declined, *own, *facts, *questions, *groups, *set_hook, *absent, *hooks, *global_hooks;
-    unsigned long long grad_enabled, set_grad_enabled, tracing_state, get_rank, get_sizes;
-    if (!PyArg_ParseTuple(parsed, "OOO!O!O!OO!O!O!KKKKK", &declined, &own, &PyTuple_Type, &facts, &PyTuple_Type, &questions,
+    unsigned long long grad_enabled, set_grad_enabled, tracing_state, get_rank, get_sizes, get_offset;
+    if (!PyArg_ParseTuple(parsed, "OOO!O!O!OO!O!O!KKKKKK", &declined, &own, &PyTuple_Type, &facts, &PyTuple_Type, &questions,
                           &PyDict_Type, &groups, &set_hook, &PyTuple_Type, &absent, &PyTuple_Type, &hooks, &PyTuple_Type, &global_hooks,
-                          &grad_enabled, &set_grad_enabled, &tracing_state, &get_rank, &get_sizes))
+                          &grad_enabled, &set_grad_enabled, &tracing_state, &get_rank, &get_sizes, &get_offset))
         return NULL;
     PyObject *name = PyUnicode_InternFromString("cache_entry");
     if (name == NULL)
@@ -808,6 +822,7 @@ static PyObject *configure_entries(PyObject *module, PyObject *parsed)
     entering.set_grad_enabled = (void (*)(int))(uintptr_t)set_grad_enabled;
     entering.tracing_state = (void *const *(*)(void))(uintptr_t)tracing_state;
     entering.get_rank = (int32_t(*)(void *, int64_t *))(uintptr_t)get_rank;
+    offset_in_storage = (int32_t(*)(void *, int64_t *))(uintptr_t)get_offset;
     entering.get_sizes = (int32_t(*)(void *, int64_t **))(uintptr_t)get_sizes;
     Py_XSETREF(entering.own, Py_NewRef(own));
     Py_XSETREF(entering.declined, Py_NewRef(declined));

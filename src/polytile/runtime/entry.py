@@ -51,7 +51,7 @@ GRAD_MODE = ("_ZN3c108GradMode10is_enabledEv", "_ZN3c108GradMode11set_enabledEb"
 TRACING = "_ZN5torch3jit6tracer15getTracingStateEv"
 """`torch::jit::tracer::getTracingState()`. It returns a reference to a `std::shared_ptr`, which begins with the pointer."""
 
-LAYOUT = ("dim", "sizes")
+LAYOUT = ("dim", "sizes", "storage_offset")
 """Suffixes of the names of functions of torch's stable C interface."""
 
 

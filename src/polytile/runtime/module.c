@@ -213,6 +213,7 @@ static PyMethodDef module_methods[] = {
     {"shorten", shorten, METH_O, NULL},
     {"size_of", (PyCFunction)(void (*)(void))size_of, METH_FASTCALL, NULL},
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL, NULL},
+    {"type_version", type_version, METH_O, NULL},
     {"configure_entries", configure_entries, METH_VARARGS, NULL},
     {"weighs", weighs, METH_NOARGS, NULL},
     {"state_of", state_of, METH_O, NULL},
@@ -255,7 +256,7 @@ PyMODINIT_FUNC PyInit_polytile_launcher(void)
     if (module != NULL
         && (ADD_TYPE(Dispatcher, dispatcher, dispatcher_methods, NULL) < 0 || ADD_TYPE(Keeper, keeper, keeper_methods, NULL) < 0
             || ADD_TYPE(Program, program, program_methods, NULL) < 0 || ADD_TYPE(Entry, entry, entry_methods, entry_properties) < 0
-            || ADD_TYPE(Graph, graph, NULL, NULL) < 0))
+            || ADD_TYPE(Graph, graph, NULL, NULL) < 0 || ADD_TYPE(Memo, memo, NULL, memo_properties) < 0))
         Py_CLEAR(module);
     return module;
 }

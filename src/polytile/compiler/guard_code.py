@@ -1,0 +1,172 @@
+"""Python code that computes attributes which guards read, followed along the way that it takes.
+
+A class may look attributes up under other names, or compute them by a property. Where such code does no more than look up
+attributes, compare constants and branch, `follow` takes the way that the code takes, and notes a fact for each thing that it
+reads. As long as the facts hold, the code gives the same value, and need not run.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytile.compiler.guard_attributes import Facts
+
+NOWHERE = object()
+"""The value of a key that a dictionary lacks, and of an attribute that a class lacks."""
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), types.CodeType)
+"""Types of values that lead to no others."""
+
+PARTS = ("co_code", "co_names", "co_consts", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
+"""What makes code objects do the same."""
+
+
+FUTURE = functools.reduce(lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0)
+"""Flags of code for which a `from __future__ import` was in force."""
+
+
+class Unknown(Exception):
+    """Something is read that facts cannot tell."""
+
+
+class _Missing(Exception):
+    """The code raises AttributeError."""
+
+
+def follow(facts: Facts, function: types.FunctionType, given: tuple[Any, ...]) -> Any:
+    """What a function returns for these arguments; NOWHERE if it raises AttributeError. Raises Unknown if it does more than can
+    be followed."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    if len(names) != len(given) or function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        raise Unknown(f"calls of {function.__qualname__}")
+    body = _body(facts.pointer(function, "__code__"))
+    if not body:
+        raise Unknown(f"the source of {function.__qualname__}")
+    try:
+        return _Way(facts, function, dict(zip(names, given, strict=True))).block(body)[1]
+    except _Missing:
+        return NOWHERE
+
+
+@functools.lru_cache(256)
+def _body(code: types.CodeType) -> tuple[ast.stmt, ...]:
+    """The statements of a function's source; none if there is no source, or if its code is not what the source compiles to."""
+    try:
+        return _parsed(code, inspect.getsource(code))
+    except (OSError, SyntaxError, TypeError):
+        return ()
+
+
+def _parsed(code: types.CodeType, source: str) -> tuple[ast.stmt, ...]:
+    text = "class Followed:\n" + source if source[:1].isspace() else source
+    made = compile(text, "", "exec", code.co_flags & FUTURE, dont_inherit=True)
+    if not any(all(getattr(each, part) == getattr(code, part) for part in PARTS) for each in _codes_in(made)):
+        return ()
+    definition = ast.parse(textwrap.dedent(source)).body[0]
+    return tuple(definition.body) if isinstance(definition, ast.FunctionDef) else ()
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from _codes_in(each)
+
+
+class _Way:
+    """The way that a function takes, with its variables."""
+
+    def __init__(self, facts: Facts, function: types.FunctionType, variables: dict[str, Any]) -> None:
+        self._facts, self._function, self._variables = facts, function, variables
+        self._self = next(iter(variables.values()))
+
+    def block(self, body: tuple[ast.stmt, ...] | list[ast.stmt]) -> tuple[bool, Any]:
+        """Whether a block returns, and what."""
+        for each in body:
+            if isinstance(each, ast.Return) and each.value is not None:
+                return True, self._value(each.value)
+            if isinstance(each, ast.If):
+                returns, value = self.block(each.body if self._truth(each.test) else each.orelse)
+                if returns:
+                    return True, value
+            elif isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
+                self._variables[each.targets[0].id] = self._value(each.value)
+            elif not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)):
+                raise Unknown(ast.unparse(each))
+        return False, None
+
+    def _truth(self, node: ast.expr) -> bool:
+        value = self._value(node)
+        if type(value) not in PLAIN:
+            raise Unknown(ast.unparse(node))
+        return bool(value)
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in self._variables:
+            return self._variables[node.id]
+        if isinstance(node, ast.Attribute):
+            return self._there(self._facts.attribute(self._value(node.value), node.attr))
+        if isinstance(node, ast.Subscript):
+            return self._there(self._item(self._value(node.value), self._value(node.slice)))
+        if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+            return self._call(node.func, self._value(node.args[0]))
+        if isinstance(node, ast.BoolOp):
+            return self._first(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._truth(node.operand)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._compared(node.ops[0], self._value(node.left), self._value(node.comparators[0]))
+        raise Unknown(ast.unparse(node))
+
+    def _first(self, node: ast.BoolOp) -> bool:
+        stops = isinstance(node.op, ast.Or)
+        return stops if any(self._truth(each) is stops for each in node.values) else not stops
+
+    def _compared(self, by: ast.cmpop, left: Any, right: Any) -> bool:
+        if isinstance(by, (ast.Is, ast.IsNot)):
+            return (left is right) is isinstance(by, ast.Is)
+        if isinstance(by, (ast.In, ast.NotIn)):
+            return (self._item(right, left) is not NOWHERE) is isinstance(by, ast.In)
+        if isinstance(by, (ast.Eq, ast.NotEq)) and type(left) in PLAIN and type(right) in PLAIN:
+            return (left == right) is isinstance(by, ast.Eq)
+        raise Unknown(type(by).__name__)
+
+    def _item(self, value: Any, key: Any) -> Any:
+        if type(value) is not dict:
+            raise Unknown(f"an item of {type(value)}")
+        self._facts.type_of(value)
+        found = self._facts.item(value, key)
+        if found is not NOWHERE:
+            self._facts.type_of(found)
+        return found
+
+    def _call(self, function: ast.Attribute, argument: Any) -> Any:
+        """super().__getattribute__(argument), or the method `get` of a dictionary."""
+        if ast.unparse(function) == "super().__getattribute__" and isinstance(argument, str):
+            return self._there(self._facts.attribute_after(self._self, self._own_class(), argument))
+        if function.attr == "get":
+            found = self._item(self._value(function.value), argument)
+            return None if found is NOWHERE else found
+        raise Unknown(ast.unparse(function))
+
+    def _own_class(self) -> Any:
+        """The class that `super()` comes after."""
+        for scope in (self._function.__globals__, self._function.__builtins__):  # type: ignore[attr-defined]
+            self._facts.item(scope, "super")
+        cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
+        return self._facts.pointer(cells["__class__"], "cell_contents")
+
+    def _there(self, value: Any) -> Any:
+        if value is NOWHERE:
+            raise _Missing
+        return value

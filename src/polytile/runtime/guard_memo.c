@@ -1,0 +1,498 @@
+/* Part of the launcher: answers of Dynamo's guards, kept for as long as nothing that they read has changed.
+
+   A model's guards read thousands of attributes, which takes longer than many a kernel. A Memo knows what the guards of
+   one compiled code read besides the arguments of a call (compiler/guard_reads.py): its facts. It also keeps signatures,
+   the arguments of calls for which all guards held. If every fact is as it was, and the arguments are like those of a
+   signature, then the guards would read the same again, and so they hold.
+
+   Facts come in the order in which guards reach them. A fact's object is not owned: the facts before it say that it is
+   still where it was found. Facts that Python code finds out come last, and own their objects: other threads may run then.
+   A dictionary has a version that never comes back (PEP 509), so that one comparison stands
+   for all of its items; if it has changed, the items are compared. Python 3.13 has no such versions, and no memos. */
+
+#if PY_VERSION_HEX < 0x030D0000
+#define POLYTILE_HAS_MEMOS 1
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* ma_version_tag, from Python 3.12 on */
+#define VERSION_OF(dict) (((PyDictObject *)(dict))->ma_version_tag)
+#else
+#define POLYTILE_HAS_MEMOS 0
+#define VERSION_OF(dict) ((uint64_t)0)
+#endif
+
+enum { MAX_GIVEN = 128, SIGNATURES = 8, CREDIT = 64, PRICE = 8, AHEAD = 16, SPENT = 32 };
+
+static int32_t (*offset_in_storage)(void *tensor, int64_t *offset); /* set by configure_entries() */
+
+typedef enum {
+    TYPE,      /* an object's type; with a version, it can only have changed if a dictionary has */
+    VERSION,   /* a type's version */
+    POINTER,   /* a pointer in an object */
+    ITEMS,     /* items of a dictionary */
+    ALL_ITEMS, /* all of them, in order */
+    ELEMENTS,  /* those of a list or tuple, all of them */
+    ATTRIBUTE, /* an attribute of an object whose class computes attributes */
+    KINDS
+} FactKind;
+
+typedef struct {
+    FactKind kind;
+    int length;         /* of a dictionary, or of an attribute that is a new list or tuple each time; -1: any */
+    PyObject *object;   /* borrowed */
+    PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for items and elements a tuple */
+    union {
+        PyObject **pointer; /* of a POINTER, in the object */
+        PyObject *name;     /* of an attribute */
+        uint64_t version;   /* of a type or dictionary; 0: items have not been compared */
+    };
+} Fact;
+
+typedef struct { /* arguments for which all guards held */
+    PyObject *values;  /* a tuple: a number of the like, or a tensor's storage offset in a list */
+    PyObject *names;   /* of the last ones, or NULL */
+    PyObject *tensors; /* (*tensors) -> whether their metadata are the same, and each is another one */
+} Signature;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Py_ssize_t facts_count, static_count, credit, used;
+    Fact *facts;
+    PyObject **statics;   /* the tensors that guards read besides the arguments, borrowed */
+    PyObject *owned;      /* tuples of facts, and constants among what they expect, so that no other object gets their addresses */
+    PyObject *modes;      /* ((callable, result), ...): torch's modes */
+    PyObject *make_check; /* (*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) -> checker of tensors */
+    PyObject *check;      /* that of the statics */
+    int refuted;          /* calls in a row for which guards held and facts did not: the type of something has changed for good */
+    char changed;         /* whether a dictionary has changed since all facts held */
+    Signature signatures[SIGNATURES];
+} Memo;
+
+/* ---- facts ---- */
+
+static int items_are(const Fact *fact)
+{
+    if (fact->length >= 0 && PyDict_GET_SIZE(fact->object) != fact->length)
+        return 0;
+    for (Py_ssize_t i = 0; i + 1 < PyTuple_GET_SIZE(fact->expected); i += 2) {
+        PyObject *address = PyTuple_GET_ITEM(fact->expected, i + 1); /* of the value, which is not owned; 0: none */
+        if (PyDict_GetItemWithError(fact->object, PyTuple_GET_ITEM(fact->expected, i)) != PyLong_AsVoidPtr(address))
+            return 0;
+    }
+    return 1;
+}
+
+static int all_items_are(const Fact *fact)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0, i = 0, count = PyTuple_GET_SIZE(fact->expected);
+    if (2 * PyDict_GET_SIZE(fact->object) != count)
+        return 0;
+    for (; PyDict_Next(fact->object, &at, &key, &value) && i + 1 < count; i += 2)
+        if (key != PyTuple_GET_ITEM(fact->expected, i) || value != PyLong_AsVoidPtr(PyTuple_GET_ITEM(fact->expected, i + 1)))
+            return 0;
+    return i == count;
+}
+
+static int elements_are(const Fact *fact)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(fact->expected);
+    if (Py_SIZE(fact->object) != count)
+        return 0;
+    PyObject **elements = PySequence_Fast_ITEMS(fact->object);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (elements[i] != PyLong_AsVoidPtr(PyTuple_GET_ITEM(fact->expected, i)))
+            return 0;
+    return 1;
+}
+
+static int attribute_is(const Fact *fact)
+{
+    PyObject *value = PyObject_GetAttr(fact->object, fact->name);
+    int same = value == fact->expected; /* which the memo owns; NULL: there is none */
+    if (fact->length >= 0 && value != NULL) {
+        same = Py_TYPE(value) == Py_TYPE(fact->expected) && Py_SIZE(value) == fact->length;
+        for (Py_ssize_t i = 0; same && i < fact->length; i++)
+            same = PySequence_Fast_ITEMS(value)[i] == PySequence_Fast_ITEMS(fact->expected)[i];
+    }
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return same;
+}
+
+/* `changed` is set where a dictionary has changed, until all facts have been seen to hold. */
+static int is_as_before(Fact *fact, char *changed)
+{
+    switch (fact->kind) {
+    case TYPE:
+        return (fact->version != 0 && !*changed) || (PyObject *)Py_TYPE(fact->object) == fact->expected;
+    case VERSION:
+        return ((PyTypeObject *)fact->object)->tp_version_tag == fact->version;
+    case POINTER:
+        return *fact->pointer == fact->expected;
+    case ITEMS:
+    case ALL_ITEMS: {
+        uint64_t version = VERSION_OF(fact->object);
+        if (version == fact->version)
+            return 1;
+        *changed = 1;
+        if (!(fact->kind == ITEMS ? items_are(fact) : all_items_are(fact)))
+            return 0;
+        fact->version = version;
+        return 1;
+    }
+    case ELEMENTS:
+        return elements_are(fact);
+    case ATTRIBUTE:
+        return attribute_is(fact);
+    default:
+        return 0;
+    }
+}
+
+static int modes_are(Memo *self)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->modes); i++) {
+        PyObject *mode = PyTuple_GET_ITEM(self->modes, i), *answer = PyObject_CallNoArgs(PyTuple_GET_ITEM(mode, 0));
+        Py_XDECREF(answer); /* only its address is compared */
+        if (answer != PyTuple_GET_ITEM(mode, 1))
+            return 0;
+    }
+    return 1;
+}
+
+static int call_check(PyObject *check, PyObject *const *tensors, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    if (tuple == NULL)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(tensors[i]));
+    PyObject *answer = PyObject_Call(check, tuple, NULL);
+    Py_DECREF(tuple);
+    Py_XDECREF(answer);
+    return answer == Py_True;
+}
+
+/* Loads what facts and checks of tensors are about to read: other work has driven it out of the caches. */
+static void load_ahead(Memo *self, Py_ssize_t i)
+{
+    if (i < self->facts_count)
+        __builtin_prefetch(self->facts[i].kind == POINTER ? (void *)self->facts[i].pointer : (void *)self->facts[i].object);
+}
+
+static int statics_are(Memo *self)
+{
+    for (Py_ssize_t i = 0; i < self->static_count; i++) {
+        char *tensor = *(char **)((char *)self->statics[i] + configured.handle_offset);
+        __builtin_prefetch(tensor);
+        __builtin_prefetch(tensor + 64);
+        __builtin_prefetch(tensor + 128);
+    }
+    return self->static_count == 0 || call_check(self->check, self->statics, self->static_count);
+}
+
+/* Whether guards would read of everything but the arguments what they read before. Leaves no exception. */
+static int all_facts_hold(Memo *self)
+{
+    Py_ssize_t i = 0;
+    for (Py_ssize_t k = 0; k < AHEAD; k++)
+        load_ahead(self, k);
+    for (; i < self->facts_count && self->facts[i].kind != ATTRIBUTE && is_as_before(&self->facts[i], &self->changed); i++)
+        load_ahead(self, i + AHEAD);
+    int as_before = (i == self->facts_count || self->facts[i].kind == ATTRIBUTE) && statics_are(self);
+    for (; as_before && i < self->facts_count; i++)
+        as_before = is_as_before(&self->facts[i], &self->changed);
+    as_before = as_before && modes_are(self);
+    if (as_before)
+        self->changed = 0;
+    PyErr_Clear();
+    return as_before;
+}
+
+/* ---- arguments ---- */
+
+/* The offset of a tensor of torch's own classes whose Python object has no attributes; -1: it is something else. */
+static int64_t offset_of(PyObject *object)
+{
+    int64_t offset = -1;
+    if (!is_plain(object) || offset_in_storage((char *)object + configured.handle_offset, &offset) != 0)
+        return -1;
+    PyObject **dict = _PyObject_GetDictPtr(object);
+    return dict != NULL && (*dict == NULL || PyDict_GET_SIZE(*dict) == 0) ? offset : -1;
+}
+
+static int is_constant(PyObject *object)
+{
+    return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyUnicode_CheckExact(object);
+}
+
+static int is_static(Memo *self, PyObject *tensor)
+{
+    for (Py_ssize_t i = 0; i < self->static_count; i++)
+        if (self->statics[i] == tensor)
+            return 1;
+    return 0;
+}
+
+/* What a signature keeps of arguments, and which of them are tensors; NULL: guards may read more of them than that. */
+static PyObject *values_of(Memo *self, PyObject *const *given, Py_ssize_t all, PyObject **tensors, Py_ssize_t *count)
+{
+    PyObject *values = PyTuple_New(all);
+    *count = 0;
+    for (Py_ssize_t i = 0; values != NULL && i < all; i++) {
+        int64_t offset = is_constant(given[i]) ? 0 : offset_of(given[i]);
+        PyObject *value = NULL;
+        if (is_constant(given[i]))
+            value = Py_NewRef(given[i]);
+        else if (offset >= 0 && !is_static(self, given[i])) {
+            tensors[(*count)++] = given[i];
+            value = PyFloat_FromDouble((double)offset); /* a type that no constant has */
+        }
+        if (value == NULL)
+            Py_CLEAR(values);
+        else
+            PyTuple_SET_ITEM(values, i, value);
+    }
+    return values;
+}
+
+static int same_names(PyObject *names, PyObject *others)
+{
+    Py_ssize_t count = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    if (count != (others == NULL ? 0 : PyTuple_GET_SIZE(others)))
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyTuple_GET_ITEM(names, i) != PyTuple_GET_ITEM(others, i))
+            return 0;
+    return 1;
+}
+
+static int same_value(PyObject *value, PyObject *other)
+{
+    return value == other || (Py_TYPE(value) == Py_TYPE(other) && PyObject_RichCompareBool(value, other, Py_EQ) == 1);
+}
+
+static int is_like(const Signature *signature, PyObject *values, PyObject *names, PyObject *const *tensors, Py_ssize_t count)
+{
+    if (signature->values == NULL || PyTuple_GET_SIZE(signature->values) != PyTuple_GET_SIZE(values)
+        || !same_names(signature->names, names))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (!same_value(PyTuple_GET_ITEM(signature->values, i), PyTuple_GET_ITEM(values, i)))
+            return 0;
+    return count == 0 || call_check(signature->tensors, tensors, count);
+}
+
+/* Whether guards hold for a call, as they held for one like it: 1 or 0. Leaves no exception. */
+static int memo_answers(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    Memo *self = (Memo *)object;
+    PyObject *tensors[MAX_GIVEN], *values;
+    Py_ssize_t all = count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)), tensor_count;
+    if (self->used == 0 || all > MAX_GIVEN || (values = values_of(self, given, all, tensors, &tensor_count)) == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    int found = 0;
+    for (Py_ssize_t i = 0; !found && i < SIGNATURES; i++)
+        found = is_like(&self->signatures[i], values, names, tensors, tensor_count);
+    Py_DECREF(values);
+    PyErr_Clear();
+    found = found && all_facts_hold(self);
+    self->credit += found && self->credit < CREDIT;
+    return found;
+}
+
+static void clear_signature(Signature *signature)
+{
+    Signature before = *signature;
+    memset(signature, 0, sizeof *signature);
+    Py_XDECREF(before.values);
+    Py_XDECREF(before.names);
+    Py_XDECREF(before.tensors);
+}
+
+/* A checker of tensors' metadata: its method; NULL and an exception on failure. */
+static PyObject *checker_of(Memo *self, PyObject *const *tensors, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count), *checker = NULL, *check = NULL;
+    PyObject *any = Py_BuildValue("{sOsO}", "dynamic_dims_sizes", Py_None, "dynamic_dims_strides", Py_None);
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(tensors[i]));
+    if (tuple != NULL && any != NULL)
+        checker = PyObject_Call(self->make_check, tuple, any);
+    if (checker != NULL)
+        check = PyObject_GetAttrString(checker, "check");
+    Py_XDECREF(tuple);
+    Py_XDECREF(any);
+    Py_XDECREF(checker);
+    return check;
+}
+
+/* Keeps the arguments of a call for which all guards have just held. Calls that are never alike are soon kept no more. Returns
+   whether the memo is of no use any more: guards hold time and again, and its facts do not. */
+static int memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    Memo *self = (Memo *)object;
+    PyObject *tensors[MAX_GIVEN], *values = NULL, *check = NULL;
+    Py_ssize_t all = count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)), tensor_count = 0;
+    int hold = all_facts_hold(self);
+    self->refuted = hold ? 0 : self->refuted + (self->refuted < SPENT);
+    if (hold && self->credit >= PRICE && all <= MAX_GIVEN)
+        values = values_of(self, given, all, tensors, &tensor_count);
+    if (values != NULL)
+        check = tensor_count == 0 ? Py_NewRef(Py_None) : checker_of(self, tensors, tensor_count);
+    if (check != NULL && (tensor_count == 0 || call_check(check, tensors, tensor_count))) {
+        Signature *place = &self->signatures[self->used++ % SIGNATURES];
+        self->credit -= PRICE;
+        clear_signature(place);
+        *place = (Signature){.values = Py_NewRef(values), .names = Py_XNewRef(names), .tensors = Py_NewRef(check)};
+    }
+    Py_XDECREF(values);
+    Py_XDECREF(check);
+    PyErr_Clear();
+    return self->refuted == SPENT;
+}
+
+/* ---- the object ---- */
+
+/* The pointer in an object that has this name in Python; NULL: it has none. */
+static PyObject **pointer_in(PyObject *object, const char *name)
+{
+    if (strcmp(name, "__dict__") == 0)
+        return _PyObject_GetDictPtr(object);
+    if (PyCell_Check(object) && strcmp(name, "cell_contents") == 0)
+        return &((PyCellObject *)object)->ob_ref;
+    if (!PyFunction_Check(object))
+        return NULL;
+    PyFunctionObject *function = (PyFunctionObject *)object;
+    if (strcmp(name, "__code__") == 0)
+        return &function->func_code;
+    if (strcmp(name, "__closure__") == 0)
+        return &function->func_closure;
+    if (strcmp(name, "__defaults__") == 0)
+        return &function->func_defaults;
+    return strcmp(name, "__kwdefaults__") == 0 ? &function->func_kwdefaults : NULL;
+}
+
+/* Reads a fact: (kind, object, expected, name, version, length), where what is expected is an address, or a tuple with
+   addresses. 0, or -1 with an exception. */
+static int read_fact(PyObject *given, Fact *fact)
+{
+    int kind;
+    PyObject *expected, *name;
+    unsigned long long version;
+    if (!PyArg_ParseTuple(given, "iOOUKi", &kind, &fact->object, &expected, &name, &version, &fact->length))
+        return -1;
+    PyObject **pointer = kind == POINTER ? pointer_in(fact->object, PyUnicode_AsUTF8(name)) : NULL;
+    int is_tuple = kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS, fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
+    if (kind < 0 || kind >= KINDS || !fits || (kind == POINTER && pointer == NULL))
+        return PyErr_Format(PyExc_ValueError, "Memo: %R is no fact", given), -1;
+    fact->kind = (FactKind)kind;
+    if (kind == POINTER)
+        fact->pointer = pointer;
+    else if (kind == ATTRIBUTE)
+        fact->name = name;
+    else
+        fact->version = version;
+    fact->expected = is_tuple ? expected : PyLong_AsVoidPtr(expected);
+    return 0;
+}
+
+static PyObject *call_memo(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
+{
+    return PyBool_FromLong(memo_answers(object, given, PyVectorcall_NARGS(flagged), names));
+}
+
+/* Memo(facts, what it owns, tensors, modes, make_check). Raises ValueError if a fact is not so any more. Called with arguments,
+   it says whether the guards hold for them, as they held for arguments like them. */
+static PyObject *memo_new(PyTypeObject *type, PyObject *parsed, PyObject *keywords)
+{
+    PyObject *facts, *owned, *tensors, *modes, *make_check;
+    if (!PyArg_ParseTuple(parsed, "O!OO!O!O", &PyTuple_Type, &facts, &owned, &PyTuple_Type, &tensors, &PyTuple_Type, &modes, &make_check))
+        return NULL;
+    if (!POLYTILE_HAS_MEMOS)
+        return PyErr_Format(PyExc_ValueError, "Memo: this Python's dictionaries have no versions");
+    Memo *self = (Memo *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_memo;
+    self->credit = CREDIT;
+    self->changed = 1;
+    self->owned = Py_NewRef(owned);
+    self->modes = Py_NewRef(modes);
+    self->make_check = Py_NewRef(make_check);
+    self->facts_count = PyTuple_GET_SIZE(facts);
+    self->static_count = PyTuple_GET_SIZE(tensors);
+    self->facts = PyMem_Calloc((size_t)self->facts_count + 1, sizeof *self->facts);
+    self->statics = PyMem_Calloc((size_t)self->static_count + 1, sizeof *self->statics);
+    int failed = self->facts == NULL || self->statics == NULL;
+    for (Py_ssize_t i = 0; !failed && i < self->facts_count; i++)
+        failed = read_fact(PyTuple_GET_ITEM(facts, i), &self->facts[i]) < 0;
+    for (Py_ssize_t i = 0; !failed && i < self->static_count; i++)
+        self->statics[i] = PyTuple_GET_ITEM(tensors, i);
+    if (!failed && self->static_count > 0)
+        failed = (self->check = checker_of(self, self->statics, self->static_count)) == NULL;
+    if (!failed && !all_facts_hold(self))
+        PyErr_SetString(PyExc_ValueError, "Memo: a fact has changed");
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int memo_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Memo *self = (Memo *)object;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->owned);
+    Py_VISIT(self->modes);
+    return 0;
+}
+
+static int memo_clear(PyObject *object)
+{
+    Memo *self = (Memo *)object;
+    self->facts_count = self->used = 0; /* no fact is looked at whose tuple may be gone */
+    self->credit = 0;
+    for (int i = 0; i < SIGNATURES; i++)
+        clear_signature(&self->signatures[i]);
+    Py_CLEAR(self->owned);
+    return 0;
+}
+
+static void memo_dealloc(PyObject *object)
+{
+    Memo *self = (Memo *)object;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    memo_clear(object);
+    Py_XDECREF(self->modes);
+    Py_XDECREF(self->make_check);
+    Py_XDECREF(self->check);
+    PyMem_Free(self->facts);
+    PyMem_Free(self->statics);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* type_version(type) -> the version of a type; 0: it has none. */
+static PyObject *type_version(PyObject *module, PyObject *type)
+{
+    return PyLong_FromUnsignedLong(PyType_Check(type) ? ((PyTypeObject *)type)->tp_version_tag : 0);
+}
+
+static PyMemberDef memo_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Memo, vectorcall), READONLY, NULL},
+    {"used", T_PYSSIZET, offsetof(Memo, used), READONLY, "how many calls' arguments it has kept"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *memo_spent(PyObject *object, void *unused)
+{
+    return PyBool_FromLong(((Memo *)object)->refuted == SPENT);
+}
+
+static PyGetSetDef memo_properties[] = {
+    {"spent", memo_spent, NULL, "whether guards hold in call after call, and facts do not", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
