@@ -12,7 +12,7 @@ SLOW = 10.0
 """A call is slow that takes so many times as long as the median."""
 LATEST = 12
 """How many of the calls that waited longest are kept."""
-EAGER, TIER0, TIER1 = "eager", "aot_eager", "compile"
+EAGER, TIER0, TIER1, TUNED = "eager", "aot_eager", "compile", "tune"
 
 Run = Mapping[str, Any]
 
@@ -33,7 +33,8 @@ def judged(run: Run, runs: Mapping[str, Run], requests: Sequence[Sequence[int]],
         "slow_calls": sum(one > SLOW * statistics.median(seconds) for one in seconds),
         "graphs": len(run["graphs"]),
         **waits(run, tier0, requests),
-        "last_quarter": last_quarter(run),
+        "last_quarter": last_quarter(run, run),
+        "last_quarter_of_tuned": last_quarter(run, runs.get(TUNED, {})),
         **throughput(run, runs),
         "peak": run["peak"],
         "settled_peak": run["settled_peak"],
@@ -88,11 +89,12 @@ def _late(run: Run, number: int, request: Sequence[int], extra: float, base: flo
     }  # fmt: skip
 
 
-def last_quarter(run: Run) -> float | None:
-    """How many times as long calls of the stream's last quarter took as they take once learning has settled; geometric mean.
-    Calls that traced a graph count for nothing."""
+def last_quarter(run: Run, settled: Run) -> float | None:
+    """How many times as long calls of the stream's last quarter took as the same calls take in `settled`, another contestant or
+    the same, once all is decided there; geometric mean. Calls that traced a graph count for nothing."""
     calls = range(len(run["seconds"]) * 3 // 4, len(run["seconds"]))
-    ratios = [run["seconds"][n] / run["again"][str(n)] for n in calls if str(n) in run["again"] and n not in run["graphs"]]
+    again = settled.get("again", {})
+    ratios = [run["seconds"][n] / again[str(n)] for n in calls if str(n) in again and n not in run["graphs"]]
     return geomean(ratios) if ratios else None
 
 

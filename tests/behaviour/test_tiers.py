@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,28 @@ def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_late
     with collector.at_rest_then_searched():
         kept = [[number] for number in range(objects)]
     assert gc.get_stats()[2]["collections"] - before == searches and gc.isenabled() and len(kept) == objects
+
+
+def test_a_program_made_in_the_thread_waits_while_a_caller_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two kernels: a program of a GPU takes seconds of the GIL."""
+    begun, go_on, defined = threading.Event(), threading.Event(), list[Any]()
+    real = programs.define_template
+
+    def define(operation: Any, *given: Any) -> Any:
+        defined.append(operation)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return real(operation, *given)
+
+    monkeypatch.setattr(programs, "define_template", define)
+    run = compiled(lambda x, w: torch.softmax(x @ w, -1) @ w.t(), builder="thread")
+    run(*sized(7))
+    assert begun.wait(PATIENCE)
+    with background.background.held():
+        go_on.set()
+        time.sleep(0.1)
+        assert len(defined) == 1
+    assert polytile.wait(timeout=PATIENCE) and len(defined) == 2 and tiers_met() == [1]
 
 
 def test_threads_call_while_programs_take_over() -> None:

@@ -233,12 +233,14 @@ class Resume:
         owner, end = self.owner(), time.thread_time() + TURN_SECONDS
         if owner is None:
             return
-        while (self.left or self.regimes) and time.thread_time() < end:
+        while self.left or self.regimes:
             if self.left:
                 self.resume(owner, next(iter(self.left)))
             else:
                 with programs.on_behalf(*self.programs), options.restored(owner.options):
                     resuming.reconsider(owner, self.regimes.popleft())
+            if time.thread_time() > end:
+                break
         if self.left or self.regimes:
             background.submit(self)
         else:
