@@ -68,7 +68,7 @@ def test_each_turn_files_one_regime_and_rests_after_it(monkeypatch: pytest.Monke
 
 
 def test_what_a_call_meets_is_filed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    filed, kernel = Filed(monkeypatch), never(Fake("fast", 1e-5), tune="off")
+    filed, kernel = Filed(monkeypatch), never(Fake("fast", 1e-5), Fake("library", 2e-5, origin="library"), tune="off")
     with background.background.held():
         known = filed.resume(kernel)
         call(kernel, ROWS[2])
