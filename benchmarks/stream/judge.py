@@ -23,14 +23,15 @@ def judged(run: Run, runs: Mapping[str, Run], requests: Sequence[Sequence[int]],
     if "error" in run:
         return {"error": run["error"]}
     tier0, seconds = runs.get(TIER0, {}), run["seconds"]
+    median = statistics.median(seconds)
     return {
         "served": len(seconds),
         "first_result": seconds[0],
         "first_over_tier0": seconds[0] / tier0["seconds"][0] if "seconds" in tier0 else None,
         "total": sum(seconds),
         "total_without_tracing": sum(seconds) - (tracing(tier0) if run["graphs"] and "seconds" in tier0 else 0.0),
-        "median": statistics.median(seconds),
-        "slow_calls": sum(one > SLOW * statistics.median(seconds) for one in seconds),
+        "median": median,
+        "slow_calls": sum(one > SLOW * median for one in seconds),
         "graphs": len(run["graphs"]),
         **waits(run, tier0, requests),
         "last_quarter": last_quarter(run, run),
