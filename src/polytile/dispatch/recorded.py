@@ -51,7 +51,7 @@ MEASURED = ("measured", "exact")
 """Links whose decisions rest on measurements at their sizes."""
 
 TURN_SECONDS = 3e-4
-"""How long the background goes on filing decisions beside calls."""
+"""Seconds after which a turn of filing decisions beside calls ends."""
 
 PATIENCE = 0.02
 """Seconds that a process which ends waits for what the background does with a kernel."""
