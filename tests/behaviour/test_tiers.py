@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -381,14 +380,15 @@ def test_a_program_made_in_the_thread_waits_while_a_caller_traces(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
     """Between two kernels: a program of a GPU takes seconds of the GIL."""
-    begun, go_on, made = threading.Event(), threading.Event(), list[Any]()
+    begun, go_on, made = (threading.Event() for _ in range(3))
     real = programs._Kernels.call_of
 
     def call_of(kernels: Any, operation: Any) -> Any:
         begun.set()
         assert go_on.wait(PATIENCE)
-        made.append(real(kernels, operation))
-        return made[-1]
+        call = real(kernels, operation)
+        made.set()
+        return call
 
     monkeypatch.setattr(programs._Kernels, "call_of", call_of)
     run = compiled(lambda x, w: torch.softmax(x @ w, -1) @ w.t(), builder="thread")
@@ -396,9 +396,8 @@ def test_a_program_made_in_the_thread_waits_while_a_caller_traces(
     assert begun.wait(PATIENCE)
     with background.background.held():
         go_on.set()
-        time.sleep(0.1)
-        assert not made
-    assert polytile.wait(timeout=PATIENCE) and made and tiers_met() == [1]
+        assert not made.wait(2.0)
+    assert polytile.wait(timeout=PATIENCE) and made.is_set() and tiers_met() == [1]
 
 
 def test_threads_call_while_programs_take_over() -> None:

@@ -140,17 +140,18 @@ def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Ba
 
 def test_what_delayed_no_call_is_followed_by_no_rest(beside_calls: Background) -> None:
     """As what is computed while the first call is traced: the calls after it do not wait for kernels because of that."""
-    done: list[str] = []
+    done = threading.Event()
+
+    def job() -> None:
+        compute()
+        done.set()
+
     beside_calls.last_call = 0.0
-
-    def calls_begin() -> None:
-        beside_calls.last_call = float("inf")
-        done.append("second")
-
-    beside_calls.submit(Work(compute, Disturbance.COMPUTES, lambda: 2.0))
-    beside_calls.submit(Work(calls_begin, Disturbance.NONE, lambda: 1.0))
-    until(lambda: "second" in done, "both jobs")
-    assert beside_calls._rest_until <= time.monotonic()
+    beside_calls.submit(Work(job, Disturbance.COMPUTES))
+    assert done.wait(60)
+    until(lambda: not beside_calls.pending(), "the end of the job")
+    beside_calls.last_call = float("inf")
+    assert not beside_calls._rests()
 
 
 def test_a_job_may_need_what_queued_ones_of_some_kind_do(alone: Background) -> None:
