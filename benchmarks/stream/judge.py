@@ -12,7 +12,7 @@ SLOW = 10.0
 """A call is slow that takes so many times as long as the median."""
 LATEST = 12
 """How many of the calls that waited longest are kept."""
-EAGER, TIER0, TIER1 = "eager", "aot_eager", "compile"
+EAGER, TIER0, TIER1, TUNED = "eager", "aot_eager", "compile", "tune"
 
 Run = Mapping[str, Any]
 
@@ -23,17 +23,19 @@ def judged(run: Run, runs: Mapping[str, Run], requests: Sequence[Sequence[int]],
     if "error" in run:
         return {"error": run["error"]}
     tier0, seconds = runs.get(TIER0, {}), run["seconds"]
+    median = statistics.median(seconds)
     return {
         "served": len(seconds),
         "first_result": seconds[0],
         "first_over_tier0": seconds[0] / tier0["seconds"][0] if "seconds" in tier0 else None,
         "total": sum(seconds),
         "total_without_tracing": sum(seconds) - (tracing(tier0) if run["graphs"] and "seconds" in tier0 else 0.0),
-        "median": statistics.median(seconds),
-        "slow_calls": sum(one > SLOW * statistics.median(seconds) for one in seconds),
+        "median": median,
+        "slow_calls": sum(one > SLOW * median for one in seconds),
         "graphs": len(run["graphs"]),
         **waits(run, tier0, requests),
-        "last_quarter": last_quarter(run),
+        "last_quarter": last_quarter(run, run),
+        "last_quarter_of_tuned": last_quarter(run, runs.get(TUNED, {})),
         **throughput(run, runs),
         "peak": run["peak"],
         "settled_peak": run["settled_peak"],
@@ -88,11 +90,12 @@ def _late(run: Run, number: int, request: Sequence[int], extra: float, base: flo
     }  # fmt: skip
 
 
-def last_quarter(run: Run) -> float | None:
-    """How many times as long calls of the stream's last quarter took as they take once learning has settled; geometric mean.
-    Calls that traced a graph count for nothing."""
+def last_quarter(run: Run, settled: Run) -> float | None:
+    """How many times as long calls of the stream's last quarter took as the same calls take in `settled`, another contestant or
+    the same, once all is decided there; geometric mean. Calls that traced a graph count for nothing."""
     calls = range(len(run["seconds"]) * 3 // 4, len(run["seconds"]))
-    ratios = [run["seconds"][n] / run["again"][str(n)] for n in calls if str(n) in run["again"] and n not in run["graphs"]]
+    again = settled.get("again", {})
+    ratios = [run["seconds"][n] / again[str(n)] for n in calls if str(n) in again and n not in run["graphs"]]
     return geomean(ratios) if ratios else None
 
 

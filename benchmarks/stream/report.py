@@ -20,9 +20,9 @@ NOTES = (
     "Slow: calls over 10 times the contestant's median. Waits: how much longer a call took than aot_eager's for the same\n"
     "request, first calls of each graph left out; in aot_eager's own row, than its own later, which is noise. On a GPU a call\n"
     "ends when its result is there; its host's part ends when it returns. Peaks are of tensors on the GPU, or of the process.",
-    "Last quarter: its time over that of the same calls once everything is settled (geometric mean). Learning: throughput\n"
-    "while work was left to do, as part of what it is without: of aot_eager's for calls at tier 0, of settled\n"
-    '`stall="compile"`\'s after that.',
+    "Last quarter: its time over that of the same calls once everything is settled (geometric mean); of tuned: over that\n"
+    'of the same calls in a process that measured before it served (`stall="tune"`). Learning: throughput while work was left\n'
+    "to do, as part of what it is without: of aot_eager's for calls at tier 0, of settled `stall=\"compile\"`'s after that.",
 )
 
 
@@ -42,7 +42,7 @@ def stream_table(title: str, requests: int, found: Mapping[str, Mapping[str, Any
         "contestant", Column("first result s", ratio), Column("× aot_eager", ratio), Column("total s"),
         Column("less tracing s", ratio), Column("slow", count), Column("waits: worst ms", _ms), Column("p99.9 ms", _ms),
         *([Column("of the host: p99.9 ms", _ms)] if on_gpu else []), Column("over 1 ms", count), Column("last quarter", ratio),
-        Column("learning, tier 0", ratio), Column("learning, tier 1", ratio), Column("peak MB", count),
+        Column("of tuned", ratio), Column("learning, tier 0", ratio), Column("learning, tier 1", ratio), Column("peak MB", count),
         Column("settled MB", count),
     ]  # fmt: skip
     rows = []
@@ -55,8 +55,8 @@ def stream_table(title: str, requests: int, found: Mapping[str, Mapping[str, Any
         rows.append((
             named(name), one["first_result"], one["first_over_tier0"], f"{one['total']:.2f}{part}", one["total_without_tracing"],
             one["slow_calls"], extra.get("worst"), extra.get("p99.9"), *([host.get("p99.9")] if on_gpu else []),
-            extra.get("over_1_ms"), one["last_quarter"], one["throughput_at_tier0"], one["throughput_learning"],
-            _peak(one["peak"]), _peak(one["settled_peak"]),
+            extra.get("over_1_ms"), one["last_quarter"], one.get("last_quarter_of_tuned"),
+            one["throughput_at_tier0"], one["throughput_learning"], _peak(one["peak"]), _peak(one["settled_peak"]),
         ))  # fmt: skip
     others = max((one.get("cores_used_by_others", 0.0) for one in found.values()), default=0.0)
     return Table.from_rows(title, columns, rows, [f"Other processes used at most {others:.2f} cores meanwhile."])

@@ -376,6 +376,30 @@ def test_the_call_that_traces_a_large_graph_leaves_no_search_for_garbage_to_late
     assert gc.get_stats()[2]["collections"] - before == searches and gc.isenabled() and len(kept) == objects
 
 
+def test_a_program_made_in_the_thread_waits_while_a_caller_traces(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    """Between two kernels: a program of a GPU takes seconds of the GIL."""
+    begun, go_on, made = (threading.Event() for _ in range(3))
+    real = programs._Kernels.call_of
+
+    def call_of(kernels: Any, operation: Any) -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        call = real(kernels, operation)
+        made.set()
+        return call
+
+    monkeypatch.setattr(programs._Kernels, "call_of", call_of)
+    run = compiled(lambda x, w: torch.softmax(x @ w, -1) @ w.t(), builder="thread")
+    run(*sized(7))
+    assert begun.wait(PATIENCE)
+    with background.background.held():
+        go_on.set()
+        assert not made.wait(2.0)
+    assert polytile.wait(timeout=PATIENCE) and made.is_set() and tiers_met() == [1]
+
+
 def test_threads_call_while_programs_take_over() -> None:
     run, wrong, stop = compiled(activation), list[BaseException](), threading.Event()
     run(*sized(40))

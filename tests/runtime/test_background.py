@@ -138,6 +138,22 @@ def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Ba
     assert done == ["first", "free", "second"]
 
 
+def test_what_delayed_no_call_is_followed_by_no_rest(beside_calls: Background) -> None:
+    """As what is computed while the first call is traced: the calls after it do not wait for kernels because of that."""
+    done = threading.Event()
+
+    def job() -> None:
+        compute()
+        done.set()
+
+    beside_calls.last_call = 0.0
+    beside_calls.submit(Work(job, Disturbance.COMPUTES))
+    assert done.wait(60)
+    until(lambda: not beside_calls.pending(), "the end of the job")
+    beside_calls.last_call = float("inf")
+    assert not beside_calls._rests()
+
+
 def test_a_job_may_need_what_queued_ones_of_some_kind_do(alone: Background) -> None:
     """As a program that is to take over needs its kernels loaded. One of them fails, which is reported and no more."""
     order: list[str] = []

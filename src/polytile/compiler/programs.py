@@ -41,8 +41,8 @@ from polytile.ir.program import Extern, Program
 from polytile.ir.template import Template
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
+from polytile.runtime import background, programs, toolchain
 from polytile.runtime import compile as compiling
-from polytile.runtime import programs, toolchain
 from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients
 from polytile.runtime.neutral import neutral
 from polytile.runtime.target import Target
@@ -148,6 +148,7 @@ class _Kernels:
 
     def call_of(self, operation: Loop | Template | Attention) -> KernelCall:
         """How an operation is called. Raises CompilerMissing."""
+        background.background.turn()  # a caller that traces needs the GIL more
         buffers = self.program.buffers
         if isinstance(operation, Template):
             multikernel, tensors, extents = define_template(operation, buffers, self._defined)
@@ -311,6 +312,7 @@ def _decide_unmeasured(calls: Calls, given: Sequence[Values]) -> None:
     needed: list[tuple[MultiKernel, Candidate]] = []
 
     def decide(multikernel: MultiKernel, ints: tuple[int, ...], varying: Collection[str], runs: bool = True) -> None:
+        background.background.turn()
         unmeasured.decide(multikernel, ints, measured=runs)
         if (form := unmeasured.prepare_everywhere(multikernel, ints, varying)) is not None:
             needed.append((multikernel, form))

@@ -22,7 +22,7 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
-from polytile.dispatch import agreement, leases, refiner, selector, unmeasured
+from polytile.dispatch import agreement, leases, recorded, refiner, selector, unmeasured
 from polytile.dispatch.leases import Lease
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
@@ -159,12 +159,13 @@ class _Job:
 
 
 class Predict(_Job):
-    """Puts what is known or predicted to be fastest into the table."""
+    """Puts what an earlier process has decided, or what is known or predicted to be fastest, into the table."""
 
     disturbs = Disturbance.COMPUTES
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
+        recorded.resume_regime(owner, owner.keys.unpack(self.key))
         unmeasured.decide(owner, self.ints, self.pointers, self.key)
         owner.fill_open_regimes(self.ints)
 

@@ -18,8 +18,10 @@ import contextvars
 import json
 import logging
 import math
+import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +34,7 @@ from polytile.dispatch.decision import Decision, Standing
 from polytile.dispatch.selector import UNMEASURED
 from polytile.errors import CacheError, PolytileError
 from polytile.problem import digest
-from polytile.runtime import background, device, programs, toolchain
+from polytile.runtime import background, device, programs, regime, toolchain
 from polytile.runtime.background import Disturbance
 from polytile.runtime.cache import Cache, current
 from polytile.version import source_digest
@@ -47,6 +49,9 @@ FORMAT = 1
 
 MEASURED = ("measured", "exact")
 """Links whose decisions rest on measurements at their sizes."""
+
+TURN_SECONDS = 3e-4
+"""Seconds after which a turn of filing decisions beside calls ends."""
 
 PATIENCE = 0.02
 """Seconds that a process which ends waits for what the background does with a kernel."""
@@ -199,43 +204,72 @@ def restore(multikernel: MultiKernel, ints: Collection[tuple[int, ...]] | None =
         return
     rows = dict(sorted(record.rows.items(), key=lambda pair: keys.is_exact_size(pair[0])))
     first = {keys.bucket(keys.fields(each)) for each in ints} if ints is not None and not waits else None
-    now = {fields: row for fields, row in rows.items() if first is None or keys.bucket(fields) in first}
-    _resume_all(multikernel, now)
+    left: dict[KeyFields, list[tuple[KeyFields, Row]]] = {}
+    for fields, row in rows.items():
+        left.setdefault(keys.bucket(fields), []).append((fields, row))
+    for bucket in [*left] if first is None else first & left.keys():
+        _resume_all(multikernel, left.pop(bucket))
     if rows and not waits:
-        later = {fields: row for fields, row in rows.items() if fields not in now}
-        background.submit(Resume(weakref.ref(multikernel), later, tuple(rows), programs.running()))
+        job = Resume(weakref.ref(multikernel), left, deque(rows), programs.running())
+        _resuming.setdefault(multikernel, []).append(job)
+        background.submit(job)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Resume:
-    """Files the decisions from disk that are left, and looks whether all of them hold by what is on record now."""
+    """Files the decisions from disk that are `left`, by the regime of which they are parts, then looks whether those of `regimes`
+    hold by what is on record now. Calls come in between: a turn ends after TURN_SECONDS, and asks for the next."""
 
     owner: weakref.ref[MultiKernel]
-    left: Mapping[KeyFields, Row]
-    regimes: tuple[KeyFields, ...]
+    left: dict[KeyFields, list[tuple[KeyFields, Row]]]
+    regimes: deque[KeyFields]
     programs: frozenset[str]
-    disturbs: Disturbance = Disturbance.NONE
+    disturbs: Disturbance = Disturbance.COMPUTES
 
     def urgency(self) -> tuple[float, ...]:
-        return 2.0, 0.0
+        return 0.9, 0.0  # after regimes that calls have met, for which `resume_regime` is asked
 
     def run(self) -> None:
-        owner = self.owner()
+        owner, end = self.owner(), time.thread_time() + TURN_SECONDS
         if owner is None:
             return
+        while self.left or self.regimes:
+            if self.left:
+                self.resume(owner, next(iter(self.left)))
+            else:
+                with programs.on_behalf(*self.programs), options.restored(owner.options):
+                    resuming.reconsider(owner, self.regimes.popleft())
+            if time.thread_time() > end:
+                break
+        if self.left or self.regimes:
+            background.submit(self)
+        else:
+            _resuming[owner].remove(self)
+
+    def resume(self, owner: MultiKernel, bucket: KeyFields) -> None:
+        """Files what is left of the regime `bucket`."""
         with programs.on_behalf(*self.programs), options.restored(owner.options):
-            _resume_all(owner, self.left)
-            for fields in self.regimes:
-                resuming.reconsider(owner, fields)
+            _resume_all(owner, self.left.pop(bucket, ()))
 
 
-def _resume_all(multikernel: MultiKernel, rows: Mapping[KeyFields, Row]) -> None:
-    for fields, row in rows.items():
+_resuming: weakref.WeakKeyDictionary[MultiKernel, list[Resume]] = weakref.WeakKeyDictionary()
+"""The jobs of each kernel that are not done. Only the background's thread takes from them."""
+
+
+def resume_regime(multikernel: MultiKernel, fields: KeyFields) -> None:
+    """Files at once what an earlier process has decided for the regime `fields`, if that was to come later."""
+    for job in _resuming.get(multikernel, ()):
+        job.resume(multikernel, multikernel.keys.bucket(fields))
+
+
+def _resume_all(multikernel: MultiKernel, rows: Iterable[tuple[KeyFields, Row]]) -> None:
+    for fields, row in rows:
         try:
-            _resume(multikernel, fields, row)
+            if multikernel.decision_of(regime.pack(fields)) is None:
+                _resume(multikernel, fields, row)
         except (*NOT_HERE, PolytileError) as error:
-            regime = multikernel.keys.regime(fields)
-            log.info("Kernel %r decides again for %s: %s", multikernel.spec.name, regime, error)
+            known = multikernel.keys.regime(fields)
+            log.info("Kernel %r decides again for %s: %s", multikernel.spec.name, known, error)
 
 
 NOT_HERE = (LookupError, TypeError, ValueError)

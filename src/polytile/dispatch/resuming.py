@@ -42,7 +42,7 @@ def resume(owner: MultiKernel, fields: KeyFields, decision: Decision, form: Cand
             owner.fallbacks.add_fallback(form, entry if form is pinned else form.entry())
             owner.fallbacks.learn(form.name, owner.spec.sizes(decision.ints))
     if owner.learning is not None:
-        owner.fill_open_regimes(decision.ints)
+        owner.fill_open_regimes(decision.ints, 1)
         if decision.link in selector.UNMEASURED and measuring():
             owner.learning.measure(key, decision.ints)
 

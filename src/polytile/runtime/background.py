@@ -276,9 +276,10 @@ class Background:
                     Disturbance.COMPUTES: own + self.helped - helped,
                     Disturbance.MEASURES: max(own, time.monotonic() - begun),
                 }[job.disturbs]
+                rest = 0.0 if self.is_quiet() else REST * taken  # what delayed no call is followed by no pause
                 with self._change:
                     self._running = None
-                    self._rest_until = max(self._rest_until, time.monotonic()) + REST * taken
+                    self._rest_until = max(self._rest_until, time.monotonic()) + rest
                     self._change.notify_all()
             del job
         sys.setswitchinterval(self._interval)
