@@ -38,9 +38,11 @@ THREADS = "tests/behaviour/test_concurrency.py"
 
 COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/arena.c": (PROGRAMS,),
+    "runtime/door.c": (DOOR,),
     "runtime/entry.c": (DOOR,),
     "runtime/fallback.c": (CALLS,),
     "runtime/formula.c": (LAUNCHER,),
+    "runtime/guard_memo.c": ("tests/behaviour/test_guard_memo.py",),
     "runtime/keys.c": (LAUNCHER,),
     "runtime/kinds.c": ("tests/autotuner/test_launches.py",),
     "runtime/launcher.c": (LAUNCHER, THREADS),
