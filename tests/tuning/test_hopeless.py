@@ -146,11 +146,26 @@ def test_what_was_left_out_is_not_measured_by_later_processes() -> None:
 
     def covers(device: str, *wanted: Fake) -> bool:
         spec = SimpleNamespace(target=torch.device(device))
-        return exact.covers(SimpleNamespace(spec=spec, candidates=candidates), known, scores, wanted, {})  # type: ignore[arg-type]
+        request: Any = SimpleNamespace(spec=spec, candidates=candidates, sizes={})
+        return exact.covers(request, known, scores, wanted, {})
 
     assert covers("cuda", *candidates) and not covers("cpu", *candidates)
     scores[1] = None
     assert not covers("cuda", *candidates), "one candidate does not tell how far off predictions are"
+
+
+def test_predictions_at_recorded_sizes_take_the_sizes_that_no_choice_depends_on_from_the_request() -> None:
+    class AtAllSizes(Predicted):
+        def cost(self, sizes: Mapping[str, int]) -> float:
+            assert dict(sizes) == {"n0": 7, "n1": 2}
+            return super().cost(sizes)
+
+    candidates = [AtAllSizes(name, double) for name in PREDICTED]
+    scores = [Score(2e-6, 0.01), Score(4e-6, 0.01), *[None] * (len(candidates) - 2)]
+    known = {identity(candidate) for candidate in candidates[:2]}
+    spec = SimpleNamespace(target=torch.device("cuda"))
+    request: Any = SimpleNamespace(spec=spec, candidates=candidates, sizes={"n0": 3, "n1": 2})
+    exact.covers(request, known, scores, candidates, {"n0": 7})
 
 
 @pytest.mark.parametrize(("count", "left_out"), [(6, 55), (12, 477)])

@@ -58,13 +58,14 @@ def covers(
 ) -> bool:  # fmt: skip
     """Whether what is on record at `sizes`, with these scores of the request's candidates, tells of all that are wanted: on a GPU
     those that could not win were not compiled (tuning/hopeless.py). The source of one whose name is not on record is not
-    generated."""
+    generated. A record has the sizes that a choice depends on; predictions take the others from the request."""
     names = {name for name, _, _ in known}
     lacking = [candidate for candidate in wanted if candidate.name not in names or identity(candidate) not in known]
     if not lacking or request.spec.target.type != "cuda":
         return not lacking
+    at = {**request.sizes, **sizes}
     standing = hopeless.Standing(hopeless.ON_RECORD)
     for candidate, score in zip(request.candidates, scores, strict=True):
         if score is not None and score.ok:
-            standing.add(candidate.origin, score.seconds, candidate.cost(sizes))
-    return all(standing.cannot_win(candidate.origin, candidate.cost(sizes)) for candidate in lacking)
+            standing.add(candidate.origin, score.seconds, candidate.cost(at))
+    return all(standing.cannot_win(candidate.origin, candidate.cost(at)) for candidate in lacking)
