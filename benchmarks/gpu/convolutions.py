@@ -124,7 +124,7 @@ def measure(name: str, dtype: str, batches: list[int], end: float) -> list[dict[
     for weight in last.parameters():
         weight.data = channels_last(weight)
     budget = {"program_seconds": MEASURING_SECONDS} if name in NETWORKS else {}
-    given: dict[str, Any] = {"persist": False, "stall": "tune", **budget}
+    given: dict[str, Any] = {"persist": False, "stall": "tune", "convolutions": "measured", **budget}
     compiled = torch.compile(module, backend="polytile", dynamic=True, options=given)
     rows = []
     for batch in batches:

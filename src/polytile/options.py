@@ -95,6 +95,11 @@ TABLE: tuple[Option, ...] = (
         "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the family's whole "
         "space, which is hundreds of kernels, as `polytile tune --exhaustive` does (docs/configs.md).",
         choices=("tables", "exhaustive")),
+    Option("convolutions", str, "library",
+        "Convolutions on a GPU with windows larger than 1×1. library: eager's own calls. measured: the kernel cuDNN picks by "
+        "a rule or by timing, on images as they are or converted, is chosen for each range of sizes. Each call then goes through "
+        "Python, which pays where the GPU is the bottleneck (docs/convolutions.md).",
+        choices=("library", "measured"), keys=PROGRAMS),
     Option("refine", float, 0.03,
         "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),
     Option("explore", float, 0.03,
@@ -207,7 +212,7 @@ class Mode:
     doc: str
 
 
-_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6}
+_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6, "convolutions": "measured"}
 _GRAPHS = {"cuda_graphs": "auto"}
 
 MODES: tuple[Mode, ...] = (
@@ -216,8 +221,8 @@ MODES: tuple[Mode, ...] = (
     Mode(
         "max-autotune-no-cudagraphs",
         _PATIENT,
-        "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt. First calls take "
-        "longer. `tune=all` measures every candidate.",
+        "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt, and chooses among "
+        "cuDNN's convolutions. First calls take longer. `tune=all` measures every candidate.",
     ),
     Mode("max-autotune", _PATIENT, "The same as max-autotune-no-cudagraphs. For CUDA graphs give `cuda_graphs=auto` beside it."),
 )

@@ -157,7 +157,7 @@ def test_equal_problems_share_a_kernel() -> None:
 @pytest.mark.parametrize("last", [False, True], ids=["planes", "last"])
 def test_a_program_chooses_at_each_size_and_says_so(last: bool, calls: list[tuple[bool, Flags]]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).requires_grad_(False)
-    call = compiled(module)
+    call = compiled(module, convolutions="measured")
     for shape in ((2, 3, 9, 8), (5, 3, 20, 17), (4, 3, 3, 4)):
         x = torch.randn(shape).contiguous(memory_format=LAST if last else torch.contiguous_format)
         got, want = call(x), module(x)
@@ -171,7 +171,7 @@ def test_a_program_chooses_at_each_size_and_says_so(last: bool, calls: list[tupl
 
 def test_gradients_of_what_is_chosen_are_eager_s(calls: list[tuple[bool, Flags]]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.SiLU(), nn.Conv2d(4, 4, 3, groups=2, bias=False), nn.SiLU())
-    call = compiled(module)
+    call = compiled(module, convolutions="measured")
     for shape in ((2, 3, 9, 8), (3, 3, 12, 19), (2, 3, 9, 8)):
         x = torch.randn(shape, requires_grad=True)
         leaves = x, *module.parameters()
@@ -185,10 +185,10 @@ def test_gradients_of_what_is_chosen_are_eager_s(calls: list[tuple[bool, Flags]]
 def test_a_stored_program_chooses_too(tmp_path: Path, calls: list[tuple[bool, Flags]]) -> None:
     module, x = nn.Conv2d(3, 4, 3).requires_grad_(False), torch.randn(2, 3, 9, 8)
     with polytile.options.override(cache_dir=str(tmp_path)):
-        want, loaded = compiled(module)(x), counters["programs_loaded"]
+        want, loaded = compiled(module, convolutions="measured")(x), counters["programs_loaded"]
         torch._dynamo.reset()
         calls.clear()
-        torch.testing.assert_close(compiled(module)(x), want)
+        torch.testing.assert_close(compiled(module, convolutions="measured")(x), want)
         assert counters["programs_loaded"] == loaded + 1
 
 
@@ -203,12 +203,19 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_other_convolutions_are_left_to_the_library(case: str) -> None:
     module, x = CASES[case]
-    torch.testing.assert_close(compiled(module)(x), module(x))
+    torch.testing.assert_close(compiled(module, convolutions="measured")(x), module(x))
     assert not chosen_in(compiled_programs())
 
 
+def test_eager_s_own_calls_run_unless_others_are_asked_for(calls: list[tuple[bool, Flags]]) -> None:
+    module, x = nn.Conv2d(3, 4, 3).requires_grad_(False), torch.randn(2, 3, 9, 8)
+    torch.testing.assert_close(compiled(module)(x), module(x))
+    assert not chosen_in(compiled_programs()) and not calls
+    assert polytile.options.of_mode("max-autotune")["convolutions"] == "measured"
+
+
 def test_a_weight_whose_sizes_are_known_in_a_call_is_left_to_the_library() -> None:
-    call = compiled(F.conv2d)
+    call = compiled(F.conv2d, convolutions="measured")
     for filters, window in ((4, 3), (5, 2)):
         x, w = torch.randn(2, 3, 9, 8), torch.randn(filters, 3, window, window)
         torch.testing.assert_close(call(x, w), F.conv2d(x, w))

@@ -124,7 +124,7 @@ def test_gradients_are_about_as_exact_as_eager_s(problem: ConvolutionProblem, la
 def test_a_step_of_training_chooses_both_kernels(dtype: torch.dtype) -> None:
     module = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.SiLU(), nn.Conv2d(32, 32, 5, 2, groups=32), nn.SiLU())
     module = module.to("cuda", dtype)
-    call = compiled(module)
+    call = compiled(module, convolutions="measured")
     for shape in ((2, 16, 14, 9), (3, 16, 32, 32)):
         x = data(*shape, dtype=dtype).requires_grad_()
         leaves = x, *module.parameters()
@@ -138,7 +138,7 @@ def test_a_step_of_training_chooses_both_kernels(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_layer_chooses_its_kernel_at_each_size(dtype: torch.dtype) -> None:
     module = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.SiLU()).to("cuda", dtype).requires_grad_(False)
-    call = compiled(module)
+    call = compiled(module, convolutions="measured")
     for shape in ((2, 16, 14, 9), (3, 16, 32, 32), (5, 16, 7, 3)):
         x = data(*shape, dtype=dtype)
         agree(call(x), module(x), None, str(shape))

@@ -1,5 +1,5 @@
-"""Convolutions: products where kernels are generated for them, else library calls: on a GPU with a kernel that is chosen for each
-size, on a CPU with a weight that is packed once for each layout of the calls, if it does not change."""
+"""Convolutions: products where kernels are generated for them, else library calls: on a GPU, with convolutions=measured, by a
+kernel that is chosen for each size; on a CPU with a weight that is packed once for each layout of the calls, if constant."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def convolution(
     padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
     output_padding: Sequence[Size | int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """On a GPU, windows of 1×1 are products (convolution_kernels.py), and cuDNN's kernels for the others are candidates. On a
-    CPU, oneDNN's convolution of two-dimensional images, with a constant weight that is packed in oneDNN's own layouts.
+    """On a GPU, windows of 1×1 are products (convolution_kernels.py), and cuDNN's kernels for the others are candidates where
+    that is asked for. On a CPU, oneDNN's convolution of two-dimensional images, with a constant weight that is packed in oneDNN's
+    own layouts.
 
     Raises
     ------
@@ -95,8 +96,11 @@ def convolution_backward(
 def _chosen(
     builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...], result: Tensor | None = None
 ) -> ConvolutionProblem | None:
-    """The problem of a convolution on a GPU whose kernel is chosen; None for a transposed one, for sizes of a weight or a window
-    that are not known, and for images in other layouts than the two, or than their `result`, by default that of the node."""
+    """The problem of a convolution on a GPU whose kernel is chosen; None where the library's call is asked for, for a transposed
+    one, for sizes of a weight or a window that are not known, and for images in other layouts than the two, or than their
+    `result`, by default that of the node."""
+    if options.get("convolutions") == "library":
+        return None
     stride, padding, dilation, transposed, _, groups = given
     same = all(each is None or each.dtype == images.dtype for each in (weight, bias)) and images.rank == weight.rank
     if transposed or not same or weight.rank not in (4, 5) or images.dtype not in DTYPES or not has_cudnn(images.device):
