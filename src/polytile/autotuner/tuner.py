@@ -154,7 +154,7 @@ class Autotuner(TritonsAutotuner):
         """Prune configs, reset tensors and run the search, as far as requested."""
         if not self.extras.exact:
             self._leave_out_losers(call, made)
-        for config in self._pruned(call):
+        for config in self._left_at(call, call.sizes_given):
             if config not in self.named.values():
                 self._add([config])
         self._reset(call.given())
@@ -322,13 +322,19 @@ class Autotuner(TritonsAutotuner):
             return [imported]
         if call is None or (self.early_config_prune is None and self.perf_model is None):
             return self.named
-        values = tuple(sizes[name] for name in call.sizes)
-        if values == tuple(call.flat[len(call.tensors) :]):
-            left = self._pruned(call)
-        else:
-            args, kwargs = call.with_flat((*call.flat[: len(call.tensors)], *values))
-            left = self._pruned_early(args, kwargs)
+        left = self._left_at(call, tuple(sizes[name] for name in call.sizes))
         return [name for name, config in self.named.items() if config in left]
+
+    def _left_at(self, call: Call, values: tuple[int, ...]) -> Sequence[Any]:
+        """The configs that remain at these sizes. The functions in `prune_configs_by` are asked once for each, as every config
+        asks."""
+        key = values, len(self.configs)
+        if key not in call.left:
+            if values == call.sizes_given:
+                call.left[key] = self._pruned(call)
+            else:
+                call.left[key] = self._pruned_early(*call.with_flat((*call.flat[: len(call.tensors)], *values)))
+        return call.left[key]
 
     def _pruned(self, call: Call) -> Sequence[Any]:
         """The configs that remain at the sizes of a call. Raises whatever the functions in `prune_configs_by` raise, and
