@@ -1,9 +1,10 @@
 """Fills a cache directory where there is a compiler, and serves from it where there is none.
 
 `python app.py warm` runs while the image is built (see the Dockerfile beside this file). `python app.py` runs in the image, which
-has neither a compiler nor a toolchain. Both print whether a compiler was found, what came from the cache directory, how often a
-compiler ran, and how many operators run as ATen calls. Beside the cache directory lies the model as a package, which is loaded
-without any tracing. docs/serving.md says what such a cache directory depends on, docs/packages.md what packages are.
+has neither a compiler nor a toolchain. Both need POLYTILE_CACHE_DIR; the model lies beside that folder as a package, which is
+loaded without any tracing. Both print whether a compiler was found, what came from the cache directory, how often a compiler ran,
+and how many operators run as ATen calls. docs/serving.md says what such a cache directory depends on, docs/packages.md what
+packages are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import nn
 import polytile
 
 ROWS = (4, 40, 400)
+if "POLYTILE_CACHE_DIR" not in os.environ:
+    raise SystemExit("Set POLYTILE_CACHE_DIR to an empty folder; run `app.py warm`, then `app.py`.")
 PACKAGE = Path(os.environ["POLYTILE_CACHE_DIR"]).with_name("model.ptp")
 
 
@@ -52,4 +55,6 @@ def main(warm: bool) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] != ["warm"] and not PACKAGE.exists():
+        raise SystemExit(f"{PACKAGE} is missing; run `app.py warm` first.")
     main(warm=sys.argv[1:] == ["warm"])

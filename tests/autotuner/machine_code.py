@@ -5,6 +5,7 @@ at."""
 from __future__ import annotations
 
 import struct
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,22 @@ def what_triton_compiles_gets_its_arguments() -> None:
     assert [formula[1] for formula in launch.grid] == [4, 1, 1]
 
 
+def replaced_code_is_compiled_in_place_of_the_kernels() -> None:
+    """As Triton's `ir_override` has it, at each stage of compiling."""
+    triton.compiler.compile = lambda source, target, options, _env_vars=None: real_compile(source, target, options)
+    args = (torch.randn(500), torch.zeros(500), 500, 1, 2.5)
+    plain = polytile.autotune(CONFIGS, ["N"])(scale).compiled(CONFIGS[1], args, {"grid": grid})
+    with tempfile.TemporaryDirectory() as folder:
+        for stage, product, total in (("ttir", "arith.mulf", "arith.addf"), ("ttgir", "arith.mulf", "arith.addf"),
+                                      ("ptx", "mul.f32", "add.f32")):  # fmt: skip
+            file = Path(folder) / f"replaced.{stage}"
+            file.write_text(plain.asm[stage].replace(product, total))
+            config = triton.Config({"BLOCK": 128}, num_warps=2, ir_override=str(file))
+            made = polytile.autotune([*CONFIGS, config], ["N"])(scale).compiled(config, args, {"grid": grid})
+            assert "mul.f32" in plain.asm["ptx"] and "mul.f32" not in made.asm["ptx"] and "add.f32" in made.asm["ptx"], stage
+            assert made.asm["cubin"] != plain.asm["cubin"], stage
+
+
 def what_no_other_process_can_launch_says_why() -> None:
     hooked = triton.Config({"BLOCK": 128}, pre_hook=lambda given: None)
     kernel = polytile.autotune([*CONFIGS, hooked], ["N"])(scale)
@@ -108,7 +125,7 @@ def what_no_other_process_can_launch_says_why() -> None:
 
 TESTS = [
     a_config_with_a_fault_on_the_device_is_left_out, what_triton_compiles_gets_its_arguments,
-    what_no_other_process_can_launch_says_why,
+    what_no_other_process_can_launch_says_why, replaced_code_is_compiled_in_place_of_the_kernels,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 
 import polytile
+from polytile.autotuner.candidate import numbers_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a GPU; these run interpreted.")
 autotune = functools.partial(polytile.autotune, options={"persist": False})
@@ -87,11 +89,13 @@ def test_a_restored_argument_is_changed_once(by_name: bool) -> None:
     assert torch.equal(src, torch.ones(1000))
 
 
+@pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("src_is_none", [False, True])
-def test_arguments_to_reset_or_restore_may_be_none(src_is_none: bool) -> None:
+def test_arguments_to_reset_or_restore_may_be_none(src_is_none: bool, by_name: bool) -> None:
     kernel = autotune(BLOCKS, key=["N"], reset_to_zero=["src"], restore_value=["src"], do_bench=bench)(set_ones)
     dst = torch.full((1000,), 2.0)
-    kernel[grid_of(1000)](None if src_is_none else dst, dst, 1000)
+    src, launch = None if src_is_none else dst, kernel[grid_of(1000)]
+    launch(dst=dst, N=1000, src=src) if by_name else launch(src, dst, 1000)
     assert torch.equal(dst, torch.ones(1000))
 
 
@@ -111,6 +115,30 @@ def test_hooks_come_in_pairs_and_see_the_exception() -> None:
     kernel[grid_of(1000)](torch.zeros(1000), 1000)
     assert open_ones == [0]
     assert failures
+
+
+def test_a_config_beyond_the_devices_resources_is_passed_over_and_the_hook_is_told() -> None:
+    failures = list[Exception]()
+
+    def after(arguments: dict[str, Any], exception: Exception | None) -> None:
+        failures.extend([exception] if exception else [])
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        if meta["BLOCK"] == 32:
+            raise OutOfResources(4096, 1024, "threads")
+        return grid_of(1000)(meta)
+
+    kernel = autotune(BLOCKS, key=["N"], post_hook=after, do_bench=bench)(double)
+    src = torch.ones(1000)
+    kernel[grid](src, 1000)
+    assert torch.equal(src, torch.full([1000], 2.0)) and kernel.best_config == BLOCKS[1]
+    assert {str(failure) for failure in failures} == {str(OutOfResources(4096, 1024, "threads"))}
+
+
+@triton.jit
+def double(src, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(src + at, tl.load(src + at, at < N) * 2, at < N)
 
 
 def test_a_configs_own_hook_runs_before_each_launch() -> None:
@@ -227,6 +255,43 @@ def test_a_share_of_configs_that_rounds_to_none_leaves_one() -> None:
     src, dst = torch.randn(200), torch.zeros(200)
     kernel[grid_of(200)](dst, src, N=200)
     assert torch.equal(src, dst) and kernel.best_config == BLOCKS[1]
+
+
+def test_a_share_is_as_large_as_triton_takes_it_and_the_model_is_asked_once_for_each_config_and_size() -> None:
+    """Of which number it is a share, of all configs or of those that early pruning leaves, depends on Triton's version."""
+    asked = list[tuple[int, int]]()
+
+    def model(**given: Any) -> int:
+        asked.append((given["N"], given["BLOCK"]))
+        return int(given["BLOCK"])
+
+    by = {"early_config_prune": lambda configs, named, **_: configs[:6], "perf_model": model, "top_k": 0.5}
+    configs = [triton.Config({"BLOCK": 32 << power}) for power in range(8)]
+    src, dst = torch.randn(200), torch.zeros(200)
+    theirs = triton.autotune(configs, key=["N"], prune_configs_by=by)(copy)
+    theirs.nargs = {"dst": dst, "src": src, "N": 200}
+    expected = theirs.prune_configs({})
+    asked.clear()
+    kernel = autotune(configs, key=["N"], prune_configs_by=by, do_bench=bench)(copy)
+    kernel[grid_of(200)](dst, src, 200)
+    assert torch.equal(src, dst) and [*kernel.configs_timings] == expected
+    assert sorted(asked) == [(200, 32 << power) for power in range(6)]
+
+
+def test_configs_that_differ_in_nothing_but_replaced_code_are_told_apart() -> None:
+    configs = [triton.Config({"BLOCK": 32}, ir_override=name) for name in (None, "first.ttir", "second.ttir")]
+    kernel = autotune(configs, key=["N"], do_bench=bench)(copy)
+    kernel[grid_of(200)](torch.zeros(200), torch.randn(200), 200)
+    assert len({numbers_of(config).text for config in configs}) == len(kernel.configs_timings) == 3
+
+
+def test_without_a_benchmark_launches_are_timed() -> None:
+    kernel = autotune([triton.Config({"ROWS": 32}), triton.Config({"ROWS": 128})], key=["M"])(copy_rows)
+    src = torch.randn(128, 16)
+    dst = torch.empty_like(src)
+    kernel[grid_of(128, "ROWS")](dst, src, 16, 128, 16)
+    assert torch.equal(dst, src) and len(kernel.cache) == 1
+    assert all(0 < milliseconds < 1e4 for times in kernel.configs_timings.values() for milliseconds in times)
 
 
 @triton.jit

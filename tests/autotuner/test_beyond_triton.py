@@ -69,13 +69,12 @@ def test_hints_without_a_way_to_make_arguments_are_refused() -> None:
 
 def test_a_call_that_waits_for_nothing_runs_the_first_config_and_is_tuned_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = autotune(CONFIGS, key=["N"], stall="never")(scaled)
-    before = polytile.counters["candidates_benchmarked"]
     checked(kernel, 333, 2.0)
     checked(kernel, 333, 3.0)
     assert polytile.wait(kernel)
-    assert polytile.counters["candidates_benchmarked"] == before + 2
     checked(kernel, 333)
-    assert [decision.link for decision in kernel.decisions] == ["measured"]
+    (decision,) = kernel.decisions
+    assert decision.link == "measured" and [one.seconds is not None for one in decision.standings] == [True, True]
 
 
 def test_a_search_measures_a_sample_and_then_what_is_beside_the_best() -> None:
@@ -103,16 +102,32 @@ def test_a_search_measures_a_sample_and_then_what_is_beside_the_best() -> None:
 
 
 def test_a_plan_pins_the_config(tmp_path: Path) -> None:
-    slow_if_large = lambda call, quantiles: [call() or 1.0] * 3  # noqa: E731
-    kernel = autotune(CONFIGS, key=["N"], do_bench=slow_if_large)(scaled)
+    plan, calls = tmp_path / "kernels.plan", list[str]()
+
+    def counted(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        calls.append("timed")
+        return bench(call, quantiles)
+
+    kernel = autotune(CONFIGS, key=["N"], do_bench=counted)(scaled)
     checked(kernel, 100)
-    polytile.save_plan(tmp_path / "kernels.plan")
-    chosen, timed = kernel.best_config, polytile.counters["candidates_benchmarked"]
-    planned = autotune(CONFIGS, key=["N"], plan=str(tmp_path / "kernels.plan"), do_bench=slow_if_large)(scaled)
+    polytile.save_plan(plan)
+    calls.clear()
+    planned = autotune(CONFIGS, key=["N"], plan=str(plan), do_bench=counted)(scaled)
     checked(planned, 101)
-    assert planned.best_config == chosen
-    assert polytile.counters["candidates_benchmarked"] == timed
+    assert planned.best_config == kernel.best_config and not calls
     assert [decision.link for decision in planned.decisions] == ["plan"]
+
+
+def test_a_plan_keeps_the_choice_of_the_tuner_that_was_made_last(tmp_path: Path) -> None:
+    small, large = CONFIGS
+    tuners = [autotune([config], key=["N"], search={"BLOCK": [config.kwargs["BLOCK"]]}, do_bench=bench)(scaled)
+              for config in (small, small, small, small, small, large)]  # fmt: skip
+    for tuner in tuners:
+        checked(tuner, 100)
+    polytile.save_plan(tmp_path / "kernels.plan")
+    planned = autotune(CONFIGS, key=["N"], plan=str(tmp_path / "kernels.plan"), do_bench=bench)(scaled)
+    checked(planned, 100)
+    assert planned.best_config == large
 
 
 def test_a_later_process_times_nothing_and_one_config_more_is_timed_alone(empty_cache: Path) -> None:

@@ -35,4 +35,4 @@ def test_a_config_that_ends_its_process_or_has_no_end_is_a_measurement(name: str
 
 def test_machine_code_runs_in_a_worker_with_the_arguments_of_the_call(tmp_path: Path) -> None:
     done = run_compiling("tests.autotuner.machine_code", tmp_path)
-    assert len(done.stdout.splitlines()) == 3 and "illegal memory access" in done.stderr
+    assert len(done.stdout.splitlines()) == 4 and "illegal memory access" in done.stderr

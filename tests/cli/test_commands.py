@@ -35,6 +35,16 @@ def test_a_command_says_first_which_variable_has_a_bad_value(monkeypatch: pytest
     assert result.exit_code == 2 and "environment variable POLYTILE_REFINE) is 'lots'" in result.output
 
 
+def test_a_command_names_a_package_that_it_needs_and_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine() -> None:
+        raise ModuleNotFoundError(name="torch")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    result = run(app, ["doctor"])
+    assert result.exit_code == 2
+    assert result.output == "polytile: this command needs torch, which is not installed; see `polytile doctor`.\n"
+
+
 def test_doctor_reports_every_subject_and_succeeds(empty_cache: Path) -> None:
     result = run(app, ["doctor"])
     assert result.exit_code == 0, result.output

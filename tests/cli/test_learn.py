@@ -34,6 +34,7 @@ def test_collecting_measures_every_candidate_and_goes_on_where_it_stopped(
     with options.override(isolation="never"):
         first = run(*words, "--count", 1)
         assert first.exit_code == 0 and "2 of 2 problems" in first.output, first.output
+        assert first.output.startswith("2 problems on cpu, every candidate of each.")
         before = len(records(tmp_path / "c.sqlite3"))
         new_process()
         again = run(*words, "--count", 2)
@@ -92,9 +93,10 @@ def test_a_model_is_judged_on_another_device(empty_cache: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("collect",), "name what to measure, such as --operations mm,softmax"),
         (("collect", "--operations", "cake"), "there is no operation 'cake'"),
-        (("collect", "--dtypes", "int8"), "'int8' is none: float32"),
-        (("collect", "--device", "cuda:99"), "nothing can be measured on the device 'cuda:99'"),
+        (("collect", "--operations", "mm", "--dtypes", "int8"), "'int8' is none: float32"),
+        (("collect", "--operations", "mm", "--device", "cuda:99"), "nothing can be measured on the device 'cuda:99'"),
         (("train", "none.sqlite3"), "none.sqlite3"),
         (("train",), "nothing was collected here yet; run `polytile learn collect` first"),
         (("show", "none.json"), "cannot be read"),

@@ -86,7 +86,8 @@ def test_what_cannot_be_is_one_sentence(store: Path, tmp_path: Path) -> None:
     empty = filled(tmp_path / "empty.sqlite3", measured())
     with sqlite3.connect(empty) as connection:
         connection.execute("DELETE FROM measurements")
-    other = tmp_path / "other.sqlite3"
+    other, text = tmp_path / "other.sqlite3", tmp_path / "project.toml"
+    text.write_text("[project]\n")
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE t (x)")
     for words, says in [
@@ -100,6 +101,7 @@ def test_what_cannot_be_is_one_sentence(store: Path, tmp_path: Path) -> None:
         ((store, "--csv", "-o", tmp_path / "a" / "b"), f"there is no folder {tmp_path / 'a'}"),
         ((store, "--csv", "-o", empty), "cannot be written"),
         ((store, store, store), "merge them first"),
+        ((text,), f"{text} holds nothing to report on. A report takes a store"),
         (("mysql://there",), "neither; write postgresql://"),
         ((store, "--text", "--csv"), "leave one of them out"),
     ]:

@@ -99,7 +99,7 @@ def test_without_measuring_they_follow_one_prediction(ranks: Ranks, fake_clock: 
     assert ranks.call(0, one) == ranks.call(1, other) == "first" and not fake_clock
 
 
-def test_ranks_that_meet_different_regimes_do_not_wait_for_each_other(ranks: Ranks) -> None:
+def test_ranks_that_meet_different_regimes_do_not_wait_for_each_other(ranks: Ranks, fake_clock: list[str]) -> None:
     one, other = ranks.kernel(0, *first_is_faster()), ranks.kernel(1, *second_is_faster())
     assert (ranks.call(0, one, 32), ranks.call(1, other, 5000)) == ("first", "second")
     assert (ranks.call(0, one, 5000), ranks.call(1, other, 32)) == ("second", "first")
@@ -209,7 +209,7 @@ def test_a_candidate_that_fails_on_one_rank_is_replaced_there_and_reported(
         assert ranks.call(1, other) == "second"
 
 
-def test_times_of_one_rank_subdivide_no_regime(ranks: Ranks) -> None:
+def test_times_of_one_rank_subdivide_no_regime(ranks: Ranks, fake_clock: list[str]) -> None:
     def kernel(rank: int) -> MultiKernel:
         small = Fake("small", lambda sizes: 1e-8 * sizes["M"], lambda sizes: 1e-8 * sizes["M"])
         return ranks.kernel(rank, small, Fake("large", 6e-6, 6e-6))
@@ -228,7 +228,7 @@ def test_ranks_that_agree_race_no_calls_against_eager() -> None:
 
 
 def test_a_process_without_a_job_chooses_as_ever(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, fake_clock: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel = MultiKernel(spec(), second_is_faster(), {"agree": "ranks", "isolation": "never", "stall": "tune"})
     agreement._tell_of_no_group.cache_clear()

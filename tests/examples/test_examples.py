@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,17 @@ def test_an_image_without_a_compiler_serves_what_was_compiled_while_it_was_built
     assert "a compiler is installed" in warm and " 0 of 1 programs" in warm and " 0 failures" in warm
     assert "no compiler is installed" in serve and " 1 of 1 programs" in serve
     assert " 0 compiler runs" in serve and " 0 operators run as ATen calls, 0 failures" in serve
+
+
+def test_a_program_of_an_image_says_what_it_needs(tmp_path: Path) -> None:
+    def said(**variables: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "POLYTILE_CACHE_DIR"} | variables
+        done = subprocess.run([sys.executable, FOLDER / f"{CONTAINER}.py"], env=environment, capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr.strip()
+
+    assert said() == "Set POLYTILE_CACHE_DIR to an empty folder; run `app.py warm`, then `app.py`."
+    assert said(POLYTILE_CACHE_DIR=str(tmp_path / "cache")) == f"{tmp_path / 'model.ptp'} is missing; run `app.py warm` first."
 
 
 @pytest.mark.slow

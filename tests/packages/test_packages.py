@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -286,3 +287,9 @@ def test_a_process_without_a_compiler_traces_and_lowers_nothing(path: Path, tmp_
     source = str(Path(polytile.__file__).parents[1])
     environment = {"PATH": str(tmp_path), "PYTHONPATH": source, "HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_writing_a_package_warns_of_nothing(tmp_path: Path) -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        polytile.package(nn.Linear(8, 8).eval(), (torch.randn(4, 8),), tmp_path / "linear.ptp")

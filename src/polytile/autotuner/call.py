@@ -65,6 +65,8 @@ class Call:
         Names of the arguments that are tensors on the launch's device.
     flat
         These tensors, then the sizes named in `sizes`: the arguments of a MultiKernel.
+    left
+        The configs that pruning left, by sizes and by the number of configs that it was asked about.
     losers
         Names of the configs that are not worth timing for it.
     kind
@@ -72,7 +74,7 @@ class Call:
     """
 
     __slots__ = (
-        "args", "begun", "device", "flat", "kind", "kwargs", "losers", "names", "returned", "sizes", "tensors", "tried",
+        "args", "begun", "device", "flat", "kind", "kwargs", "left", "losers", "names", "returned", "sizes", "tensors", "tried",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,7 @@ class Call:
         self.tried = False
         """Whether candidates were tried on its arguments."""
         self.losers: Collection[str] = ()
+        self.left: dict[tuple[tuple[int, ...], int], Sequence[Any]] = {}
         self.begun: dict[int, Any] = {}
         """Compilations in other threads for this launch, by the id of the config."""
         given = self.given()
@@ -102,8 +105,13 @@ class Call:
         self.kind = (device, tuple((name, tensor.dtype) for name, tensor in here), self.sizes, tuple(others))
 
     @property
+    def sizes_given(self) -> tuple[int, ...]:
+        """The values of `sizes`."""
+        return tuple(self.flat[len(self.tensors) :])
+
+    @property
     def sizes_by_name(self) -> dict[str, int]:
-        return dict(zip(self.sizes, self.flat[len(self.tensors) :], strict=True))
+        return dict(zip(self.sizes, self.sizes_given, strict=True))
 
     def given(self) -> dict[str, Any]:
         """The arguments of the kernel's own parameters, by name."""

@@ -22,7 +22,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.autotuner import declaration, tunings
 from polytile.autotuner import search as searching
-from polytile.autotuner.call import Call, plain, tensor_in, text_of, this_thread
+from polytile.autotuner.call import Call, plain, tensor_in, this_thread
 from polytile.autotuner.candidate import TritonConfig, named, numbers_of
 from polytile.autotuner.compiling import side_by_side
 from polytile.autotuner.declaration import Extras
@@ -31,13 +31,13 @@ from polytile.autotuner.kernel_spec import spec_of
 from polytile.autotuner.losers import Timed, processors
 from polytile.autotuner.quick import Quick, Route
 from polytile.autotuner.samples import Samples
+from polytile.autotuner.source import digest_of, layers_above_kernel
 from polytile.autotuner.user_timer import UserTimer
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import InvalidInput, StoreError
-from polytile.problem import digest
 
 INTERPRETING = locks.rlock()
 """Held while Triton's interpreter runs a kernel: it keeps the current program's position in the grid in a global variable."""
@@ -154,7 +154,7 @@ class Autotuner(TritonsAutotuner):
         """Prune configs, reset tensors and run the search, as far as requested."""
         if not self.extras.exact:
             self._leave_out_losers(call, made)
-        for config in self._pruned(call):
+        for config in self._left_at(call, call.sizes_given):
             if config not in self.named.values():
                 self._add([config])
         self._reset(call.given())
@@ -322,13 +322,19 @@ class Autotuner(TritonsAutotuner):
             return [imported]
         if call is None or (self.early_config_prune is None and self.perf_model is None):
             return self.named
-        values = tuple(sizes[name] for name in call.sizes)
-        if values == tuple(call.flat[len(call.tensors) :]):
-            left = self._pruned(call)
-        else:
-            args, kwargs = call.with_flat((*call.flat[: len(call.tensors)], *values))
-            left = self._pruned_early(args, kwargs)
+        left = self._left_at(call, tuple(sizes[name] for name in call.sizes))
         return [name for name, config in self.named.items() if config in left]
+
+    def _left_at(self, call: Call, values: tuple[int, ...]) -> Sequence[Any]:
+        """The configs that remain at these sizes. The functions in `prune_configs_by` are asked once for each, as every config
+        asks."""
+        key = values, len(self.configs)
+        if key not in call.left:
+            if values == call.sizes_given:
+                call.left[key] = self._pruned(call)
+            else:
+                call.left[key] = self._pruned_early(*call.with_flat((*call.flat[: len(call.tensors)], *values)))
+        return call.left[key]
 
     def _pruned(self, call: Call) -> Sequence[Any]:
         """The configs that remain at the sizes of a call. Raises whatever the functions in `prune_configs_by` raise, and
@@ -365,19 +371,7 @@ class Autotuner(TritonsAutotuner):
     @functools.cached_property
     def source(self) -> str:
         """Digest of the source of the kernel, of the functions that it calls, and of heuristics between tuner and kernel."""
-        jit = innermost(self.fn)
-        own = inspect.getsource(self.base_fn) if self.interpreted else str(jit.cache_key)
-        between = [text for layer in self._between for text in _sources_in(layer)]
-        return digest("\n".join([own, *between])) if between or self.interpreted else own
-
-    @functools.cached_property
-    def _between(self) -> tuple[Any, ...]:
-        """Heuristics and tuners between this one and the kernel, the outermost first."""
-        found, below = [], self.fn
-        while below is not innermost(self.fn):
-            found.append(below)
-            below = below.fn
-        return tuple(found)
+        return digest_of(self.fn, self.base_fn, self.interpreted)
 
     def has_hooks(self, config: Any) -> bool:
         """Whether a user's hook runs before or after a launch with this config."""
@@ -455,7 +449,7 @@ class Autotuner(TritonsAutotuner):
                 f"kernel {self.name!r} was given {len(call.args)} arguments; it has {', '.join(self.arg_names)}, of which "
                 f"configs set {', '.join(sorted(self._set_by_configs())) or 'none'}."
             )
-        by_heuristics = {name for layer in self._between for name in getattr(layer, "values", None) or ()}
+        by_heuristics = {name for layer in layers_above_kernel(self.fn) for name in getattr(layer, "values", None) or ()}
         known = {*call.given(), *self.defaults, *by_heuristics, *self._set_by_configs()}
         if missing := [name for name in self.arg_names if name not in known]:
             others = sorted(self._set_by_configs() - set(self.arg_names))
@@ -489,17 +483,3 @@ class Autotuner(TritonsAutotuner):
         if hints := self.samples.hints_for(call):
             made.warm(hints)
         return made
-
-
-def _sources_in(layer: Any) -> list[str]:
-    """What decides what a layer above a kernel launches: the functions of heuristics, a tuner's configs."""
-    functions = getattr(layer, "values", None) or {}
-    texts = [f"{name} {_source_of(function)}" for name, function in functions.items()]
-    return [*texts, *map(str, getattr(layer, "configs", None) or ())]
-
-
-def _source_of(function: Any) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # made of text, or no Python function
-        return text_of(function)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from polytile import options
+from polytile.candidates.one_architecture import OneArchitecture
 from polytile.candidates.product_terms import work_terms
-from polytile.candidates.triton import OneArchitecture, Specialised, TritonCandidate, Work, parameter
+from polytile.candidates.triton import Specialised, TritonCandidate, Work, parameter
 from polytile.candidates.triton_matmul import Arguments
 from polytile.codegen.function_names import renamed
 from polytile.codegen.triton.kernel import Launch, TritonKernel

@@ -26,7 +26,7 @@ from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.function_names import ENTRY, renamed, symbol_of
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
-from polytile.errors import CandidateRejected, CompileFailed, LoweringError, ResourcesExceeded
+from polytile.errors import CompileFailed, LoweringError, ResourcesExceeded
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -395,45 +395,6 @@ class Specialised(Candidate):
             function = driver.load(index, code.image, code.symbol, one.threads, one.shared, one.cluster)
             launches.append(one.with_function(function))
         return NativeEntry.of_plan(launch.Plan(work.name, index, launches, described.scratch))
-
-
-class OneArchitecture(Specialised):
-    """The form of a candidate that is written for one architecture, and not for all facts: it is valid at no size of a regime
-    for whose facts the generator raises LoweringError."""
-
-    @cached_property
-    def refusal(self) -> str:
-        """Why it takes no part in regimes with these facts; "" where it does."""
-        try:
-            _ = self.kernel
-        except LoweringError as error:
-            return f"{self.name} takes no part: {error}"
-        return ""
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return not self.refusal and super().valid(sizes)
-
-    def prepare(self) -> None:
-        if not self.refusal:
-            super().prepare()
-
-    def prepare_for(self, device: DeviceFacts) -> tuple[cubins.Promise, ...]:
-        return ()
-
-    def failed(self) -> bool:
-        return bool(self.refusal) or super().failed()
-
-    def entry(self) -> NativeEntry | PythonEntry:
-        self._check()
-        return super().entry()
-
-    def handle(self) -> DeviceHandle | None:
-        self._check()
-        return super().handle()
-
-    def _check(self) -> None:
-        if self.refusal:
-            raise CandidateRejected(self.refusal)
 
 
 def _resources(done: Sequence[cubins.Cubin]) -> Resources:

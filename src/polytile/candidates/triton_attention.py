@@ -11,7 +11,8 @@ from polytile.attention.problem import AttentionProblem
 from polytile.attention.schedule import schedule_of
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
-from polytile.candidates.triton import OneArchitecture, Specialised, TritonCandidate, Work
+from polytile.candidates.one_architecture import OneArchitecture
+from polytile.candidates.triton import Specialised, TritonCandidate, Work
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.cost import triton_attention as prior
 from polytile.matmul.triton.unit import Chip

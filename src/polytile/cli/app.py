@@ -68,15 +68,15 @@ def explain_choice(
         ),
     ],
     sizes: Annotated[
-        list[str] | None, typer.Argument(help="A kernel's sizes: M=512 N=64, or the numbers in its order.")
+        list[str] | None, typer.Argument(metavar="SIZE", help="A kernel's sizes: M=512 N=64, or the numbers in its order.")
     ] = None,
     shapes: Annotated[
-        list[str] | None, typer.Option(help="Of a function: shapes of one call's tensors, as for `polytile tune`.")
+        list[str] | None, typer.Option(help="For a function: shapes of one call's tensors, as for `polytile tune`.")
     ] = None,
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
     plan: Annotated[
-        Path | None, typer.Option(help="A plan to take as being in force. Default: the one that the option plan names.")
+        Path | None, typer.Option(help="Answer as if this plan were in force. Default: the one that the option plan names.")
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Answer for every kernel that KERNEL fits, at every size that it was measured at.")
@@ -107,18 +107,21 @@ def explain_choice(
 
 @app.command("tune")
 def tune_ahead(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl", help="What to tune; see above.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl", help="A function, a kernel, or a list of them; see above."),
+    ],
     shapes: Annotated[
         list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
     ] = None,
     dtype: DtypeOfShapes = "float32",
     at: Annotated[
-        list[str] | None, typer.Option(help="Of a kernel: sizes to tune it at, as M=16,N=4096. May be given again.")
+        list[str] | None, typer.Option(help="For a kernel: sizes to tune it at, as M=16,N=4096. May be given again.")
     ] = None,
     device: DeviceOfShapes = "cpu",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
     sizes: Annotated[
-        Path | None, typer.Option(help="Tune also at the most frequent sizes of this file, of `polytile sizes record`.")
+        Path | None, typer.Option(help="Tune also at the most frequent sizes in this file, which `polytile sizes record` wrote.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Stop measuring after this many seconds; 0: no limit.", min=0)] = 0.0,
     quick: Annotated[
@@ -126,7 +129,7 @@ def tune_ahead(
     ] = False,
     exhaustive: Annotated[
         bool,
-        typer.Option("--exhaustive", help="Measure every candidate, of a GPU's products all configs there are. Takes hours."),
+        typer.Option("--exhaustive", help="Measure every candidate, and on a GPU every config of a product. Takes hours."),
     ] = False,
 ) -> None:
     """Compile a function, or take a kernel, and call it at some sizes, so that later programs find everything measured.
@@ -153,7 +156,7 @@ def tune_ahead(
 def scan_autotuned(
     files: Annotated[list[Path], typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.")],
 ) -> None:
-    """Say what may go wrong when the autotuned Triton kernels of a file are tuned.
+    """Scan the autotuned Triton kernels of a file for what goes wrong when they are tuned. `polytile tune` tunes them.
 
     Kernels by `triton.autotune` and by `polytile.autotune` are read alike: whether one changes what it reads, adds to an output
     that nothing resets, loops up to a size that is not in its key, or names what it does not have. The files are imported; no
@@ -169,7 +172,12 @@ def scan_autotuned(
 
 @app.command("replay")
 def replay_measurements(
-    file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|STORE", help="Measurements: a file that `store export` or another tuner wrote, or a store."
+        ),
+    ],
     kernel: Annotated[str, typer.Option(help="Replay only kernels with this in their name.")] = "",
     shuffle: Annotated[
         int | None, typer.Option(help="Seed of a random order of the problems. Default: as they were measured.")
@@ -192,7 +200,7 @@ def replay_measurements(
 def write_package(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="FILE.py:FUNCTION", help="As for `polytile tune`; the first call is the example to package."),
+        typer.Argument(metavar="FILE.py:FUNCTION", help="The model, as for `polytile tune`; its first call is the example."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("model.ptp"),
     shapes: Annotated[
@@ -202,13 +210,15 @@ def write_package(
     device: DeviceOfShapes = "cpu",
     hint: Annotated[list[int] | None, typer.Option(help="A size for which kernels are measured now. May be given again.")] = None,
     arch: Annotated[
-        list[int] | None, typer.Option(help="Another architecture of GPUs that it is to run on, as 80. May be given again.")
+        list[int] | None, typer.Option(help="Compile for this architecture of GPUs too, as 80. May be given again.")
     ] = None,
     weights_apart: Annotated[bool, typer.Option("--weights-apart", help="Write the weights to a file of their own.")] = False,
     folder: Annotated[bool, typer.Option("--folder", help="Write a folder in place of one file.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Take OUTPUT as it is, and compare its results with eager's.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: compare the results of the package OUTPUT with eager's.")
+    ] = False,
     runtime: Annotated[
-        Path | None, typer.Option(help="Write the C source of what loads packages, and its header, to this folder.")
+        Path | None, typer.Option(help="Write the C source that loads packages, and its header, to this folder.")
     ] = None,
 ) -> None:
     """Write a model as one file that runs without a compiler, and from C++ without Python (docs/packages.md).
@@ -235,10 +245,10 @@ def write_report(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE | CAMPAIGN | PACKAGE | PROFILE] | BEFORE AFTER",
+            metavar="STORE|CAMPAIGN|PACKAGE|PROFILE",
             help="A store (a file, a cache directory, a server), a file that `store export` wrote, a campaign's folder, a "
-            "package, or a call's profile, which `polytile.profile(...).save(FILE)` wrote. Default: the store in force. Of two "
-            "stores or packages, the report says what changed.",
+            "package, or a call's profile, which `polytile.profile(...).save(FILE)` wrote. Default: the store in force. Two "
+            "stores or two packages, the earlier first, are compared.",
         ),
     ] = None,
     output: Annotated[
@@ -254,8 +264,10 @@ def write_report(
         float, typer.Option(help="Write the file again every so many seconds until Ctrl-C; an open page follows. 0: once.", min=0)
     ] = 0.0,
 ) -> None:
-    """Write what a store or a package says as one HTML file: what runs at which size, and why; of a store also how sure that
-    is, and what a fixed choice would cost. Of a call's profile: what ran when, on the host and on the device.
+    """Write one HTML file that shows what was measured and chosen, and why; or how the time of a call was spent.
+
+    Of a store, a campaign or a package: what runs at which size; of the first two also how sure that is, and what a fixed
+    choice would cost. Of a call's profile: what ran when, on the host and on the device.
 
     The file needs no network and nothing beside it. --text and --csv say the same. Nothing is compiled or measured; choices
     follow the rules of `polytile why` and the options in force.
@@ -287,11 +299,13 @@ def write_report(
 
 @app.command("configs")
 def show_configs(
-    family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],
-    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=1)],
-    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=1)],
-    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=1)],
-    table: Annotated[str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")] = "",
+    family: Annotated[
+        str, typer.Argument(metavar="FAMILY", help="Kind of device: cpu, cuda, rocm, xpu, or one that was registered.")
+    ],
+    m: Annotated[int, typer.Argument(metavar="M", help="Rows of the product.", min=1)],
+    n: Annotated[int, typer.Argument(metavar="N", help="Columns of the product.", min=1)],
+    k: Annotated[int, typer.Argument(metavar="K", help="Length of its sums.", min=1)],
+    table: Annotated[str, typer.Option(help="The table: mm, int8_mm, ... Default: register_tiles on a CPU, else mm.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type of the operands. Default: float32 on a CPU, else bfloat16.")] = "",
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Start from the whole space instead of the table.")] = False,
     cap: Annotated[int | None, typer.Option(help="The largest number of configs to try.", min=1)] = None,
@@ -299,7 +313,7 @@ def show_configs(
         str, typer.Option(help="GPU whose limits count, such as H100 or A100. Default: H100 for cuda, else none.")
     ] = "",
 ) -> None:
-    """Say which configs would be tried on a matrix product of M×K by K×N, and why each other one is left out."""
+    """List the configs that would be tried on a matrix product of M×K by K×N, and say why the others are left out."""
     from polytile.cli.configs import tables
     from polytile.report import show
 

@@ -26,10 +26,10 @@ Verdict = Literal["ok", "fair", "bad"]
 ORDER: tuple[Verdict, ...] = ("ok", "fair", "bad")
 MINIMUM_TORCH = (2, 11)
 NEEDED = {
-    "numpy": "without it no statistics and no random inputs can be made",
-    "sympy": "without it symbolic sizes cannot be read",
+    "numpy": "statistics and random inputs need numpy",
+    "sympy": "symbolic sizes need sympy",
 }
-"""Packages beside PyTorch, and what their absence means. typer and rich are there, or this command would not run."""
+"""Packages beside PyTorch, and what needs them. typer and rich are there, or this command would not run."""
 
 PROBE = """
 extern "C" long polytile_probe(void* const* ptrs, const long* sizes, long threads) { return sizes[0] * threads; }
@@ -72,7 +72,7 @@ def pytorch() -> Finding:
     try:
         release = torch_facts.release()
     except (ImportError, OSError) as trouble:
-        return Finding("PyTorch", "bad", "none", f"polytile needs PyTorch {least} or newer; install it ({trouble}).")
+        return Finding("PyTorch", "bad", "none", f"{str(trouble).rstrip('.')}; install PyTorch {least} or newer (https://pytorch.org).")
     if tuple(int(part) for part in release.split("+")[0].split(".")[:2]) < MINIMUM_TORCH:
         return Finding("PyTorch", "bad", release, f"polytile needs PyTorch {least} or newer; upgrade it.")
     return Finding("PyTorch", "ok", f"{release}, {torch_facts.torch_threads()} threads")

@@ -33,7 +33,7 @@ COLLECTED = "collected.sqlite3"
 Measured = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FILE]...",
+        metavar="FILE",
         help="Measurements: stores, or files that `store export` wrote. Default: what `collect` has collected here.",
     ),
 ]
@@ -42,16 +42,16 @@ Family = Annotated[str, typer.Option(help="Only this family of problems: mm, loo
 
 @app.command("collect")
 def collect_measurements(
-    operations: Annotated[str, typer.Option(help="Operations, comma-separated; `--operations list` names them.")] = "mm,softmax",
+    operations: Annotated[str, typer.Option(help="What to measure, as mm,softmax; `--operations list` names all.")] = "",
     dtypes: Annotated[str, typer.Option(help="Element types, comma-separated.")] = "float32",
     device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1.")] = "cpu",
     count: Annotated[int, typer.Option(help="Problems of each operation and type.", min=1)] = 50,
     seconds: Annotated[float, typer.Option(help="Begin no further problem after so many seconds; 0: no limit.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sizes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sizes that are drawn.")] = 0,
     most: Annotated[int, typer.Option(help="Multiply-adds, or elements, of the largest problem; 0: the device's own limit.")] = 0,
     into: Annotated[Path | None, typer.Option(help="The store to fill. Default: one in the cache directory.")] = None,
 ) -> None:
-    """Measure every candidate of problems of random, round and odd sizes.
+    """Measure every candidate of some operations at random, round and odd sizes. It takes minutes to hours; --seconds ends it.
 
     What is measured goes to a store of its own, which programs do not choose by. The same command goes on where it stopped;
     Ctrl-C and the end of --seconds keep what was measured. POLYTILE_ variables set the options: POLYTILE_ISOLATION=never
@@ -64,6 +64,11 @@ def collect_measurements(
         for operation in OPERATIONS.values():
             typer.echo(operation.name)
         return
+    if not operations:
+        raise typer.BadParameter(
+            f"name what to measure, such as --operations mm,softmax; `list` names all. {count} problems of each operation and "
+            "type are drawn (--count), which takes minutes to hours (--seconds)."
+        )
     unknown = [name for name in options.parts(operations) if name not in OPERATIONS]
     if unknown:
         raise typer.BadParameter(f"there is no operation {unknown[0]!r}; choose from {', '.join(OPERATIONS)}.")
@@ -144,7 +149,7 @@ def evaluate_models(
 
 @app.command("show")
 def show_models(
-    model: Annotated[Path | None, typer.Argument(help="The file of a model. Default: all that programs use.")] = None,
+    model: Annotated[Path | None, typer.Argument(metavar="FILE", help="A model. Default: all that programs use.")] = None,
     python: Annotated[bool, typer.Option("--python", help="Print the trees as Python.")] = False,
 ) -> None:
     """Show the models that programs use: what they were trained on, how good they are, and where."""

@@ -46,9 +46,12 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
     console = Console()
     device, dtypes = _device(wanted.device), [_dtype(name) for name in wanted.dtypes]
     deadline = time.monotonic() + seconds if seconds else float("inf")
-    before, status, done = _benchmarked(), 0, 0
+    before, status, done, begun = _benchmarked(), 0, 0, time.monotonic()
     settings = {"collect": str(into), "tune": "off", "stall": "tune", "learned": False}
     kinds = [(OPERATIONS[name], dtype) for name in wanted.operations for dtype in dtypes]
+    total, ends = wanted.count * len(kinds), f"ends after {seconds:g} s" if seconds else "has no limit of time (--seconds)"
+    told = f"{total} problems on {device}, every candidate of each. It {ends}; Ctrl-C keeps what was measured."
+    console.print(told, soft_wrap=True, highlight=False)
     gpu = collecting.ahead(AHEAD) if device.type == "cuda" else contextlib.nullcontext()
     any_size = torch._dynamo.config.patch(force_parameter_static_shapes=False)  # one program for modules' weights of all sizes
     with options.override(**settings), any_size, for_measuring(), torch.no_grad(), told_once():
@@ -58,16 +61,21 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
                     for kind in kinds:
                         if time.monotonic() > deadline:
                             break
-                        with waits.during(f"problem {done + 1} of {wanted.count * len(kinds)}"):
+                        with waits.during(f"problem {done + 1} of {total}{_to_go(begun, done, total)}"):
                             status = max(status, _problem(console, kind, device, number, wanted))
                         done += 1
         except KeyboardInterrupt:
             status = STOPPED
-    total, measured = wanted.count * len(kinds), _benchmarked() - before
-    console.print(
-        f"{done} of {total} problems, {measured} candidates measured. Kept in {into}.", soft_wrap=True, highlight=False
-    )
+    told = f"{done} of {total} problems, {_benchmarked() - before} candidates measured. Kept in {into}."
+    console.print(told, soft_wrap=True, highlight=False)
     return status
+
+
+def _to_go(begun: float, done: int, total: int) -> str:
+    """How long the other problems take if they take as long as those that are done; "" before the first is."""
+    if not done:
+        return ""
+    return f", about {(time.monotonic() - begun) / done * (total - done) / 60:.0f} min to go"
 
 
 _compiled: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 FAILED = 2
 """Exit status when a command could not do what was asked; 1 is for a question answered with no."""
 
+REQUIRED = ("torch", "numpy", "sympy")
+"""Packages without which most commands do not run. `doctor` does, to say what is missing."""
+
 StorePlace = Annotated[
     str | None,
     typer.Option(
@@ -32,13 +35,18 @@ StorePlace = Annotated[
 
 
 class PlainErrors(TyperGroup):
-    """Commands whose PolytileErrors end the process with the message alone and status FAILED."""
+    """Commands that end with one sentence and status FAILED at a PolytileError, or where a package in REQUIRED is missing."""
 
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
         except PolytileError as error:
             typer.echo(f"polytile: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+        except ModuleNotFoundError as error:
+            if error.name not in REQUIRED:
+                raise
+            typer.echo(f"polytile: this command needs {error.name}, which is not installed; see `polytile doctor`.", err=True)
             raise typer.Exit(FAILED) from None
 
 

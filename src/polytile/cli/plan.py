@@ -13,7 +13,7 @@ app = typer.Typer(name="plan", help="Show a plan file, or compare two.", no_args
 
 
 @app.command("show")
-def show_plan(file: Annotated[Path, typer.Argument(help="A plan, as polytile.save_plan writes it.")]) -> None:
+def show_plan(file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan, as polytile.save_plan writes it.")]) -> None:
     """Show what a plan pins, and where it was made if that is not here."""
     from polytile.dispatch.planfile import Plan, differences, here
     from polytile.report import Table, show
@@ -27,8 +27,8 @@ def show_plan(file: Annotated[Path, typer.Argument(help="A plan, as polytile.sav
 
 @app.command("diff")
 def diff_plans(
-    before: Annotated[Path, typer.Argument(help="The one plan.")],
-    after: Annotated[Path, typer.Argument(help="The other plan.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="The earlier plan.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The later plan.")],
 ) -> None:
     """Show the decisions in which two plans differ. The status is 1 where they do."""
     from polytile.dispatch.planfile import Plan, compare

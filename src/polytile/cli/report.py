@@ -21,8 +21,14 @@ from polytile.problem import Problem
 from polytile.report import Table, call, packaged, pages, show
 from polytile.report.contents import Held, Report, Source, report
 from polytile.runtime import collector
+from polytile.store.jsonl import NotExported
 from polytile.store.place import Server
 from polytile.store.transfer import held, is_exported
+
+SUBJECTS = (
+    "A report takes a store (its file, a cache directory or a server's address), a file that `polytile store export` wrote, a "
+    "campaign's folder, a package (.ptp), or the profile of a call, which polytile.profile(...).save(FILE) wrote."
+)
 
 Made = Report | packaged.PackageReport | call.CallReport
 
@@ -64,13 +70,16 @@ class Subject:
 
 
 def _subject(named: str | None) -> Subject:
-    """Raises StoreError or CampaignError where it cannot be read."""
+    """Raises StoreError or CampaignError where it cannot be read, and ReportError where it is something else."""
     if named is not None and is_campaign(Path(named)):
         content = read_campaign(Path(named))
         beside = {**names_beside(content.store), **content.names}
         return Subject(named, Held(Source(str(content.store)), content.records, content.state, content.sittings), beside)
     place = store_at(named)
-    lines = held(place)
+    try:
+        lines = held(place)
+    except NotExported:
+        raise ReportError(f"{place} holds nothing to report on. {SUBJECTS}") from None
     for sentence in (*lines.damaged, lines.partial):
         if sentence:
             typer.echo(f"polytile: {sentence}.", err=True)

@@ -21,7 +21,7 @@ Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `pol
 @app.command("record", context_settings={"ignore_unknown_options": True})
 def record_sizes(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments, after `--`.")
+        list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments, after `--`.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to add to.")] = Path("sizes.json"),
 ) -> None:

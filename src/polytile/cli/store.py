@@ -52,7 +52,9 @@ def list_store(store: StorePlace = None) -> None:
 
 @app.command("show")
 def show_kernel(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")] = "",
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL", help="A kernel's name, a part of it, or the beginning of its digest.")
+    ] = "",
     store: StorePlace = None,
 ) -> None:
     """Show each measurement of a kernel: sizes, candidate, outcome, time. Without a name, list the kernels."""
@@ -83,7 +85,7 @@ def show_kernel(
 
 @app.command("export")
 def export_store(
-    file: Annotated[Path, typer.Argument(help="The file to write. JSON lines are appended to what it holds.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. JSON lines are appended to what it holds.")],
     format: Annotated[Format, typer.Option(help="JSON lines, or Kernel Tuner's T4 results.")] = Format.jsonl,
     kernel: Annotated[str, typer.Option(help="For T4: this kernel alone (its name or a part of it).")] = "",
     store: StorePlace = None,
@@ -121,7 +123,7 @@ def _export_t4(place: Place, file: Path, kernel: str) -> int:
 @app.command("import")
 def import_store(
     file: Annotated[
-        Path, typer.Argument(help="A file of JSON lines or of T4 results, as `export` or another tool writes them.")
+        Path, typer.Argument(metavar="FILE", help="JSON lines or T4 results, as `export` or another tool writes them.")
     ],
     store: StorePlace = None,
 ) -> None:
@@ -141,7 +143,7 @@ def import_store(
 
 @app.command("merge")
 def merge_store(
-    sources: Annotated[list[str], typer.Argument(help="The stores to read: files, cache directories or servers.")],
+    sources: Annotated[list[str], typer.Argument(metavar="STORE", help="Stores to read: files, cache directories or servers.")],
     store: StorePlace = None,
 ) -> None:
     """Add the measurements of other stores to this one. The others are only read."""

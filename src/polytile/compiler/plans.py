@@ -23,8 +23,8 @@ def save_plan(path: str | os.PathLike[str]) -> int:
 
     `options={"plan": path}` then makes any process run the same kernels at the same sizes, without measuring. On the same machine
     results are the same bit for bit. Run the program at all sizes that matter first: a plan covers the regimes that were met, and
-    no others (option `plan_missing`). If two programs decided differently about one kernel, the younger program's decision is
-    kept, with a warning.
+    no others (option `plan_missing`). If two programs decided differently about one kernel, or two tuners of it did, the
+    younger one's decision is kept, with a warning.
 
     Parameters
     ----------
@@ -57,13 +57,13 @@ def save_plan(path: str | os.PathLike[str]) -> int:
 
 
 def _oldest_first() -> list[MultiKernel]:
-    """Every living MultiKernel: those that only another kernel calls first, then each program's, oldest program first."""
+    """Every living MultiKernel, oldest first: those of no program by name and age, then each program's."""
     from polytile.compiler import programs as compiler
     from polytile.dispatch.registry import alive
 
     of_programs = [kernel for program in compiler.compiled_programs() for kernel in program.multikernels]
     last = {kernel: place for place, kernel in enumerate(of_programs)}
-    return sorted({*alive(), *of_programs}, key=lambda kernel: (last.get(kernel, -1), kernel.spec.name))
+    return sorted(dict.fromkeys([*alive(), *of_programs]), key=lambda kernel: last.get(kernel, -1))
 
 
 def _tell_of_conflict(before: Pinned | None, after: Pinned) -> None:

@@ -44,6 +44,6 @@ def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def alive() -> list[MultiKernel]:
-    """Every MultiKernel that some program still holds, by name."""
+    """Every MultiKernel that some program still holds, by name; those of one name in the order in which they were made."""
     with _lock:
         return sorted(_defined.values(), key=lambda multikernel: multikernel.spec.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,9 @@ def _all_dynamic(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 def capture(program: ExportedProgram, name: str) -> Captured:
     """The graph of an exported program, lowered. Raises PackageError where it has no form as a package."""
-    program = program.run_decompositions(_table())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch copies its own deprecated class
+        program = program.run_decompositions(_table())
     graph, signature = program.graph_module, program.graph_signature
     _refuse_changes(signature)
     given = _given(program)

@@ -35,6 +35,10 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))
 
 
+class NotExported(StoreError):
+    """A file holds something else than exported measurements."""
+
+
 @dataclass(frozen=True)
 class Lines:
     """What a file holds. `damaged` has a sentence for each measurement that cannot be read, `partial` one for a last line
@@ -113,7 +117,7 @@ def parse(content: bytes, name: str) -> Lines:
             else:
                 damaged.append(f"{name}: line {number} cannot be read ({why(error)}) and is left out")
     if not records and not headers and (damaged or partial):
-        raise StoreError(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
+        raise NotExported(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
     return Lines(tuple(records), tuple(damaged), partial)
 
 
@@ -124,7 +128,7 @@ def why(error: Exception) -> str:
 
 def _check_header(values: dict[str, Any], name: str) -> None:
     if values["format"] != FORMAT:
-        raise StoreError(f"{name} does not hold exported measurements but {values['format']!r}.")
+        raise NotExported(f"{name} does not hold exported measurements but {values['format']!r}.")
     if values.get("version") != VERSION:
         raise StoreError(
             f"{name} holds measurements in version {values.get('version')}, and this polytile reads version {VERSION}; "
