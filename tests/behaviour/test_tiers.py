@@ -222,7 +222,7 @@ def test_a_graph_that_calls_hardly_run_is_built_after_kernels_for_known_regimes(
     rare.seconds, common.seconds = 0.01, 0.9
     alive.seconds += 1.0
     assert [job.matters() for job in jobs] == [False, True]
-    assert [job.disturbs for job in jobs] == [Disturbance.COMPUTES, Disturbance.NONE]
+    assert [job.disturbs for job in jobs] == [Disturbance.COMPILES, Disturbance.NONE]
     assert jobs[0].urgency() < (Predict.rank,) < jobs[1].urgency()
     rare.seconds = 0.2
     assert jobs[0].matters()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polytile import options, store
-from polytile.runtime import launcher
+from polytile.runtime import background, launcher
 from polytile.tuning import racing
 from polytile.tuning.isolation import attempts
 from tests.dispatch.helpers import Call
@@ -41,6 +41,12 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """No race is disturbed, whatever else the machine does."""
     monkeypatch.setattr(racing._Race, "disturbed", lambda race: 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_calls_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program has made calls, whatever other tests have called: candidates are measured outside them."""
+    monkeypatch.setattr(background.background, "threads", 0)
 
 
 class Everything(set[Any]):

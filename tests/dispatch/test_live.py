@@ -13,7 +13,7 @@ import torch
 
 from polytile import store
 from polytile.dispatch.multikernel import MultiKernel
-from polytile.runtime import background
+from polytile.runtime import background, openmp
 from polytile.store.records import LIVE
 from tests.dispatch.helpers import Fake, arguments, double
 from tests.dispatch.test_stall import PATIENCE, call, never, threads_that_ran
@@ -53,6 +53,18 @@ def test_what_is_faster_in_the_programs_own_calls_takes_over() -> None:
     assert decision.candidate == "fast" and "own calls" in decision.provenance
     rows = store.current().measurements()
     assert {row.candidate for row in rows if dict(row.state).get(LIVE)} == {"slow", "fast"}
+
+
+def test_on_a_cpu_calls_try_candidates_as_long_as_the_threads_of_their_loops_are_there(
+    monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
+) -> None:
+    """Though no call comes: beside those threads, loops of several threads start slowly."""
+    monkeypatch.setattr(background.background, "last_call", 0.0)
+    monkeypatch.setattr(openmp, "is_crowded", lambda threads: True)
+    slow, fast = Fake("slow", predicted=1e-5, call=lasting(2e-3)), Fake("fast", predicted=1.1e-5)
+    kernel = never(slow, fast, explore=1.0)
+    called_until_measured(kernel)
+    assert kernel.decisions[0].candidate == "fast" and not fake_clock
 
 
 def test_a_candidate_that_fails_in_a_call_is_given_up_and_the_call_goes_on() -> None:

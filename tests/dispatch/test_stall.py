@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from polytile.counters import counters
-from polytile.dispatch.learning import Load, Measure, Predict
+from polytile.dispatch.learning import Compile, Load, Measure, Predict
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
 from polytile.runtime.background import Disturbance
 from tests.dispatch.helpers import Fake, arguments, double, new_process, spec
+from tests.waiting import until
 
 PATIENCE = 60.0
 
@@ -89,6 +91,25 @@ def test_the_librarys_kernel_serves_until_the_best_predicted_is_compiled(fake_cl
     assert background.wait(PATIENCE)
     call(kernel)
     assert kernel.decisions[0].candidate == "fast" and fast.calls
+
+
+def test_a_regime_whose_kernel_is_there_does_not_wait_for_the_rest_after_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
+) -> None:
+    made, alive = threading.Event(), background.background
+    monkeypatch.setattr(alive, "last_call", math.inf)  # calls go on
+    monkeypatch.setattr(alive, "_compile_rest_until", math.inf)
+    library = Fake("library", 2e-5, 2e-5, origin="library")
+    lacking, there = never(Compiling("fast", 1e-5, 1e-5, made=made), library, tune="off"), never(Fake("own"), library, tune="off")
+    with alive.held():
+        call(lacking)
+        call(there)
+    until(lambda: there.decisions, "the decision for the kernel that is there")
+    until(lambda: [type(job) for job in background.pending()] == [Compile], "what is to be compiled")
+    assert not lacking.decisions
+    made.set()
+    assert background.wait(PATIENCE)
+    assert lacking.decisions[0].candidate == "fast"
 
 
 def test_where_nothing_may_be_measured_the_best_predicted_is_the_last_word(fake_clock: list[str]) -> None:
@@ -175,4 +196,4 @@ def test_measuring_on_a_cpu_takes_what_the_thread_computes_however_long_other_pr
     kernel = never(Fake("own"), Fake("library", origin="library"))
     assert kernel.learning is not None
     job = Measure(kernel.learning, weakref.ref(kernel), 0, (), (), frozenset())
-    assert job.disturbs is Disturbance.COMPUTES
+    assert job.disturbs is Disturbance.COMPILES

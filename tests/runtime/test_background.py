@@ -121,7 +121,7 @@ def test_a_call_gets_the_gil_soon_while_the_thread_works_and_as_always_while_it_
     until(lambda: sys.getswitchinterval() == pytest.approx(usual), "the thread sleeps")
 
 
-@pytest.mark.parametrize("disturbs", [Disturbance.COMPUTES, Disturbance.MEASURES])
+@pytest.mark.parametrize("disturbs", [Disturbance.COMPUTES, Disturbance.COMPILES, Disturbance.MEASURES])
 def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Background, disturbs: Disturbance) -> None:
     done: list[str] = []
 
@@ -136,6 +136,24 @@ def test_what_takes_time_from_calls_waits_for_the_end_of_a_rest(beside_calls: Ba
     assert done == ["first", "free"]
     assert beside_calls.wait(60)  # who waits is not made to wait for rests
     assert done == ["first", "free", "second"]
+
+
+def test_what_needs_no_compiler_does_not_wait_for_the_end_of_the_rest_after_one(
+    beside_calls: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_SECONDS", 0.0)  # this thread's own work counts for nothing
+    done: list[str] = []
+
+    def compiled() -> None:
+        beside_calls.helped += 1.0
+        done.append("compiled")
+        beside_calls.submit(Work(lambda: done.append("compiled again"), Disturbance.COMPILES, lambda: 2.0))
+        beside_calls.submit(Work(lambda: done.append("computed"), Disturbance.COMPUTES, lambda: 1.0))
+
+    beside_calls.submit(Work(compiled, Disturbance.COMPILES))
+    until(lambda: "computed" in done, "the job that needs no compiler")
+    assert done == ["compiled", "computed"]
+    assert beside_calls.wait(60) and done == ["compiled", "computed", "compiled again"]
 
 
 def test_what_delayed_no_call_is_followed_by_no_rest(beside_calls: Background) -> None:

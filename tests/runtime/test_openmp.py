@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import polytile
 from polytile.compiler import tiers
 from polytile.runtime import background, openmp
 from polytile.runtime.background import Background, Disturbance
@@ -58,6 +59,41 @@ def test_work_in_the_background_leaves_no_thread_behind() -> None:
     done(loop)
     assert len(begun) >= 3
     until(lambda: not begun & set(os.listdir(TASKS)), "the threads of the loop have ended")
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="nothing says which threads this process has")
+@pytest.mark.skipif(openmp.runtime() is None or openmp.runtime().pause is None, reason="not GNU's runtime")
+def test_who_waits_leaves_no_thread_beside_what_is_measured() -> None:
+    """Beside the threads of another team, loops of two threads took 30 µs to start on two cores."""
+    before, ended = torch.get_num_threads(), list[bool]()
+    openmp.end_team()
+    try:
+        openmp.set_threads(3)
+        others = set(os.listdir(TASKS))
+        torch.ones(1 << 20).sin()
+        begun = set(os.listdir(TASKS)) - others
+
+        def measured() -> None:
+            until(lambda: not begun & set(os.listdir(TASKS)), "the caller's threads have ended")
+            ended.append(True)
+
+        with background.background.held():
+            background.submit(Work(measured))
+            assert len(begun) >= 2 and not ended
+        assert polytile.wait(timeout=2 * PATIENCE) and ended
+    finally:
+        openmp.set_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "crowded"), [(1, 1, False), (1, 2, False), (2, 2, True), (2, 3, False), (8, 16, False), (16, 16, True)]
+)
+def test_two_teams_are_too_many_where_they_have_more_threads_than_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, threads: int, cores: int, crowded: bool
+) -> None:
+    monkeypatch.setattr(openmp, "usable_cores", lambda: cores)
+    known = openmp.runtime()
+    assert openmp.is_crowded(threads) is (crowded and known is not None and known.pause is not None)
 
 
 def test_a_team_that_has_ended_starts_again() -> None:

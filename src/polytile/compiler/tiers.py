@@ -233,7 +233,7 @@ class _Build:
     @property
     def disturbs(self) -> Disturbance:
         """Building is paced by itself (builder.py)."""
-        return Disturbance.NONE if self.graph.settled or self.matters() else Disturbance.COMPUTES
+        return Disturbance.NONE if self.graph.settled or self.matters() else Disturbance.COMPILES
 
     def urgency(self) -> tuple[float, ...]:
         return 2.0 if self.matters() else 0.5, self.graph.seconds

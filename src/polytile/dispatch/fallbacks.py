@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,10 +142,9 @@ class Fallbacks:
         if looked in self._looked:
             return
         self._looked.add(looked)
-        for fields, cell in cells_around(keys, ints, cells, self._varying or keys.bucketed):
-            if fields not in self._cells:
-                self._cells[fields] = cell
-                self._orders[pack_words(fields)] = bytes(self._order(fields))
+        for fields, cell in cells_around(keys, ints, cells, self._varying or keys.bucketed, self._cells):
+            self._cells[fields] = cell
+            self._orders[pack_words(fields)] = bytes(self._order(fields))
         if len(self._cells) > MOST_CELLS:
             self._forget_cells()
 
@@ -271,8 +270,10 @@ def _is_valid(candidate: Candidate, cell: Cell | None, keys: Keys, at_any: bool)
     return True
 
 
-def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collection[str]) -> list[tuple[KeyFields, Cell]]:
-    """The cells nearest to the one of these integers, by half octaves."""
+def cells_around(
+    keys: Keys, ints: Sequence[int], cells: int, varying: Collection[str], known: Container[KeyFields] = ()
+) -> list[tuple[KeyFields, Cell]]:
+    """The cells nearest to the one of these integers, by half octaves, without those that are `known`."""
     own = regime.cell_of(keys.fields(ints), keys.size_codes)
     codes = [(name, code) for name, code in zip(keys.size_names, keys.size_codes, strict=True) if code != regime.IGNORE]
     places = {place: name for place, (name, code) in enumerate(codes) if code == regime.BUCKET}
@@ -284,11 +285,13 @@ def cells_around(keys: Keys, ints: Sequence[int], cells: int, varying: Collectio
     cells_by_distance = []
     for move in moves[:cells]:
         at = {place: field for place, (_, field) in zip(places, move, strict=True)}
+        fields = tuple(at.get(place, field) for place, field in enumerate(own))
+        if fields in known:
+            continue
         ends = {places[place]: regime.bounds(field) for place, field in at.items()}
         every = itertools.product(*ends.values()) if len(ends) <= MOST_DIRECTIONS else zip(*ends.values(), strict=True)
         corners = tuple({**call, **dict(zip(ends, corner, strict=True))} for corner in every)
         middle = {name: math.isqrt(low * high) for name, (low, high) in ends.items()}
-        fields = tuple(at.get(place, field) for place, field in enumerate(own))
         cells_by_distance.append((fields, Cell({**call, **middle}, corners)))
     return cells_by_distance
 

@@ -1,7 +1,8 @@
 """How a MultiKernel decides with the option stall="never": the dispatch table always answers, and the background decides.
 
     a call meets an open regime    the table runs a leaf (fallbacks.py) and notes the call    on the caller's thread
-    Predict    what is known or predicted to be fastest is compiled, loaded and serves next   in the background
+    Predict    what is known or predicted to be fastest is loaded and serves next             in the background
+    Compile    the same, where that is not compiled yet                                       in the background
     Measure    the shortlist is compiled, checked and measured, on arguments made up for it   in the background
     Refine     the same at sizes that come often, in a regime that was measured at others     in the background
 """
@@ -26,7 +27,7 @@ from polytile.dispatch import agreement, leases, recorded, refiner, selector, un
 from polytile.dispatch.leases import Lease
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
-from polytile.runtime import background, programs
+from polytile.runtime import background, openmp, programs
 from polytile.runtime import compile as compiling
 from polytile.runtime.background import Disturbance
 from polytile.runtime.dispatcher import deciding
@@ -48,6 +49,7 @@ def wait(timeout: float | None = None) -> bool:
     def left() -> float | None:
         return None if end is None else max(0.0, end - time.monotonic())
 
+    openmp.end_team()  # beside it the background's loops start slowly, and parallel candidates lose
     with background.background.hurried():
         while True:
             if not background.wait(left()):
@@ -94,6 +96,9 @@ class Learning:
         """Loads a form once it is compiled, to serve undecided regimes."""
         form.when_ready(lambda: background.submit(Load(self, self._owner, 0, (), (), frozenset(), form)))
 
+    def compile(self, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
+        self._ask(Compile, key, ints, pointers)
+
     def measure(self, key: int, ints: tuple[int, ...]) -> None:
         self._ask(Measure, key, ints, ())
 
@@ -134,7 +139,7 @@ class _Job:
     def disturbs(self) -> Disturbance:
         """On a CPU, what is measured is computed by this thread; a GPU it keeps from calls while it waits."""
         owner = self.owner()
-        return Disturbance.MEASURES if owner is not None and owner.spec.target.type == "cuda" else Disturbance.COMPUTES
+        return Disturbance.MEASURES if owner is not None and owner.spec.target.type == "cuda" else Disturbance.COMPILES
 
     def urgency(self) -> tuple[float, ...]:
         """Among jobs of a kind, what calls of the regime have spent in the kernel so far, in predicted seconds."""
@@ -159,15 +164,27 @@ class _Job:
 
 
 class Predict(_Job):
-    """Puts what an earlier process has decided, or what is known or predicted to be fastest, into the table."""
+    """Puts what an earlier process has decided, or what is known or predicted to be fastest, into the table. If that is to be
+    compiled, it asks for it: the kernels of many regimes are loaded while one is compiled, and rested from."""
 
     disturbs = Disturbance.COMPUTES
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
         recorded.resume_regime(owner, owner.keys.unpack(self.key))
-        unmeasured.decide(owner, self.ints, self.pointers, self.key)
+        if not unmeasured.decide(owner, self.ints, self.pointers, self.key, compiling=False):
+            self.learning.compile(self.key, self.ints, self.pointers)
         owner.fill_open_regimes(self.ints)
+
+
+class Compile(_Job):
+    """Compiles what is predicted to be fastest, and puts it into the table."""
+
+    disturbs = Disturbance.COMPILES
+    rank = 1.0
+
+    def work(self, owner: MultiKernel) -> None:
+        unmeasured.decide(owner, self.ints, self.pointers, self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,15 +203,16 @@ class Load(_Job):
 
 
 class Measure(_Job):
-    """Puts the candidate that was measured to be fastest into the table. While the program makes calls, candidates are tried on
-    these calls; if that is not possible, they are measured outside calls, with rests in between."""
+    """Puts the candidate that was measured to be fastest into the table. While the program makes calls, and on a CPU as long as
+    the threads of its loops are there, candidates are tried on its calls. If that is not possible, they are measured outside
+    calls, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
         if (args := _example_arguments(owner, self.ints, self.key)) is None:
             return
         if (lease := _take_lease(owner, args)) is None:
             background.submit(Await(self.learning, self.owner, self.key, self.ints, self.pointers, self.programs))
-        elif not background.background.is_quiet() and (trial := _begin_trial(owner, args)) is not None:
+        elif not _measures_as_calls_run(owner.spec.target) and (trial := _begin_trial(owner, args)) is not None:
             trial.lease = lease
             self.learning.trials[self.key] = trial
         else:
@@ -244,6 +262,14 @@ def _take_lease(owner: MultiKernel, args: tuple[Any, ...]) -> Lease | None:
     with owner.in_background():
         request = owner.request(owner.planned_key(args), owner.spec.ints_of(args), args)
         return None if agreement.waits(request) else leases.take(request)
+
+
+def _measures_as_calls_run(target: torch.device) -> bool:
+    """Whether candidates take as long on this thread now as in calls: none comes, and the threads that calls' loops have left
+    waiting do not slow down the loops of this thread. Who waits has ended those threads."""
+    alive = background.background
+    crowded = target.type == "cpu" and not alive.is_waited_for() and openmp.is_crowded(alive.threads)
+    return alive.is_quiet() and not crowded
 
 
 def _begin_trial(owner: MultiKernel, args: tuple[Any, ...]) -> LiveTrial | None:

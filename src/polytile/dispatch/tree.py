@@ -100,10 +100,11 @@ class DecisionTree:
     def _doubtful(
         self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
     ) -> Iterator[tuple[Node, Decision]]:
-        """Nodes near the new decision whose own decisions are not expected to hold all over their regimes. There are none if no
-        prediction says how time grows: a neighbour's times do not say where the order of two changes."""
+        """Nodes near the new decision whose own decisions are not expected to hold all over their regimes. There are none if
+        nothing was measured for it, or no prediction says how time grows: a neighbour's times do not say where the order of two
+        changes."""
         known = {candidate.name: candidate for candidate in candidates}
-        if not all(candidate.foreseen for candidate in known.values()):
+        if not Evidence.from_decision(new).seconds or not all(candidate.foreseen for candidate in known.values()):
             return
         expectation = Expectation(known, full, self.keys.bucketed)
         near = [

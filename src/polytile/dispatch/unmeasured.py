@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from polytile import options as settings
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp import CompiledCandidate
 from polytile.counters import counters
 from polytile.dispatch import selector
 from polytile.dispatch.ahead import compile_elsewhere, start_compiling
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
 
 
 def decide(
-    owner: MultiKernel, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None, measured: bool = True
-) -> None:
+    owner: MultiKernel,
+    ints: Sequence[int],
+    pointers: Sequence[int] = (),
+    key: int | None = None,
+    measured: bool = True,
+    compiling: bool = True,
+) -> bool:
     """Compiles the candidate that is known to be fastest at these integers, or predicted to be if nothing is known, and makes
     calls there run it. `key` is the key of the call, if there was one; without pointers, tensors count as aligned. If measuring
-    could change the choice, the background measures, unless `measured` is false."""
+    could change the choice, the background measures, unless `measured` is false. Without `compiling`, decides nothing where a
+    compiler is needed. Returns whether nothing is left to compile."""
     ints, decision = tuple(ints), None
     with settings.restored({**owner.options, "stall": "compile"}), counters.stage("choosing"):
         called, key = key, owner.planned_key(ints) if key is None else key
@@ -34,9 +41,11 @@ def decide(
                 if decision is not None:
                     break
                 if called is not None and not owner.dispatcher.is_open(key):
-                    return  # it was subdivided or forgotten meanwhile
+                    return True  # it was subdivided or forgotten meanwhile
                 request = owner.request(key, ints, None, pointers)
                 wanted = owner.decide(request)
+            if not (compiling or is_compiled(request.named(wanted.candidate))):
+                return False
             with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
                 compile_elsewhere(owner, [request.named(wanted.candidate)])
                 request.named(wanted.candidate).prepare()
@@ -50,6 +59,12 @@ def decide(
         better = measured and decision.link in selector.UNMEASURED and measuring()
         if owner.learning is not None and (better or settings.get("collect")):
             owner.learning.measure(key, ints)
+    return True
+
+
+def is_compiled(candidate: Candidate) -> bool:
+    """Whether a candidate can be loaded without a compiler."""
+    return candidate.ready() or (isinstance(candidate, CompiledCandidate) and candidate.is_cached())
 
 
 def prepare_everywhere(owner: MultiKernel, ints: Sequence[int], varying: Collection[str]) -> Candidate | None:

@@ -56,12 +56,16 @@ each of some hundred operators. With 0.2 ms, calls of a 6-layer decoder on an H2
 
 class Disturbance(enum.Enum):
     """How a job disturbs calls. NONE: hardly, or calls wait for its result, so that it must not wait for the end of a rest.
-    COMPUTES: this thread computes, and calls leave a core to another process that works for the job. MEASURES: it keeps a GPU
-    busy all of its time."""
+    COMPUTES: this thread computes. COMPILES: it does, and calls may leave a core to another process that works for the job.
+    MEASURES: it keeps a GPU busy all of its time."""
 
     NONE = enum.auto()
     COMPUTES = enum.auto()
+    COMPILES = enum.auto()
     MEASURES = enum.auto()
+
+
+EVERY_DISTURBANCE = frozenset(Disturbance) - {Disturbance.NONE}
 
 
 class Job(Protocol):
@@ -114,7 +118,9 @@ class Background:
         """The thread sleeps by acquiring this lock; a release wakes it."""
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
-        self._rest_until = 0.0
+        self._rest_until = self._compile_rest_until = 0.0
+        """Ends of the rest from what this thread has computed or measured, and of the rest from what another process has taken
+        for it: a compiler takes so long that what needs none does not wait for the end of the latter."""
         self._interval = sys.getswitchinterval()
         """Python's switch interval while the thread sleeps."""
         self._waiting = self._held = 0
@@ -273,13 +279,13 @@ class Background:
                 own = CALL_SECONDS * (computed - before)  # what finding the job took included
                 taken = {
                     Disturbance.NONE: CALL_SECONDS * (found - before),
-                    Disturbance.COMPUTES: own + self.helped - helped,
+                    Disturbance.COMPUTES: own,
+                    Disturbance.COMPILES: own,
                     Disturbance.MEASURES: max(own, time.monotonic() - begun),
                 }[job.disturbs]
-                rest = 0.0 if self.is_quiet() else REST * taken  # what delayed no call is followed by no pause
                 with self._change:
                     self._running = None
-                    self._rest_until = max(self._rest_until, time.monotonic()) + rest
+                    self._rest(taken, self.helped - helped if job.disturbs is not Disturbance.NONE else 0.0)
                     self._change.notify_all()
             del job
         sys.setswitchinterval(self._interval)
@@ -295,18 +301,32 @@ class Background:
         self._bell.acquire(timeout=seconds)
         self._wakes()
 
+    def _rest(self, taken: float, helped: float) -> None:
+        """Begins to rest from what this thread, and another process for it, have taken from calls. What delayed no call is
+        followed by no rest."""
+        factor, now = 0.0 if self.is_quiet() else REST, time.monotonic()
+        self._rest_until = max(self._rest_until, now) + factor * taken
+        self._compile_rest_until = max(self._compile_rest_until, now) + factor * helped
+
     def _rests(self) -> bool:
-        """Whether the thread leaves jobs that disturb calls until later."""
+        """Whether the thread leaves all jobs that disturb calls until later."""
         return time.monotonic() < self._rest_until and not self.is_quiet()
+
+    def _left_for_later(self) -> tuple[frozenset[Disturbance], float]:
+        """Which jobs the thread leaves until later, and for how many seconds at most, -1 for none."""
+        if self._rests():
+            return EVERY_DISTURBANCE, self._rest_until - time.monotonic()
+        left = self._compile_rest_until - time.monotonic()
+        return (frozenset(), -1) if left <= 0 or self.is_quiet() else (frozenset({Disturbance.COMPILES}), left)
 
     def _next(self) -> Job | None:
         """Waits for the next job to run; None after `close`. Ranks the jobs without holding the lock, which submitting calls
         need."""
         while not self._closed:
-            rests = self._rests()  # before sources are heard: who does not ring, as the thread rests, is heard now or later
+            later, rest = self._left_for_later()  # before sources are heard: who does not ring in a rest is heard now or later
             self.hear()
             with self._change:
-                jobs = [one for one in self._jobs if not rests or one.disturbs is Disturbance.NONE] if not self._held else ()
+                jobs = [one for one in self._jobs if one.disturbs not in later] if not self._held else ()
             job = max(jobs, key=_urgency, default=None)
             with self._change:
                 if job is not None and not self._held and any(job is one for one in self._jobs):
@@ -314,8 +334,7 @@ class Background:
                     self._running = job
                     return job
             if job is None:
-                rest = self._rest_until - time.monotonic()
-                self._sleep(max(0.0, min(rest, QUIET_SECONDS)) if rests else -1)
+                self._sleep(max(0.0, min(rest, QUIET_SECONDS)) if later else -1)
         return None
 
     def after_fork(self) -> None:

@@ -3,6 +3,7 @@
     at_most(n)          within the block, loops use at most n threads
     set_threads(n)      from now on, loops use n threads
     end_team()          ends the threads that this thread's loops have left waiting
+    is_crowded(n)       whether loops of n threads on two threads slow down each other
     asleep()            within the block, threads sleep between loops instead of spinning
     awake()             within a block within that one, they spin
 
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from polytile.runtime import pytorch
+from polytile.runtime.cpu import usable_cores
 
 PAUSE_SOFT = 1
 """omp_pause_soft: ends threads, keeps settings."""
@@ -101,6 +103,13 @@ def end_team() -> None:
     functions = runtime()
     if functions is not None and functions.pause is not None:
         functions.pause(PAUSE_SOFT)
+
+
+def is_crowded(threads: int) -> bool:
+    """Whether the process has more threads than cores once two of its threads have run loops of so many threads. Each loop then
+    takes longer to start, 30 µs on two cores."""
+    functions = runtime()
+    return functions is not None and functions.pause is not None and threads > 1 and 2 * threads - 1 > usable_cores()
 
 
 @contextlib.contextmanager
