@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import itertools
 import logging
 import re
 import types
@@ -57,8 +58,8 @@ def memo_of(loaded: Any, root: Any, function: types.FunctionType, module: Any) -
     the guards read something else than facts can tell, or differ from what is known of torch here.
 
     `loaded` is the launcher, and `root` the root of the tree of guards."""
-    reads = Reads(Facts(loaded.type_version), function, module)
     try:
+        reads = Reads(Facts(loaded.type_version), function, module)
         reads.tree(root)
         facts, owned = reads.facts.in_order(), reads.facts.owned()
         return loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
@@ -79,11 +80,24 @@ class Reads:
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         self._locals: dict[str, Any] = dict.fromkeys(names, ARGUMENT)
+        for name in self._changeable_defaults():
+            del self._locals[name]
+        if module is not None and code.co_argcount == 0:
+            raise Unknown("a module among the items of an argument")
         if module is not None:
             self._locals[names[0]] = module
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if name not in self._locals:
                 self._locals[name] = cell
+
+    def _changeable_defaults(self) -> list[str]:
+        """The parameters whose default values may change in what guards read of them. A signature has only what is given."""
+        function, code = self._function, self._function.__code__
+        defaults = self.facts.constant(self.facts.pointer(function, "__defaults__")) or ()
+        values = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+        named = self.facts.pointer(function, "__kwdefaults__") or {}
+        values |= {name: self.facts.constant(self.facts.item(named, name)) for name in named}
+        return [name for name, value in values.items() if not (_is_constant(value) or isinstance(value, FUNCTIONS))]
 
     def tree(self, root: Any) -> None:
         for tensor in TENSORS:  # which have no attributes that guards say tensors lack
@@ -122,9 +136,17 @@ class Reads:
             if type(accessor).__name__ not in ITEMS_OF_ARGUMENTS:
                 raise Unknown(type(accessor).__name__)
             self._argument(child)
+        if type(manager) is dynamo.DictGuardManager:
+            for each in itertools.chain.from_iterable(manager.get_key_value_managers().values()):
+                if each is not None:
+                    self._argument(each)
+        elif type(manager) is not dynamo.GuardManager:
+            raise Unknown(type(manager).__name__)
 
     def _node(self, manager: Any, value: Any, versioned: bool = False) -> None:
         self.facts.type_of(value, versioned)
+        if type(value) in TENSORS:
+            self.tensors[id(value)] = value
         for leaf in manager.get_leaf_guards():
             self._leaf(leaf, value)
         if type(manager) is dynamo.DictGuardManager:
@@ -156,8 +178,10 @@ class Reads:
         if kind == "TypeMROGuardAccessor":
             facts.version(value)
             return value.__mro__
-        if kind in ("DictGetItemGuardAccessor", "GetItemGuardAccessor", "TupleGetItemGuardAccessor", "ListGetItemGuardAccessor"):
+        if kind in ("DictGetItemGuardAccessor", "TupleGetItemGuardAccessor", "ListGetItemGuardAccessor"):
             return facts.item(value, ast.literal_eval(_argument_of(accessor)))
+        if kind == "GetItemGuardAccessor":
+            return facts.subscript(value, ast.literal_eval(_argument_of(accessor)))
         if kind == "GetAttrGuardAccessor":
             return facts.attribute(value, _argument_of(accessor))
         if kind == "GenericGetAttrGuardAccessor":
@@ -172,7 +196,7 @@ class Reads:
         if kind == "EQUALS_MATCH" and _is_constant(value):
             self.facts.constant(value)
         elif kind in ("TENSOR_MATCH", "NO_TENSOR_ALIASING") and type(value) in TENSORS:
-            self.tensors[id(value)] = value
+            return
         elif kind in ("LENGTH_CHECK", "DICT_LENGTH"):
             self.facts.length(value)
         elif kind == "DICT_CONTAINS":
@@ -191,7 +215,7 @@ class Reads:
         elif kind == "TORCH_FUNCTION_MODE_STACK" and torch._C._len_torch_function_stack() == 0:
             self.modes.append((torch._C._len_torch_function_stack, 0))
         elif kind == "DEFAULT_DEVICE":
-            self.facts.item(vars(torch.utils._device), "CURRENT_DEVICE")
+            self.facts.constant(self.facts.item(vars(torch.utils._device), "CURRENT_DEVICE"))
         elif kind == "LAMBDA_GUARD" and len(text) == 1 and text[0].startswith(HOOKS_OF_SAVED_TENSORS):
             if torch._functorch._aot_autograd.utils.top_saved_tensors_hooks() is not None:
                 raise Unknown(kind)
@@ -239,7 +263,7 @@ class Reads:
         if isinstance(node.value, ast.Name) and node.value.id == "L":
             return self._local(key)
         value = self._value(node.value)
-        return value if value is ARGUMENT or value is None else self.facts.item(value, key)
+        return value if value is ARGUMENT or value is None else self.facts.subscript(value, key)
 
     def _call(self, node: ast.Call) -> None:
         """A method of a tensor that tells its sizes, a function of the module math, or a number by way of a tensor."""
@@ -292,6 +316,9 @@ CONSTANTS = (
     torch.Size,
 )  # fmt: skip
 """Types of values that never change."""
+
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+"""Types of default values of which guards on arguments read no more than which ones they are."""
 
 
 def _is_constant(value: Any) -> bool:
