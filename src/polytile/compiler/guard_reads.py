@@ -22,7 +22,7 @@ import itertools
 import logging
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ log = logging.getLogger("polytile")
 
 ARGUMENT = object()
 """What stands for an argument of a call, or something in one."""
+
+PART = 8
+"""Nodes of a tree in a part of a memo. One takes 20 to 50 µs."""
 
 OF_ARGUMENTS = (
     "TYPE_MATCH", "TENSOR_MATCH", "LENGTH_CHECK", "NO_HASATTR", "DIMENSION_DYNAMIC_MARKING_GUARD", "EQUALS_MATCH", "NONE_MATCH",
@@ -58,14 +61,41 @@ def memo_of(loaded: Any, root: Any, function: types.FunctionType, module: Any) -
     the guards read something else than facts can tell, or differ from what is known of torch here.
 
     `loaded` is the launcher, and `root` the root of the tree of guards."""
-    try:
+    making = Making(loaded, root, function, module)
+    while not making.done:
+        making()
+    return making.memo
+
+
+class Making:
+    """A memo in the making. Each call makes a part of it, so that a call of the model that has a part made takes hardly longer. What
+    changes in between is noticed in the end, when all facts are compared."""
+
+    def __init__(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> None:
+        self.memo, self.done = None, False
+        """The memo, once it is made. None if there can be none."""
+        self._function, self._parts = function, self._make(loaded, root, function, module)
+
+    def __call__(self) -> Any:
+        """Returns the memo, and this object itself as long as there is more to make."""
+        if not self.done and not self._parts.gi_running:  # in another thread
+            try:
+                self.done = not next(self._parts)
+            except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
+                self.done = True
+                log.debug("guards of %s are evaluated in each call: %s", self._function.__qualname__, why)
+        return self.memo if self.done else self
+
+    def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[bool]:
+        """Yields whether there is more to make."""
         reads = Reads(Facts(loaded.type_version), function, module)
         reads.tree(root)
+        while reads.go_on(PART):
+            yield True
         facts, owned = reads.facts.in_order(), reads.facts.owned()
-        return loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
-    except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
-        log.debug("guards of %s are evaluated in each call: %s", function.__qualname__, why)
-        return None
+        yield True
+        self.memo = loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
+        yield False
 
 
 class Reads:
@@ -77,6 +107,8 @@ class Reads:
         """Tensors whose metadata guards compare, by their addresses."""
         self.modes: list[tuple[Callable[[], Any], Any]] = []
         """Functions and what they answer as long as torch is in the mode in which guards hold."""
+        self._left: list[tuple[Any, Any, bool]] = []
+        """Nodes of the tree that have not been gone to: managers of guards, their values, and whether these are versioned."""
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         self._locals: dict[str, Any] = dict.fromkeys(names, ARGUMENT)
@@ -107,7 +139,7 @@ class Reads:
         for accessor, child in zip(root.get_accessors(), root.get_child_managers(), strict=True):
             kind = type(accessor).__name__
             if kind == "GlobalsGuardAccessor":
-                self._node(child, self._function.__globals__)
+                self._go_to(child, self._function.__globals__)
             elif kind == "FrameLocalsGuardAccessor":
                 self._variable(child, _argument_of(accessor))
             else:
@@ -115,12 +147,21 @@ class Reads:
         for leaf in root.get_epilogue_lambda_guards():
             self._expressions(leaf)
 
+    def go_on(self, count: int) -> bool:
+        """Notes what so many more nodes of the tree read. Returns whether some are left."""
+        for manager, value, versioned in [self._left.pop() for _ in range(min(count, len(self._left)))]:
+            self._node(manager, value, versioned)
+        return bool(self._left)
+
+    def _go_to(self, manager: Any, value: Any, versioned: bool = False) -> None:
+        self._left.append((manager, value, versioned))
+
     def _variable(self, manager: Any, name: str) -> None:
         value = self._local(name)
         if value is ARGUMENT:
             self._argument(manager)
         else:
-            self._node(manager, value)
+            self._go_to(manager, value)
 
     def _local(self, name: str) -> Any:
         value = self._locals[name]
@@ -143,7 +184,7 @@ class Reads:
         elif type(manager) is not dynamo.GuardManager:
             raise Unknown(type(manager).__name__)
 
-    def _node(self, manager: Any, value: Any, versioned: bool = False) -> None:
+    def _node(self, manager: Any, value: Any, versioned: bool) -> None:
         self.facts.type_of(value, versioned)
         if type(value) in TENSORS:
             self.tensors[id(value)] = value
@@ -155,7 +196,7 @@ class Reads:
         if type(manager) is not dynamo.GuardManager:
             raise Unknown(type(manager).__name__)
         for accessor, child in zip(manager.get_accessors(), manager.get_child_managers(), strict=True):
-            self._node(child, self._step(accessor, value), type(accessor).__name__ in VERSIONED)
+            self._go_to(child, self._step(accessor, value), type(accessor).__name__ in VERSIONED)
 
     def _keys_and_values(self, manager: Any, value: Any) -> None:
         """Notes what guards on a dictionary's keys, by their order, and their values read."""
@@ -163,7 +204,7 @@ class Reads:
         for place, managers in manager.get_key_value_managers().items():
             for each, found in zip(managers, keys[place], strict=True):
                 if each is not None:
-                    self._node(each, found, versioned=True)
+                    self._go_to(each, found, versioned=True)
 
     def _step(self, accessor: Any, value: Any) -> Any:
         """What an accessor leads to from a value."""
