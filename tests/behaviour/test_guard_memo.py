@@ -78,7 +78,10 @@ class Guarded:
         assert isinstance(function, types.FunctionType)
         cached = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)[0]
         self.manager, self.model, self.names = cached.guard_manager, model, function.__code__.co_varnames
-        self.memo = guard_reads.memo_of(entry.module(), self.manager.root, function, model)
+        making = guard_reads.Making(entry.module(), self.manager.root, function, model)
+        while not making.done:
+            making()
+        self.memo = making.memo
 
     def hold(self, *given: Any) -> bool:
         return bool(self.manager.root.check(dict(zip(self.names, (self.model, *given, 1), strict=False))))

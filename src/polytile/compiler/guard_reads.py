@@ -1,7 +1,7 @@
 """What Dynamo's guards of a compiled code read besides the arguments of a call, so that C can tell whether it has changed.
 
 A tree of guards goes from the function's globals, closure and module through attributes and items to values, and compares these.
-`memo_of` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
+`Reads` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
 a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares
 facts in less time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
 
@@ -36,6 +36,8 @@ log = logging.getLogger("polytile")
 ARGUMENT = object()
 """What stands for an argument of a call, or something in one."""
 
+END = object()
+
 PART = 8
 """Nodes of a tree in a part of a memo. One takes 20 to 50 µs."""
 
@@ -56,46 +58,37 @@ LACKS = r"(?:not )?hasattr\(.*?, ['\"](\w+)['\"]\)(?: == False)?\s*(?:#.*)?"
 HOOKS_OF_SAVED_TENSORS = "torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"
 
 
-def memo_of(loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Any:
-    """A memo for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not None. None if
-    the guards read something else than facts can tell, or differ from what is known of torch here.
-
-    `loaded` is the launcher, and `root` the root of the tree of guards."""
-    making = Making(loaded, root, function, module)
-    while not making.done:
-        making()
-    return making.memo
-
-
 class Making:
-    """A memo in the making. Each call makes a part of it, so that a call of the model that has a part made takes hardly longer. What
-    changes in between is noticed in the end, when all facts are compared."""
+    """A memo in the making, for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not
+    None. `loaded` is the launcher, and `root` the root of the tree of guards. Each call makes a part, so that a call of the model
+    that has a part made takes hardly longer. What changes in between is noticed in the end, when all facts are compared."""
 
     def __init__(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> None:
         self.memo, self.done = None, False
-        """The memo, once it is made. None if there can be none."""
-        self._function, self._parts = function, self._make(loaded, root, function, module)
+        """The memo, once it is made. None if the guards read something else than facts can tell, or differ from what is known of
+        torch here."""
+        self._function = function
+        self._parts: Any = self._make(loaded, root, function, module)
 
     def __call__(self) -> Any:
         """Returns the memo, and this object itself as long as there is more to make."""
         if not self.done and not self._parts.gi_running:  # in another thread
             try:
-                self.done = not next(self._parts)
+                self.done = next(self._parts, END) is END
             except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
                 self.done = True
                 log.debug("guards of %s are evaluated in each call: %s", self._function.__qualname__, why)
         return self.memo if self.done else self
 
-    def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[bool]:
-        """Yields whether there is more to make."""
+    def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[None]:
+        """Yields after each part but the last. In the end nothing is kept alive."""
         reads = Reads(Facts(loaded.type_version), function, module)
         reads.tree(root)
         while reads.go_on(PART):
-            yield True
+            yield
         facts, owned = reads.facts.in_order(), reads.facts.owned()
-        yield True
+        yield
         self.memo = loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
-        yield False
 
 
 class Reads:
