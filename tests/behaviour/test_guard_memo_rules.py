@@ -62,15 +62,15 @@ def holds(noted: Facts) -> bool:
 # default values -------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_as_a_default_value_is_not_left_unread() -> None:
-    names = ["double", "shift"]
+def test_a_dictionary_as_a_default_value_is_not_left_unread() -> None:
+    names = {"first": "double"}
 
-    def function(x: Tensor, names: list[str] = names) -> Tensor:
-        return x * 2 if names[0] == "double" else x + 1
+    def function(x: Tensor, names: dict[str, str] = names) -> Tensor:
+        return x * 2 if names["first"] == "double" else x + 1
 
     x = torch.randn(4)
     asked = Asked(function, x)
-    names[0] = "shift"
+    names["first"] = "shift"
     assert not asked.guards_say(x=x, names=names)
     assert not asked.memo_says()
 
