@@ -42,7 +42,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/entry.c": (DOOR,),
     "runtime/fallback.c": (CALLS,),
     "runtime/formula.c": (LAUNCHER,),
-    "runtime/guard_memo.c": ("tests/behaviour/test_guard_memo.py",),
+    "runtime/guard_memo.c": ("tests/behaviour/test_guard_memo.py", "tests/behaviour/test_guard_memo_rules.py"),
     "runtime/keys.c": (LAUNCHER,),
     "runtime/kinds.c": ("tests/autotuner/test_launches.py",),
     "runtime/launcher.c": (LAUNCHER, THREADS),

@@ -78,7 +78,10 @@ class Guarded:
         assert isinstance(function, types.FunctionType)
         cached = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)[0]
         self.manager, self.model, self.names = cached.guard_manager, model, function.__code__.co_varnames
-        self.memo = guard_reads.memo_of(entry.module(), self.manager.root, function, model)
+        making = guard_reads.Making(entry.module(), self.manager.root, function, model)
+        while not making.done:
+            making()
+        self.memo = making.memo
 
     def hold(self, *given: Any) -> bool:
         return bool(self.manager.root.check(dict(zip(self.names, (self.model, *given, 1), strict=False))))
@@ -174,7 +177,7 @@ def test_a_change_of_what_guards_read_is_noticed_and_so_is_its_end(change: Calla
     root = behind.door.entries()[0].guard_manager.root
     with change(model):  # some versions of torch have no guard on some of these
         assert not behind.memo(x) or root.check({"self": model, "x": x, "times": 1})
-    for _ in range(40):  # a type's version never comes back: then facts are noted anew
+    for _ in range(100):  # a type's version never comes back: then facts are noted anew, in parts
         behind.call(x)
     assert behind.memo(x)
 
@@ -273,3 +276,30 @@ def test_a_kind_of_guard_that_is_not_known_has_no_memo(monkeypatch: pytest.Monke
     monkeypatch.setattr(guard_reads.Reads, "_leaf", lambda self, leaf, value: (_ for _ in ()).throw(guard_reads.Unknown("new")))
     guarded = Guarded(Model(), torch.randn(3, 4))
     assert guarded.memo is None and guarded.hold(torch.randn(3, 4))
+
+
+def test_a_memo_is_made_in_parts_by_calls_that_compile_nothing() -> None:
+    model, x = Model(), torch.randn(3, 4)
+    behind = Behind(model)
+    behind.call(x)
+    door = behind.door
+    door._memos.clear()
+    door.learn(at_once=False)
+    function, guards = door.called_function(), door.entries()[0].guard_manager
+    assert function is not None and isinstance(door.memo(guards, function, at_once=False), guard_reads.Making)
+    calls = 0
+    while isinstance(door.memo(guards, function, at_once=False), guard_reads.Making):
+        behind.call(x)
+        calls += 1
+        assert calls < 200
+    assert calls > 2 and not behind.memo(x)  # which no call has asked yet
+    behind.call(x)
+    assert behind.memo(x)
+
+
+def test_what_changes_while_a_memo_is_made_leaves_none() -> None:
+    guarded = Guarded(Model(), torch.randn(3, 4))
+    making = guard_reads.Making(entry.module(), guarded.manager.root, Model.forward, guarded.model)  # type: ignore[arg-type]
+    while making() is making and not isinstance(guarded.model.options, list):  # type: ignore[union-attr]
+        guarded.model.options["bias"] += 1.0  # type: ignore[operator, index]
+    assert making.done and making.memo is None

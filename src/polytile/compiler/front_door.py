@@ -122,7 +122,7 @@ class FrontDoor:
         """The number of compiled graphs when `learn` last ran."""
         self._untraced = 0
         """The number of calls in a row that the entry declined and for which nothing was compiled."""
-        self._memos: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._memos: weakref.WeakKeyDictionary[Any, list[guard_reads.Making]] = weakref.WeakKeyDictionary()
         """What answered for guards, by Dynamo's guard managers (guard_reads.py)."""
         once.install(compiled, self)
 
@@ -153,7 +153,7 @@ class FrontDoor:
             if not native.is_ready():  # with an empty cache the launcher is compiled first; no call waits for that
                 return result
             self._graphs = graphs
-            self.learn()
+            self.learn(at_once=graphs != before)
             if self.entry is not None and not self.checks:
                 open_(self.entry, self._own)
         return result
@@ -191,8 +191,9 @@ class FrontDoor:
 
     # what Dynamo has compiled ----------------------------------------------------------------------------------------
 
-    def learn(self) -> None:
-        """Finds the compiled code that Dynamo has for the function, and its guards."""
+    def learn(self, at_once: bool = True) -> None:
+        """Finds the compiled code that Dynamo has for the function, and its guards. `at_once`: new memos for these are made in
+        this call, which has compiled something, and not in parts by later ones."""
         loaded, function = entry.module(), self.called_function()
         if loaded is None or function is None:
             self.refusals = ("there is no C launcher" if loaded is None else "a call of the module is not that of nn.Module",)
@@ -208,7 +209,7 @@ class FrontDoor:
                 guards = cached.guard_manager
                 instead = None if self.checks else _instead(cached.code, function)
                 run = as_function(cached.code, function)
-                ways.append((self._kept(guards), guards.root.check, self.memo(guards, function), run, instead))
+                ways.append((self._kept(guards), guards.root.check, self.memo(guards, function, at_once), run, instead))
         self.refusals = tuple(refusals)
         if self.entry is None:
             self.entry = loaded.Entry(self._module, self._may_race)
@@ -218,12 +219,15 @@ class FrontDoor:
             self._own = frames.inside(function) if self._module is None else types.MethodType(function, self._module)
             self.races = Races(self.entry, self._own, self._call_compiled if has_no_ways else self.entry.compiled)
 
-    def memo(self, guards: Any, function: types.FunctionType) -> Any:
-        """What answers for the guards of a code of `function` while nothing that they read has changed; None if nothing does."""
+    def memo(self, guards: Any, function: types.FunctionType, at_once: bool = True) -> Any:
+        """What answers for the guards of a code of `function` while nothing that they read has changed, or makes such a memo in
+        parts; None if nothing does."""
         made = self._memos.setdefault(guards, [])
-        if not made or (made[-1] is not None and made[-1].spent and len(made) < MOST_MEMOS):
-            made.append(guard_reads.memo_of(entry.module(), guards.root, function, self._module))
-        return made[-1]
+        if not made or (made[-1].memo is not None and made[-1].memo.spent and len(made) < MOST_MEMOS):
+            made.append(guard_reads.Making(entry.module(), guards.root, function, self._module))
+        while at_once and not made[-1].done:
+            made[-1]()
+        return made[-1].memo if made[-1].done else made[-1]
 
     def _parameters(self) -> Iterable[Any]:
         return self._module.parameters() if self._module is not None else ()

@@ -7,6 +7,8 @@ value, and the launcher reads it anew each time.
 
 from __future__ import annotations
 
+import collections
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +39,10 @@ THEMSELVES = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescr
 """Types of attributes of a class that are read of the class as they are."""
 
 
+SUBSCRIPTED = (dict, collections.OrderedDict, tuple, list, types.MappingProxyType)
+"""Types of containers of which `value[key]` does no more than look up."""
+
+
 class Facts:
     """Facts, each noted once. `version_of` gives the version of a type, 0 if it has none."""
 
@@ -48,6 +54,8 @@ class Facts:
         self._made: dict[int, Any] = {}
         """Objects that are made at each access, by their addresses: lists and tuples, which are compared by their items with what
         an attribute gives, and bound methods, which consist of a function and an object that facts are about."""
+        if sys.version_info < (3, 11):  # where sys._clear_type_cache() has versions of types come back, though not of this one
+            self.version(self.constant(type("Cleared", (), {})))
 
     def in_order(self) -> tuple[tuple[Any, ...], ...]:
         """The facts as the launcher takes them: those that Python code finds out come last."""
@@ -114,6 +122,16 @@ class Facts:
         self._items(value)[key] = found
         return found
 
+    def subscript(self, value: Any, key: Any) -> Any:
+        """What Python code gets by `value[key]`."""
+        if type(value) not in SUBSCRIPTED:
+            raise Unknown(f"an item of {type(value)}")
+        self.type_of(value)
+        found = self.item(value, key)
+        if found is NOWHERE:
+            raise Unknown(f"an item that {type(value)} lacks")
+        return found
+
     def length(self, value: Any) -> None:
         if type(value) in (tuple, list):
             self._note(ELEMENTS, value, tuple(map(id, value)))
@@ -175,6 +193,8 @@ class Facts:
         self.type_of(value)
         self.version(kind)
         found = self._by_class(value, name, kind.__mro__)
+        if found is NOWHERE and isinstance(value, types.ModuleType) and self.item(vars(value), "__getattr__") is not NOWHERE:
+            raise Unknown(f"attributes of {value}")
         if found is not NOWHERE or not hasattr(kind, "__getattr__"):
             return found
         if kind.__getattr__ is not torch.nn.Module.__getattr__:
@@ -205,14 +225,14 @@ class Facts:
         return found
 
     def _plainly(self, value: Any, name: str) -> Any:
-        of_class = _in_class(type(value), name)
-        if name == "__class__":
+        of_class = self._of_class(type(value), name)
+        if name == "__class__" and of_class is vars(object)[name]:
             return type(value)
         if name == "__dict__":
             return self.pointer(value, name)
         if type(of_class) is property and isinstance(of_class.fget, types.FunctionType):
             return follow(self, of_class.fget, (value,))
-        if hasattr(type(of_class), "__set__"):
+        if _is_data_descriptor(of_class):
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
         if own is NOWHERE and isinstance(of_class, types.FunctionType):
@@ -223,12 +243,20 @@ class Facts:
             raise Unknown(f"{name} of {type(value)}")
         return of_class if own is NOWHERE else own
 
+    def _of_class(self, kind: type, name: str) -> Any:
+        """What a class or its bases have under a name, with the facts that tell whether it is a descriptor."""
+        found = _in_class(kind, name)
+        if found is not NOWHERE and type(found).__flags__ & HEAP:
+            self.type_of(found)
+            self.version(type(found))
+        return found
+
     def _attribute_of_type(self, value: type, name: str) -> Any:
         kind = type(value)
         self.version(value)
         self.version(kind)
-        found = _in_class(value, name)
-        plain = kind.__getattribute__ is type.__getattribute__ and not hasattr(type(_in_class(kind, name)), "__set__")
+        found = self._of_class(value, name)
+        plain = kind.__getattribute__ is type.__getattribute__ and not _is_data_descriptor(self._of_class(kind, name))
         if plain and (isinstance(found, THEMSELVES) or (found is not NOWHERE and not hasattr(type(found), "__get__"))):
             return found
         return self._computed(value, name)
@@ -250,6 +278,11 @@ class Facts:
     def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0, length: int = -1) -> None:
         if id(value) not in self._made:
             self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, length])
+
+
+def _is_data_descriptor(value: Any) -> bool:
+    """Whether an attribute of a class takes precedence over what an object's dictionary has."""
+    return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
 
 
 def _in_class(kind: type, name: str) -> Any:

@@ -104,9 +104,11 @@ class _Way:
         return False, None
 
     def _truth(self, node: ast.expr) -> bool:
-        value = self._value(node)
+        return self._is_true(self._value(node))
+
+    def _is_true(self, value: Any) -> bool:
         if type(value) not in PLAIN:
-            raise Unknown(ast.unparse(node))
+            raise Unknown(f"whether {type(value)} is true")
         return bool(value)
 
     def _value(self, node: ast.expr) -> Any:
@@ -128,9 +130,14 @@ class _Way:
             return self._compared(node.ops[0], self._value(node.left), self._value(node.comparators[0]))
         raise Unknown(ast.unparse(node))
 
-    def _first(self, node: ast.BoolOp) -> bool:
-        stops = isinstance(node.op, ast.Or)
-        return stops if any(self._truth(each) is stops for each in node.values) else not stops
+    def _first(self, node: ast.BoolOp) -> Any:
+        """The first operand that decides, or the last one."""
+        value = None
+        for each in node.values:
+            value = self._value(each)
+            if self._is_true(value) is isinstance(node.op, ast.Or):
+                break
+        return value
 
     def _compared(self, by: ast.cmpop, left: Any, right: Any) -> bool:
         if isinstance(by, (ast.Is, ast.IsNot)):
@@ -161,8 +168,9 @@ class _Way:
 
     def _own_class(self) -> Any:
         """The class that `super()` comes after."""
-        for scope in (self._function.__globals__, self._function.__builtins__):  # type: ignore[attr-defined]
-            self._facts.item(scope, "super")
+        scopes = self._function.__globals__, self._function.__builtins__  # type: ignore[attr-defined]
+        if [self._facts.item(scope, "super") for scope in scopes] != [NOWHERE, super]:
+            raise Unknown("super")
         cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
         return self._facts.pointer(cells["__class__"], "cell_contents")
 

@@ -1,7 +1,7 @@
 """What Dynamo's guards of a compiled code read besides the arguments of a call, so that C can tell whether it has changed.
 
 A tree of guards goes from the function's globals, closure and module through attributes and items to values, and compares these.
-`memo_of` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
+`Reads` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
 a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares
 facts in less time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
 
@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import ast
 import enum
+import itertools
 import logging
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ log = logging.getLogger("polytile")
 
 ARGUMENT = object()
 """What stands for an argument of a call, or something in one."""
+
+END = object()
+
+PART = 8
+"""Nodes of a tree in a part of a memo. One takes 20 to 50 µs."""
 
 OF_ARGUMENTS = (
     "TYPE_MATCH", "TENSOR_MATCH", "LENGTH_CHECK", "NO_HASATTR", "DIMENSION_DYNAMIC_MARKING_GUARD", "EQUALS_MATCH", "NONE_MATCH",
@@ -52,19 +58,37 @@ LACKS = r"(?:not )?hasattr\(.*?, ['\"](\w+)['\"]\)(?: == False)?\s*(?:#.*)?"
 HOOKS_OF_SAVED_TENSORS = "torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"
 
 
-def memo_of(loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Any:
-    """A memo for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not None. None if
-    the guards read something else than facts can tell, or differ from what is known of torch here.
+class Making:
+    """A memo in the making, for the guards of a code that Dynamo compiled for `function`, the forward of `module` if that is not
+    None. `loaded` is the launcher, and `root` the root of the tree of guards. Each call makes a part, so that a call of the model
+    that has a part made takes hardly longer. What changes in between is noticed in the end, when all facts are compared."""
 
-    `loaded` is the launcher, and `root` the root of the tree of guards."""
-    reads = Reads(Facts(loaded.type_version), function, module)
-    try:
+    def __init__(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> None:
+        self.memo, self.done = None, False
+        """The memo, once it is made. None if the guards read something else than facts can tell, or differ from what is known of
+        torch here."""
+        self._function = function
+        self._parts: Any = self._make(loaded, root, function, module)
+
+    def __call__(self) -> Any:
+        """Returns the memo, and this object itself as long as there is more to make."""
+        if not self.done and not self._parts.gi_running:  # in another thread
+            try:
+                self.done = next(self._parts, END) is END
+            except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
+                self.done = True
+                log.debug("guards of %s are evaluated in each call: %s", self._function.__qualname__, why)
+        return self.memo if self.done else self
+
+    def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[None]:
+        """Yields after each part but the last. In the end nothing is kept alive."""
+        reads = Reads(Facts(loaded.type_version), function, module)
         reads.tree(root)
+        while reads.go_on(PART):
+            yield
         facts, owned = reads.facts.in_order(), reads.facts.owned()
-        return loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
-    except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
-        log.debug("guards of %s are evaluated in each call: %s", function.__qualname__, why)
-        return None
+        yield
+        self.memo = loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
 
 
 class Reads:
@@ -76,14 +100,29 @@ class Reads:
         """Tensors whose metadata guards compare, by their addresses."""
         self.modes: list[tuple[Callable[[], Any], Any]] = []
         """Functions and what they answer as long as torch is in the mode in which guards hold."""
+        self._left: list[tuple[Any, Any, bool]] = []
+        """Nodes of the tree that have not been gone to: managers of guards, their values, and whether these are versioned."""
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         self._locals: dict[str, Any] = dict.fromkeys(names, ARGUMENT)
+        for name in self._changeable_defaults():
+            del self._locals[name]
+        if module is not None and code.co_argcount == 0:
+            raise Unknown("a module among the items of an argument")
         if module is not None:
             self._locals[names[0]] = module
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if name not in self._locals:
                 self._locals[name] = cell
+
+    def _changeable_defaults(self) -> list[str]:
+        """The parameters whose default values may change in what guards read of them. A signature has only what is given."""
+        function, code = self._function, self._function.__code__
+        defaults = self.facts.constant(self.facts.pointer(function, "__defaults__")) or ()
+        values = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+        named = self.facts.pointer(function, "__kwdefaults__") or {}
+        values |= {name: self.facts.constant(self.facts.item(named, name)) for name in named}
+        return [name for name, value in values.items() if not (_is_constant(value) or isinstance(value, FUNCTIONS))]
 
     def tree(self, root: Any) -> None:
         for tensor in TENSORS:  # which have no attributes that guards say tensors lack
@@ -93,7 +132,7 @@ class Reads:
         for accessor, child in zip(root.get_accessors(), root.get_child_managers(), strict=True):
             kind = type(accessor).__name__
             if kind == "GlobalsGuardAccessor":
-                self._node(child, self._function.__globals__)
+                self._go_to(child, self._function.__globals__)
             elif kind == "FrameLocalsGuardAccessor":
                 self._variable(child, _argument_of(accessor))
             else:
@@ -101,12 +140,21 @@ class Reads:
         for leaf in root.get_epilogue_lambda_guards():
             self._expressions(leaf)
 
+    def go_on(self, count: int) -> bool:
+        """Notes what so many more nodes of the tree read. Returns whether some are left."""
+        for manager, value, versioned in [self._left.pop() for _ in range(min(count, len(self._left)))]:
+            self._node(manager, value, versioned)
+        return bool(self._left)
+
+    def _go_to(self, manager: Any, value: Any, versioned: bool = False) -> None:
+        self._left.append((manager, value, versioned))
+
     def _variable(self, manager: Any, name: str) -> None:
         value = self._local(name)
         if value is ARGUMENT:
             self._argument(manager)
         else:
-            self._node(manager, value)
+            self._go_to(manager, value)
 
     def _local(self, name: str) -> Any:
         value = self._locals[name]
@@ -122,9 +170,17 @@ class Reads:
             if type(accessor).__name__ not in ITEMS_OF_ARGUMENTS:
                 raise Unknown(type(accessor).__name__)
             self._argument(child)
+        if type(manager) is dynamo.DictGuardManager:
+            for each in itertools.chain.from_iterable(manager.get_key_value_managers().values()):
+                if each is not None:
+                    self._argument(each)
+        elif type(manager) is not dynamo.GuardManager:
+            raise Unknown(type(manager).__name__)
 
-    def _node(self, manager: Any, value: Any, versioned: bool = False) -> None:
+    def _node(self, manager: Any, value: Any, versioned: bool) -> None:
         self.facts.type_of(value, versioned)
+        if type(value) in TENSORS:
+            self.tensors[id(value)] = value
         for leaf in manager.get_leaf_guards():
             self._leaf(leaf, value)
         if type(manager) is dynamo.DictGuardManager:
@@ -133,7 +189,7 @@ class Reads:
         if type(manager) is not dynamo.GuardManager:
             raise Unknown(type(manager).__name__)
         for accessor, child in zip(manager.get_accessors(), manager.get_child_managers(), strict=True):
-            self._node(child, self._step(accessor, value), type(accessor).__name__ in VERSIONED)
+            self._go_to(child, self._step(accessor, value), type(accessor).__name__ in VERSIONED)
 
     def _keys_and_values(self, manager: Any, value: Any) -> None:
         """Notes what guards on a dictionary's keys, by their order, and their values read."""
@@ -141,7 +197,7 @@ class Reads:
         for place, managers in manager.get_key_value_managers().items():
             for each, found in zip(managers, keys[place], strict=True):
                 if each is not None:
-                    self._node(each, found, versioned=True)
+                    self._go_to(each, found, versioned=True)
 
     def _step(self, accessor: Any, value: Any) -> Any:
         """What an accessor leads to from a value."""
@@ -156,8 +212,10 @@ class Reads:
         if kind == "TypeMROGuardAccessor":
             facts.version(value)
             return value.__mro__
-        if kind in ("DictGetItemGuardAccessor", "GetItemGuardAccessor", "TupleGetItemGuardAccessor", "ListGetItemGuardAccessor"):
+        if kind in ("DictGetItemGuardAccessor", "TupleGetItemGuardAccessor", "ListGetItemGuardAccessor"):
             return facts.item(value, ast.literal_eval(_argument_of(accessor)))
+        if kind == "GetItemGuardAccessor":
+            return facts.subscript(value, ast.literal_eval(_argument_of(accessor)))
         if kind == "GetAttrGuardAccessor":
             return facts.attribute(value, _argument_of(accessor))
         if kind == "GenericGetAttrGuardAccessor":
@@ -172,7 +230,7 @@ class Reads:
         if kind == "EQUALS_MATCH" and _is_constant(value):
             self.facts.constant(value)
         elif kind in ("TENSOR_MATCH", "NO_TENSOR_ALIASING") and type(value) in TENSORS:
-            self.tensors[id(value)] = value
+            return
         elif kind in ("LENGTH_CHECK", "DICT_LENGTH"):
             self.facts.length(value)
         elif kind == "DICT_CONTAINS":
@@ -191,7 +249,7 @@ class Reads:
         elif kind == "TORCH_FUNCTION_MODE_STACK" and torch._C._len_torch_function_stack() == 0:
             self.modes.append((torch._C._len_torch_function_stack, 0))
         elif kind == "DEFAULT_DEVICE":
-            self.facts.item(vars(torch.utils._device), "CURRENT_DEVICE")
+            self.facts.constant(self.facts.item(vars(torch.utils._device), "CURRENT_DEVICE"))
         elif kind == "LAMBDA_GUARD" and len(text) == 1 and text[0].startswith(HOOKS_OF_SAVED_TENSORS):
             if torch._functorch._aot_autograd.utils.top_saved_tensors_hooks() is not None:
                 raise Unknown(kind)
@@ -239,7 +297,7 @@ class Reads:
         if isinstance(node.value, ast.Name) and node.value.id == "L":
             return self._local(key)
         value = self._value(node.value)
-        return value if value is ARGUMENT or value is None else self.facts.item(value, key)
+        return value if value is ARGUMENT or value is None else self.facts.subscript(value, key)
 
     def _call(self, node: ast.Call) -> None:
         """A method of a tensor that tells its sizes, a function of the module math, or a number by way of a tensor."""
@@ -292,6 +350,9 @@ CONSTANTS = (
     torch.Size,
 )  # fmt: skip
 """Types of values that never change."""
+
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+"""Types of default values of which guards on arguments read no more than which ones they are."""
 
 
 def _is_constant(value: Any) -> bool:

@@ -42,7 +42,8 @@ static struct {
 typedef struct { /* compiled code with its guards */
     PyObject *manager; /* weak reference to Dynamo's guard manager */
     PyObject *check;   /* (locals) -> whether the guards hold */
-    PyObject *memo;    /* answers for the guards while nothing that they read has changed (guard_memo.c); or None */
+    PyObject *memo;    /* answers for the guards while nothing that they read has changed (guard_memo.c), or makes a part of what
+                          will and returns itself until it is made; or None */
     PyObject *run;     /* the code as a function */
     PyObject *instead; /* serves calls in place of the code, until it returns `declined`; or None */
 } Way;
@@ -271,6 +272,24 @@ static int is_kept(Entry *self, const Way *way)
     return !self->stale;
 }
 
+static int is_memo(PyObject *object)
+{
+    return Py_TYPE(object)->tp_dealloc == memo_dealloc;
+}
+
+/* Has a part of a way's memo made. */
+static void make_memo(Entry *self, const Way *way)
+{
+    PyObject *made = PyObject_CallNoArgs(way->memo);
+    if (made == NULL)
+        made = Py_NewRef(Py_None);
+    PyErr_Clear();
+    for (Py_ssize_t i = 0; made != way->memo && i < self->count; i++)
+        if (self->ways[i].memo == way->memo)
+            Py_SETREF(self->ways[i].memo, Py_NewRef(made));
+    Py_DECREF(made);
+}
+
 /* Whether a way's guards hold. `locals` is bound by the first way that has to be asked. Errors in a guard, and arguments that
    do not fit the function, are left to the usual way to raise. */
 static int guards_hold(Entry *self, const Way *way, PyObject *const *given, Py_ssize_t count, PyObject *names, PyObject **locals)
@@ -278,14 +297,16 @@ static int guards_hold(Entry *self, const Way *way, PyObject *const *given, Py_s
     if (!is_kept(self, way))
         return 0;
     int owners = self->owner != NULL; /* which is the first argument, and which facts are about */
-    if (way->memo != Py_None && memo_answers(way->memo, given + owners, count - owners, names))
+    if (is_memo(way->memo) && memo_answers(way->memo, given + owners, count - owners, names))
         return 1;
     if (*locals == NULL)
         *locals = bind(self, given, count, names);
     PyObject *answer = *locals == NULL ? NULL : PyObject_CallOneArg(way->check, *locals);
     PyErr_Clear();
     Py_XDECREF(answer);
-    if (answer == Py_True && way->memo != Py_None && memo_learns(way->memo, given + owners, count - owners, names))
+    if (answer == Py_True && !is_memo(way->memo) && way->memo != Py_None)
+        make_memo(self, way);
+    else if (answer == Py_True && is_memo(way->memo) && memo_learns(way->memo, given + owners, count - owners, names))
         self->stale = 1;
     return answer == Py_True;
 }
@@ -559,8 +580,6 @@ static PyObject *entry_replace(PyObject *object, PyObject *parsed)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OOOO!O", &ways[i].manager, &ways[i].check, &ways[i].memo,
                               &PyFunction_Type, &ways[i].run, &ways[i].instead))
             return NULL;
-        else if (ways[i].memo != Py_None && Py_TYPE(ways[i].memo)->tp_dealloc != memo_dealloc)
-            return PyErr_Format(PyExc_TypeError, "Entry: %R is no memo", ways[i].memo);
     set_ways(self, NULL, 0); /* no ways while the function changes */
     if (read_function(self, function) < 0)
         return NULL;

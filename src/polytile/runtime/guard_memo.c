@@ -191,14 +191,24 @@ static int statics_are(Memo *self)
     return self->static_count == 0 || call_check(self->check, self->statics, self->static_count);
 }
 
-/* Whether guards would read of everything but the arguments what they read before. Leaves no exception. */
-static int all_facts_hold(Memo *self)
+/* The number of the first fact that does not hold, or that Python code finds out. */
+static Py_ssize_t pass_facts(Memo *self)
 {
     Py_ssize_t i = 0;
     for (Py_ssize_t k = 0; k < AHEAD; k++)
         load_ahead(self, k);
     for (; i < self->facts_count && self->facts[i].kind != ATTRIBUTE && is_as_before(&self->facts[i], &self->changed); i++)
         load_ahead(self, i + AHEAD);
+    return i;
+}
+
+/* Whether guards would read of everything but the arguments what they read before. Leaves no exception. */
+static int all_facts_hold(Memo *self)
+{
+    char before = self->changed;
+    Py_ssize_t i = pass_facts(self);
+    if (self->changed != before)
+        i = pass_facts(self); /* with the types that precede what has changed */
     int as_before = (i == self->facts_count || self->facts[i].kind == ATTRIBUTE) && statics_are(self);
     for (; as_before && i < self->facts_count; i++)
         as_before = is_as_before(&self->facts[i], &self->changed);
@@ -452,7 +462,7 @@ static int memo_traverse(PyObject *object, visitproc visit, void *arg)
 static int memo_clear(PyObject *object)
 {
     Memo *self = (Memo *)object;
-    self->facts_count = self->used = 0; /* no fact is looked at whose tuple may be gone */
+    self->facts_count = self->static_count = self->used = 0; /* no fact is looked at whose tuple may be gone */
     self->credit = 0;
     for (int i = 0; i < SIGNATURES; i++)
         clear_signature(&self->signatures[i]);
