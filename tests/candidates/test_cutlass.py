@@ -140,11 +140,18 @@ def test_blocks_are_split_where_whole_ones_leave_multiprocessors_idle(kernel: Ge
     assert [a.name for a in parts.arguments][:2] == ["parts", "M"] and "parts" in [a.name for a in product_launch.arguments]
 
 
-def test_scales_of_blocks_leave_room_for_128_sums_of_one_instruction_s_rows(refusing: Path) -> None:
-    names = {candidate.name for candidate in found(scaled(1, 128))}
-    assert {"cutlass cooperative 128x256x128 s4 c2", "cutlass cooperative 128x128x128 s7 c1"} <= names
-    assert not names & {"cutlass cooperative 256x128x128 s4 c2", "cutlass pingpong 64x256x128 s5 c1"}
-    assert "cutlass cooperative 128x256x128 s4 c2" not in {candidate.name for candidate in found(scaled(1, 1))}
+SCALES = (1, 128), (1, 1), (128, 1)
+"""Rows of A, and columns of B, that share a scale: those that `torch._scaled_mm` takes."""
+
+
+@pytest.mark.parametrize(("rows", "columns"), SCALES)
+def test_scales_of_blocks_leave_room_for_so_many_sums(rows: int, columns: int, refusing: Path) -> None:
+    names = {candidate.name for candidate in found(scaled(rows, columns))}
+    assert names >= {f"cutlass {own}" for own in ("cooperative 128x128x128 s7 c1", "pingpong 64x128x128 s8 c2")}
+    assert names >= {"cutlass split 128x128x128 s7 c1", "cutlass split 128x64x128 s8 c1"}
+    assert ("cutlass cooperative 128x256x128 s4 c2" in names) == (columns == 128)
+    too_large = "cooperative 256x128x128 s4 c2", "pingpong 64x256x128 s5 c1", "split 128x256x128 s4 c1"
+    assert not names & {f"cutlass {own}" for own in too_large}
 
 
 def test_a_size_whose_rows_the_copy_engine_cannot_take_has_no_candidate(refusing: Path) -> None:
@@ -290,9 +297,6 @@ EVERY_FAMILY = {
     "cutlass split 256x128x64 s4 c1": product(BF16, "k", "n", batched=True),
     "cutlass split 128x192x128 s5 c1": product(E4M3, "k", "k", out=F32),
     "cutlass split 128x256x128 s4 c1": product(INT8, "k", "k", out=INT32),
-    "cutlass cooperative 128x128x128 s7 c2": scaled(1, 128),
-    "cutlass pingpong 64x128x128 s8 c1": scaled(128, 1),
-    "cutlass split 128x128x128 s7 c1": scaled(1, 1),
 }
 
 
@@ -300,10 +304,27 @@ EVERY_FAMILY = {
 @pytest.mark.skipif(bool(installed()), reason=installed())
 @pytest.mark.parametrize("name", [*FAMILIES, *EVERY_FAMILY])
 def test_every_family_compiles_for_sm_90a_and_spills_nothing(name: str) -> None:
-    kernel = {**FAMILIES, **EVERY_FAMILY}[name]
+    assert_spills_nothing({**FAMILIES, **EVERY_FAMILY}[name], name)
+
+
+SCALED = [
+    (rows, columns, configs.label(config))
+    for rows, columns in SCALES
+    for config in configs.configs(E4M3, True, H100, ((rows, 128), (128, columns)))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(installed()), reason=installed())
+@pytest.mark.parametrize(("rows", "columns", "name"), SCALED)
+def test_every_config_with_scales_compiles_for_sm_90a_and_spills_nothing(rows: int, columns: int, name: str) -> None:
+    assert_spills_nothing(scaled(rows, columns), name)
+
+
+def assert_spills_nothing(kernel: GemmKernel, name: str) -> None:
+    """Of a thread's 168 registers: 65536 for 384 threads."""
     with options.override(nvcc=shutil.which("nvcc") or ""):
         candidate = next(c for c in found(kernel) if c.name == name).specialise(ALIGNED)
         assert candidate.handle() is not None
-    taken = candidate.resources
-    assert taken.registers == 168 and taken.spilled_bytes == 0, "of 65536 registers, for 384 threads"
+    assert (candidate.resources.registers, candidate.resources.spilled_bytes) == (168, 0)
     assert cutlass.ARCH == "sm_90a"
