@@ -46,7 +46,7 @@ FEWEST_STEPS = 4
 """Along k, of a part of a block."""
 
 SCALED_SUMS = 64
-"""The most sums of a thread beside which it has room for a scale for each of its columns."""
+"""The most sums of a thread beside which it has room for any scales (scalable)."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
     tried = []
     for split, block in (*((False, block) for block in TABLE), *((True, block) for block in SPLIT)):
         stages = min(MOST_STAGES, (device.shared_per_block - BARRIERS) // (STEP_BYTES * (block.m + block.n)))
-        room = block.sums <= number.most_sums if scales is None else scalable(scales[1][1], block)
+        room = block.sums <= number.most_sums if scales is None else scalable(scales[1][1], block, split)
         if room and stages >= 3 and block.n % (width * block.cluster) == 0:
             tried.append(Config.of(
                 variant="persistent", pingpong=int(block.pingpong), m=block.m, n=block.n, k=k, stages=stages, warps=WARPS,
@@ -144,14 +144,12 @@ def configs(dtype: torch.dtype, b_along_k: bool, device: DeviceFacts, scales: Sc
     return tuple(tried)
 
 
-def scalable(columns: int, block: Block) -> bool:
+def scalable(columns: int, block: Block, split: bool) -> bool:
     """Whether a thread has room for its sums, the products of one instruction and scales, and the `columns` that share one begin
-    with a block. One for each column takes a register for every four columns. Beside 128 sums, a thread has room for the scales
-    of one instruction's rows, and not for what taking turns with blocks needs."""
-    if columns == 1:
-        return block.sums <= SCALED_SUMS
-    most = SCALED_SUMS if block.pingpong or block.m > 2 * GROUP_ROWS else MOST_SUMS
-    return (block.n % columns == 0 or columns % block.n == 0) and block.sums <= most
+    with a block. Beside 128 sums, it has room for one scale of an instruction's columns and those of its rows, and not for one of
+    each column, nor for what taking turns with blocks or splitting them needs."""
+    small = columns == 1 or split or block.pingpong or block.m > 2 * GROUP_ROWS
+    return (block.n % columns == 0 or columns % block.n == 0) and block.sums <= (SCALED_SUMS if small else MOST_SUMS)
 
 
 def label(config: Config) -> str:

@@ -2,7 +2,7 @@
 
    The lines above this file's text say what it computes: Element, Sum and Output; BM, BN, BK, STAGES, CLUSTER, PINGPONG;
    A_ALONG_K, B_ALONG_K; BATCHED; PROMOTED (sums of each step along k are added to sums in float32); A_SCALED, B_SCALED (rows of A
-   and columns of B that share a scale in each step along k; 0: there are no scales); SPLIT, PROGRAMS, FEWEST_STEPS (blocks.h);
+   and columns of B that share a scale in each step along k, scales.h; 0: there are no scales); SPLIT, PROGRAMS, FEWEST_STEPS (blocks.h);
    C_VECTORS (rows of C are a multiple of 16 bytes apart and begin at one); GROUP; SHARED; the struct Epilogue and what it takes.
 
    Persistent thread blocks of three warp groups. The first group's first thread asks the copy engine (TMA) for operands, by
@@ -51,12 +51,6 @@ struct Shared {
     typename Order::SharedStorage order;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch's shared memory is too small");
-
-/* Scales of A's rows and B's columns: where they are, and elements between them along both axes. */
-struct Scaling {
-    const float *a, *b;
-    long long a_rows, a_k, b_k, b_columns;
-};
 
 /* Starts copying this block's slice of an operand: ROWS x BK elements from (row, k) of an item on, swizzled as CollectiveMma
    reads them. */
@@ -223,44 +217,6 @@ template <class Parameters> CUTLASS_DEVICE void promote_each_step(Parameters &pa
         parameters.mma_promotion_interval = BK / size<2>(typename Mma::AtomShape_MNK{});
 }
 
-/* The scales of a thread's sums in one step along k: of its rows, and of its columns, one each or one for all within a block of
-   B_SCALED. */
-template <int ROWS> struct Scales {
-    static constexpr int COLUMNS = B_SCALED == 1 ? BN / 4 : B_SCALED == 0 || BN <= B_SCALED ? 1 : BN / B_SCALED;
-    static constexpr bool ONE = B_SCALED >= WIDTH; /* for all columns of an instruction */
-    float rows[ROWS], columns[COLUMNS];
-
-    /* Rows and columns beyond the last, whose sums nobody stores, have the last one's. */
-    CUTLASS_DEVICE void load(const Scaling &from, int step, int m, int n, int row, int column)
-    {
-        const float *above = from.b + step * from.b_k, *left = from.a + step * from.a_k;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < COLUMNS; i++) {
-            int x = min(column + (B_SCALED == 1 ? i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2 : i * B_SCALED), n - 1);
-            columns[i] = above[x / B_SCALED * int(from.b_columns)];
-        }
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < ROWS; i++) {
-            int y = min(row + i / 2 * 64 * CONSUMERS + i % 2 * 8, m - 1);
-            rows[i] = left[y / A_SCALED * int(from.a_rows)];
-        }
-    }
-
-    /* Adds one instruction's products: the `down`-th of the block's rows, the `right`-th of its columns. */
-    template <class Sums, class Products>
-    CUTLASS_DEVICE void add(Sums &sums, const Products &products, int down, int right) const
-    {
-        float whole = ONE ? columns[right * WIDTH / B_SCALED] : 1.0f;
-        float factors[2] = {rows[2 * down] * whole, rows[2 * down + 1] * whole};
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(products); i++) {
-            int eighth = right * WIDTH / 8 + i / 4;
-            float value = products(i) * factors[i / 2 % 2];
-            sums(i, down, right) += ONE ? value : value * columns[B_SCALED == 1 ? eighth * 2 + i % 2 : eighth * 8 / B_SCALED];
-        }
-    }
-};
-
 /* A warp group's part of the product of a piece's operands; `group` is its number among those that share a block. */
 struct Multiplier {
     Shared &shared;
@@ -280,7 +236,7 @@ struct Multiplier {
         auto above = make_tensor(make_smem_ptr(shared.tensors.smem_B.data()), typename Mainloop::SmemLayoutB{});
         auto a = slice.make_fragment_A(slice.partition_A(left));
         auto b = slice.make_fragment_B(slice.partition_B(above));
-        Scales<2 * DOWN> now, next;
+        Scales<2 * DOWN, 64 * CONSUMERS, WIDTH> now, next;
         next.load(scaling, piece.first, m, n, row, column);
         clear(sums);
         for (int step = piece.first; step < piece.last; step++, ++state) {

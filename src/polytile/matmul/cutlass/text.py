@@ -218,7 +218,7 @@ def source(kernel: GemmKernel, config: Config, vectors: bool, sms: int) -> str:
         f"#define PARTS_PARAMETER {'Sum *parts,' if split else ''}",
         f"#define PARTS_ARGUMENT {'parts' if split else 'nullptr'}",
     ]
-    body = [TEXTS["common"].read_text(), TEXTS["product" if integers is None else "mixed"].read_text()]
+    body = [TEXTS[name].read_text() for name in ("common", *(("scales", "product") if integers is None else ("mixed",)))]
     own = [] if integers is None else [*_of_integers(integers), integers.text()]
     preamble = _preamble(kernel, config, vectors, sms)
     return "\n".join([*preamble, *own, *lines, last.text(NUMBERS[kernel.in_dtype].sums), "", *body])
