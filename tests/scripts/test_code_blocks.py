@@ -28,6 +28,7 @@ LANGUAGES = ("python", "sh", "console", "text", "toml", "json", "cpp")
 PROGRAMS = {
     "docs/packages.md": "",
     "docs/attention.md": "",
+    "docs/report.md": "",
     "docs/cuda-graphs.md": "import torch, polytile; model = torch.nn.Linear(4, 4)\n",
     "docs/distributed.md": "import torch, polytile; model = torch.nn.Linear(4, 4)\n",
 }
