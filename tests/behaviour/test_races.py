@@ -21,6 +21,12 @@ ENOUGH = 256 + 2 * races.MOST_TURNS + 2 * races.TURNS
 """Calls after which a race is over."""
 
 
+@pytest.fixture(autouse=True)
+def no_other_kernels_are_chosen() -> None:
+    """Those of other tests would put races off."""
+    assert polytile.wait(timeout=120)
+
+
 class Compiled:
     """A function behind a front door that may race. Each call of compiled code takes `seconds` more, and is counted. `fused` does
     what the graph does to its last argument."""

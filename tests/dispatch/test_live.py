@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from polytile import store
+from polytile.dispatch import live
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background, openmp
 from polytile.store.records import LIVE
@@ -65,6 +66,18 @@ def test_on_a_cpu_calls_try_candidates_as_long_as_the_threads_of_their_loops_are
     kernel = never(slow, fast, explore=1.0)
     called_until_measured(kernel)
     assert kernel.decisions[0].candidate == "fast" and not fake_clock
+
+
+def test_a_trial_that_calls_bring_on_no_more_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes may come once and never again. Races of whole calls do not wait for them (compiler/races.py)."""
+    slow, fast = Fake("slow", predicted=1e-5, call=lasting(2e-3)), Fake("fast", predicted=1.1e-5)
+    kernel = never(slow, fast, explore=1.0)
+    call(kernel)
+    assert background.wait(PATIENCE) and kernel.learning and kernel.learning.trials
+    (trial,) = kernel.learning.trials.values()
+    assert trial.is_under_way
+    monkeypatch.setattr(live, "IDLE_SECONDS", 0.0)
+    assert not trial.is_under_way
 
 
 def test_a_candidate_that_fails_in_a_call_is_given_up_and_the_call_goes_on() -> None:

@@ -61,8 +61,9 @@ def wait(timeout: float | None = None) -> bool:
 
 
 def is_settled() -> bool:
-    """Whether every decision that calls have asked for is made, and no candidate is on trial."""
-    return not background.pending() and not any(learning.trials for learning in list(_all))
+    """Whether every decision that calls have asked for is made, and no candidate is on trial in calls that still come."""
+    trials = (trial for learning in list(_all) for trial in list(learning.trials.values()))
+    return not background.pending() and not any(trial.is_under_way for trial in trials)
 
 
 class Learning:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,6 +48,9 @@ LEAST_PERIOD, MOST_PERIOD = 3, 200
 MOST_CONTENDERS = 7
 """The limit of trial.c."""
 
+IDLE_SECONDS = 2.0
+"""A trial that no call has brought on for so long is not under way."""
+
 
 @dataclass
 class Contender:
@@ -76,6 +80,12 @@ class LiveTrial:
         self._predicted: dict[tuple[int, ...], float] = {}
         self.lease = Lease(None, "")
         """Held until the trial has ended."""
+        self._looked_at = time.monotonic()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether calls have brought it on lately: sizes that come once leave a trial open until somebody waits."""
+        return time.monotonic() - self._looked_at < IDLE_SECONDS
 
     @classmethod
     def begin(cls, owner: MultiKernel, key: int, request: Request, serving: str) -> LiveTrial | None:
@@ -104,6 +114,7 @@ class LiveTrial:
 
     def judge(self) -> Answer | None:
         """Reads the samples taken so far; returns the answer once it is clear."""
+        self._looked_at = time.monotonic()
         for index, seconds, ints in self.owner.dispatcher.samples(self.key):
             if math.isnan(seconds):
                 self._reject(self.contenders[index])
