@@ -39,6 +39,8 @@ class Builder:
         self._defined: dict[sympy.Symbol, None] = {}
         self.growing: dict[torch.fx.Node, Any] = {}
         """Buffers of concatenations that grow, by the longest one (lower/growing_joins.py)."""
+        self.longest: dict[torch.fx.Node, torch.fx.Node | None] = {}
+        """The longest one of each; None for a concatenation that does not grow."""
 
     # names and buffers -------------------------------------------------------------------------------------------------
 

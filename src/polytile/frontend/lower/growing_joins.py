@@ -43,9 +43,14 @@ def beginning_of_longest(builder: Builder, tensors: Sequence[Tensor], dim: int) 
     """The current node's concatenation of `tensors` as the beginning of the longest one of its family, with the parts stored that
     no other has stored before; None if it has no such family."""
     node = builder.node
-    family = _family(node, dim) if node is not None and _joins(node, dim) else []
-    longest = max(family, key=lambda each: len(parts_of(each, dim)), default=None)
-    if node is None or longest is None or len(family) < FEWEST or len(tensors) != len(_tensors(node)):
+    if node is None or not _joins(node, dim) or len(tensors) != len(_tensors(node)):
+        return None
+    if node not in builder.longest:
+        family = _family(node, dim)
+        whole = max(family, key=lambda each: len(parts_of(each, dim)), default=None) if len(family) >= FEWEST else None
+        builder.longest.update(dict.fromkeys([node, *family], whole))
+    longest = builder.longest[node]
+    if longest is None:
         return None
     growing = _growing(builder, longest)
     if growing is None:
@@ -75,9 +80,13 @@ def _growing(builder: Builder, longest: torch.fx.Node) -> Growing | None:
 
 def parts_of(node: torch.fx.Node, dim: int) -> tuple[torch.fx.Node, ...]:
     """The tensors of a concatenation along `dim`; if the first is one too, its parts come in its place."""
-    first, *rest = _tensors(node)
-    inner = _inner(node, dim)
-    return (first, *rest) if inner is None else (*parts_of(inner, dim), *rest)
+    parts: list[torch.fx.Node] = []
+    outer: torch.fx.Node | None = node
+    while outer is not None:
+        first, *rest = _tensors(outer)
+        parts = [*rest, *parts]
+        outer = _inner(outer, dim)
+    return first, *parts
 
 
 def _inner(node: torch.fx.Node, dim: int) -> torch.fx.Node | None:
