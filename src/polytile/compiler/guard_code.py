@@ -168,7 +168,8 @@ class _Way:
 
     def _own_class(self) -> Any:
         """The class that `super()` comes after."""
-        scopes = self._function.__globals__, self._function.__builtins__  # type: ignore[attr-defined]
+        function: Any = self._function
+        scopes = function.__globals__, function.__builtins__
         if [self._facts.item(scope, "super") for scope in scopes] != [NOWHERE, super]:
             raise Unknown("super")
         cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
