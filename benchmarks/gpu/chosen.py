@@ -1,5 +1,6 @@
-"""`python -m benchmarks.gpu.chosen [FILE]`: the prior of loops beside what was chosen, by measurement, for the cells of the grid
-in `benchmarks/results/gpu.json`; needs no GPU.
+"""The prior of loops beside what was chosen, by measurement, for the cells of the grid in `benchmarks/results/gpu.json`.
+
+    TRITON_INTERPRET=1 python -m benchmarks.gpu.chosen [FILE]      needs no GPU
 
 By function: how far its predictions are from the times of chosen candidates (of cells with one kernel), and how many of the
 choices are not among those that it would have measured today.
@@ -20,6 +21,7 @@ from benchmarks.gpu import loops
 from benchmarks.gpu.functions import BY_NAME
 from benchmarks.timing import geomean
 from polytile.report import Table, show
+from polytile.store import words
 
 MEASURED = " (measured)"
 
@@ -50,8 +52,8 @@ def _choice(kernel: loops.Kernel, row: Mapping[str, Any]) -> Iterator[Choice]:
     request = kernel.kernel.request(kernel.kernel.dispatcher.key_of(*ints), ints, None)
     able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
     predicted = {candidate.name: candidate.cost(sizes) * 1e6 for candidate in able}
-    measured = (said.rsplit(": ", 1)[-1] for said in row["chosen"] if said.endswith(MEASURED))
-    chosen = next((name for said in measured if (name := said.removesuffix(MEASURED)) in predicted), None)
+    measured = (said.rsplit(": ", 1)[-1].removesuffix(MEASURED) for said in row["chosen"] if said.endswith(MEASURED))
+    chosen = next((name for old in measured if (name := words.candidate(old)) in predicted), None)
     if chosen is not None:
         alone = len(row["chosen"]) == 1
         ratio = predicted[chosen] / row["us"]["polytile"] if alone else None

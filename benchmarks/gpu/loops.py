@@ -57,11 +57,18 @@ class Kernel:
         made = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
         self.kernel: MultiKernel = max(made, key=lambda kernel: len(kernel.candidates))
         sizes = self.kernel.spec.sizes(self.kernel.decisions[-1].ints)
-        factors = {traced[0]: (0,), traced[1]: (1,), math.prod(traced): (0, 1)}
+        factors = {
+            math.prod(traced[place] for place in places) // divisor: (places, divisor)
+            for divisor in (2, 1)  # a gated function computes half of the columns
+            for places in ((0,), (1,), (0, 1))
+        }
         self.places = {name: factors[size] for name, size in sizes.items()}
 
     def sizes(self, shape: Sequence[int]) -> dict[str, int]:
-        return {name: math.prod(shape[place] for place in places) for name, places in self.places.items()}
+        return {
+            name: math.prod(shape[place] for place in places) // divisor
+            for name, (places, divisor) in self.places.items()
+        }
 
     def request(self, shape: Shape) -> Request:
         """What the selector would be asked; the near candidates start to be compiled."""

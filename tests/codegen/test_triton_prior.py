@@ -64,6 +64,12 @@ def test_clusters_that_add_up_columns_are_tried_where_they_win(rows: int, length
     assert not any("splits" in name for name in ranking(kernel_of(gradients()), n0=rows, n1=8192))
 
 
+@pytest.mark.parametrize("rows,length", [(64, 131072), (4, 1048576)])
+def test_programs_that_go_down_columns_alone_win_where_rows_are_few_and_long(rows: int, length: int) -> None:
+    """A program reads as many blocks as there are blocks of rows, not as many as a row has."""
+    assert next(iter(ranking(kernel_of(gradients()), n0=rows, n1=length))).startswith("column_parallel")
+
+
 def test_columns_that_many_warps_share_are_put_together_slowly() -> None:
     """128 rows of 64 columns: 128 by 16 warps take 3.6 µs, 64 by eight 1.7, 32 by four 1.4, nearly all of it in one program."""
     found = ranking(kernel_of(column_sum()), n0=64, n1=128)

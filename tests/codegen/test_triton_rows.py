@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from polytile.candidates import triton_variants as variants
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.ir import expr
+from polytile.ir.loop import Loop
 from polytile.problem import Config
+from polytile.runtime.cuda import device
 from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
 from tests.codegen import helpers
 from tests.codegen.helpers import F32, I64, P0, R0, S0, S1, Case, checked, kernel_of, load, loop, op, store
-from tests.codegen.test_loops_golden import layer_norm, softmax
+from tests.codegen.test_loops_golden import column_sum, layer_norm, softmax
+from tests.codegen.test_triton_column_reduction import gradients
 
 ALIGNED = frozenset(f"a{k}" for k in range(5))
 FACTS = {
@@ -102,3 +109,36 @@ def test_rows_store_what_they_pick(generator: str) -> None:
         tensors = {"x": helpers.random(7 * length), "i": torch.randint(-length, length, (7,)), "o": helpers.random(7)}
         case.check(tensors, size, relative={F32: 1e-4}, absolute=1e-5)
     case.check_raises({**tensors, "i": torch.full((7,), length)}, size)
+
+
+def sum_and_norm() -> Loop:
+    """A residual sum, which is stored, and its norm."""
+    total = op("add", load("a", P0 * S1 + R0), load("b", P0 * S1 + R0))
+    scale = op("rsqrt", expr.reduce("sum", F32, op("mul", total, total)))
+    stores = [store("s", P0 * S1 + R0, total), store("o", P0 * S1 + R0, op("mul", total, scale))]
+    return loop(stores, {P0: S0}, {R0: S1})
+
+
+@pytest.mark.parametrize("x", [1, 8])
+@pytest.mark.parametrize("known", [Facts(wide=True), Facts(frozenset({"n1"}), ALIGNED)], ids=["any", "divisible"])
+def test_a_stored_sum_is_loaded_again(known: Facts, x: int) -> None:
+    """The first pass stores the sum of two rows; the second loads it, in place of both, also in blocks of several rows."""
+    kernel, (rows, length) = kernel_of(sum_and_norm()), (11, 320)
+    made = generate(kernel, Config.of(variant="looped", x=x, r=128, warps=4), known)
+    a, b, s, o = *torch.randn(2, rows, length), *torch.full((2, rows, length), 7.0)
+    given = dict(zip((t.name for t in kernel.tensors), (a, b, s, o), strict=True))
+    interpret.run(made, given, {"n0": rows, "n1": length})
+    again = next(tensor.name for tensor in kernel.tensors if given[tensor.name] is s)
+    assert f"tl.load({again} + " in made.launches[0].source
+    torch.testing.assert_close(s, a + b)
+    torch.testing.assert_close(o, (a + b) * (a + b).double().square().sum(-1, keepdim=True).rsqrt().float())
+
+
+@pytest.mark.parametrize("make", [sum_and_norm, layer_norm, softmax, gradients, column_sum], ids=lambda make: make.__name__)
+def test_every_config_that_is_tried_can_be_written_down(make: Callable[[], Loop]) -> None:
+    kernel, sizes = kernel_of(make()), {"n0": 4096, "n1": 1024}
+    nest = nest_of(kernel.loop)
+    tried = [c for c in variants.configs(kernel, nest, device.named("H100")) if variants.valid(kernel, nest, c, sizes)]
+    assert len(tried) > 10
+    for config in tried:
+        assert generate(kernel, config, Facts(frozenset({"n1"}), ALIGNED)).launches

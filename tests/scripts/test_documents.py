@@ -180,14 +180,34 @@ TABLES = {
     ("docs/convolutions.md", "gpu_convolutions_backward"): (
         "gpu.convolutions", "--backward", "--show", "benchmarks/results/gpu_convolutions_backward.json",
     ),
-    ("docs/attention.md", "gpu_attention_decode"): (
+    ("docs/attention-results.md", "gpu_attention_decode"): (
         "gpu.attention_kernels", "--parts", "decode", "--show", "benchmarks/results/gpu_attention_decode.json",
     ),
-    ("docs/attention.md", "attention_cpu"): ("attention_cpu", "--show"),
-    ("docs/attention.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
-    ("docs/attention.md", "gpu_attention_backward"): (
+    ("docs/attention-results.md", "attention_cpu"): ("attention_cpu", "--show"),
+    ("docs/attention-results.md", "gpu_attention"): ("gpu.attention_kernels", "--show", *ATTENTION),
+    ("docs/attention-results.md", "gpu_attention_backward"): (
         "gpu.attention_backward", "--show", "benchmarks/results/gpu_attention_backward.json",
     ),
+    ("docs/attention-results.md", "gpu_attention_layouts"): ("gpu.attention_layouts", "--show"),
+    ("docs/autotune.md", "gpu_autotune"): ("gpu.autotune", "--show"),
+    ("docs/autotune.md", "gpu_public_kernels"): ("gpu.public_kernels", "--show"),
+    ("docs/autotune.md", "gpu_autotune_unseen"): ("gpu.autotune_unseen", "--show"),
+    ("docs/autotune.md", "autotune_replay"): ("autotune_replay", "--show"),
+    ("docs/calls.md", "wrapper_cpu"): ("wrapper", "--show"),
+    ("docs/calls.md", "arena"): ("arena", "--show"),
+    ("docs/campaigns.md", "gpu_campaign"): ("gpu.campaign", "--show"),
+    ("docs/costs.md", "first_calls"): ("first_calls", "--show"),
+    ("docs/costs.md", "stream"): ("stream.__main__", "--show"),
+    ("docs/cuda-prior.md", "chosen"): ("gpu.chosen",),
+    ("docs/learning.md", "learned"): ("learned", "--show"),
+    ("docs/packages.md", "packages"): ("packages", "--show"),
+    ("docs/products-results.md", "gpu_cutlass"): ("gpu.cutlass", "--show"),
+    **{
+        ("docs/products-results.md", f"gpu_cutlass_{suite}"): ("gpu.cutlass", "--suite", f"gpu_cutlass_{suite}", "--show")
+        for suite in ("epilogues", "blocks", "long", "mixed")
+    },
+    ("docs/products-results.md", "quantised_cuda"): ("quantised", "--device", "cuda", "--show"),
+    ("docs/products-results.md", "gpu_grouped"): ("gpu.grouped", "--show"),
     ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
     ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),

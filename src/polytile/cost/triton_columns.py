@@ -171,7 +171,7 @@ class ColumnParallel(Columns):
     def __init__(self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: GpuSchedule, device: DeviceFacts) -> None:
         super().__init__(work, tile, counts, schedule, device)
         self.programs = self.busy_programs = self.launched_programs = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
-        self.row_blocks = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
+        self.row_blocks = self.blocks_of_program = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
 
     @property
     def _finish_seconds(self) -> float:

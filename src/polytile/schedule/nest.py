@@ -103,21 +103,23 @@ class Nest:
 
     def passes_before(self, node: Node) -> int:
         """Number of passes that must precede the computation of `node`."""
-        return self._dependences[id(node)].passes
+        return self.dependence(node).passes
 
     def dependence(self, node: Node) -> Dependence:
-        return self._dependences[id(node)]
+        """What `node` depends on: a node of the loop, or a load that a schedule has added to it."""
+        known = self._dependences.get(id(node))
+        return known or self._dependence(node, [self.dependence(below) for below in self.operands(node)])
 
     def in_pass(self, node: Node) -> bool:
         """Whether the node is computed inside a pass, rather than once per row or per tile of columns."""
-        d = self._dependences[id(node)]
+        d = self.dependence(node)
         if self.form is Form.POINTWISE:
             return d.piecewise or self.vec.symbol in d.axes
         return d.piecewise or d.scanned or bool(d.axes & self._reduced)
 
     def is_vector(self, node: Node) -> bool:
         """Whether the node differs between lanes."""
-        d = self._dependences[id(node)]
+        d = self.dependence(node)
         if self.form is Form.COLUMN:
             return d.scanned or d.reduced or self.vec.symbol in d.axes
         if self.form is Form.ROW and not self.in_pass(node):
@@ -126,7 +128,7 @@ class Nest:
 
     def is_piecewise(self, node: Node) -> bool:
         """Whether the node is equal in all lanes and changes only at cuts of the vector axis."""
-        return self._dependences[id(node)].piecewise and not self.is_vector(node)
+        return self.dependence(node).piecewise and not self.is_vector(node)
 
     @cached_property
     def needed(self) -> tuple[Node, ...]:
