@@ -42,7 +42,7 @@ MODES = ("inference", "training")
 FIRST_CALLS = Path(record.RESULTS) / "first_calls.json"
 
 
-def main(asked: Mapping[str, Any]) -> dict[str, Any]:
+def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The row of {"network", "mode", "contestant"}, in a process of its own."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def main(asked: Mapping[str, Any]) -> dict[str, Any]:
 def one(key: tuple[str, str, str], limit: float) -> dict[str, Any]:
     """The row of a network, mode and contestant; with "error" where there is none after `limit` seconds."""
     asked = dict(zip(("network", "mode", "contestant"), key, strict=True))
-    return asked | Processes(1).run("benchmarks.first_calls:main", asked, limit)
+    return asked | Processes(1).run("benchmarks.first_calls:measure", asked, limit)
 
 
 def first_call_table(rows: Sequence[Mapping[str, Any]], number: int = 10) -> Table:
@@ -118,7 +118,7 @@ def _spent(row: Mapping[str, Any]) -> float:
     return spent
 
 
-def command() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
@@ -143,4 +143,4 @@ def command() -> None:
 
 
 if __name__ == "__main__":
-    command()
+    main()
