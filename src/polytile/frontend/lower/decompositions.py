@@ -25,6 +25,7 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
+from polytile.frontend.circular_pads import PAD_CIRCULAR
 from polytile.frontend.lower import losses, norms, pads
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
@@ -303,4 +304,5 @@ def _table() -> Mapping[OpOverload, Callable[..., Any]]:
         table.pop(op, None)
     for name, rule in OWN.items():
         table.update(dict.fromkeys(overloads(name), rule))
+    table[PAD_CIRCULAR] = functools.partial(pads.padded, kind=pads.CIRCULAR)
     return table
