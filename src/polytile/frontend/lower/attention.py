@@ -17,7 +17,6 @@ from polytile.frontend.attention.operator import (
     ATTENTION,
     ATTENTION_OF,
     OF_BACKWARD,
-    OF_BACKWARD_WITH_CHANGES,
     PRODUCTS,
     WITH_LSE,
 )
@@ -63,7 +62,7 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
     VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
@@ -301,17 +300,16 @@ def _loop_of(
 
 
 @lowers(OF_BACKWARD)
-@lowers(OF_BACKWARD_WITH_CHANGES)
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     grad_lse: Tensor | None, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
-    return _emit_gradients(
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    operands, with_changes = agreed(*(builder.stored(tensor) for tensor in (q, k, v))), 3 in used_results(builder)
+    made = _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
-        grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
-        with_changes=builder.node is not None and builder.node.target == OF_BACKWARD_WITH_CHANGES,
+        grad_lse=builder.stored(grad_lse) if grad_lse is not None else None, with_changes=with_changes,
     )  # fmt: skip
+    return made if with_changes else (*made, None)
 
 
 @lowers(TRAINED)
