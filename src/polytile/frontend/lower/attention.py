@@ -25,6 +25,7 @@ from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
 from polytile.frontend.attention.trained import TRAINED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.overloads import named_arguments
 from polytile.frontend.lower.positions import position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
@@ -100,7 +101,7 @@ def emit(
         causal, fill = "", EMPTY
     elif bias is not None:
         mask = expanded(builder.stored(bias), points)
-    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
+    strides = traced_strides(builder.result(output))
     out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
     lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
     builder.emit(
@@ -120,7 +121,7 @@ def _operand(builder: Builder, tensor: Tensor, place: int) -> View:
     if tensor.view is None and isinstance(given, torch.fx.Node):
         _, heads, rows, length = tensor.sizes
         side_by_side = (rows * heads * length, length, heads * length, sizes.ONE)
-        traced = tuple(sizes.as_stride(n) for n in given.meta["val"].stride())
+        traced = traced_strides(given.meta["val"])
         if all(sizes.equal(a, b) for a, b in zip(traced[1:], side_by_side[1:], strict=True)):
             tensor = builder.once(tensor, lambda: builder.realize(tensor, side_by_side))
     return builder.stored(tensor)
@@ -264,7 +265,7 @@ def _scored(
     or, if that is None, the only one."""
     operands = q_view, k_view, v_view = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
     loop = _loop_of(builder, operands, scores)
-    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
+    strides = traced_strides(builder.result(output))
     out = builder.new_buffer((*q_view.sizes[:3], v_view.sizes[3]), q.dtype, q.device, strides)
     lse = builder.new_buffer(q_view.sizes[:3], torch.float32, q.device) if output is not None else None
     builder.emit(
@@ -286,12 +287,8 @@ def _loop_of(
     axes = builder.axes(points)
     point, own = tuple(axis.symbol for axis in axes), expr.make(expr.Accumulator, dtype=torch.float32)
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        absent = isinstance(node, expr.Load) and node.buffer not in builder.buffers
-        return own if absent else expr.rebuild(node, children)
-
     values = [widen(builder.element(each, points, point), torch.float32) for each in (scores, slopes) if each is not None]
-    values = list(expr.rewrite(tuple(values), rule))
+    values = list(expr.map_loads(tuple(values), lambda load: load if load.buffer in builder.buffers else own))
     if slopes is not None and isinstance(values[1], expr.Const) and values[1].value == 1:
         values.pop()
     if values == [own]:
@@ -413,7 +410,7 @@ def _emit_gradients(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Emit the backward pass of an attention with these `masks` and scores (see Attention); the gradient of the scores too if it
     is wanted."""
-    strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
+    strides = [traced_strides(builder.result(number)) for number in range(3)]
     if any(steps[3] != 1 for steps in strides):
         raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
     q, k, v = operands
