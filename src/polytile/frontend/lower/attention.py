@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import getitem
@@ -101,16 +100,24 @@ def emit(
         causal, fill = "", EMPTY
     elif bias is not None:
         mask = expanded(builder.stored(bias), points)
+    return _emit_forward(
+        builder, (q_view, k_view, v_view), q.device, scale, output, with_lse, causal=causal, bias=mask, fill=fill,
+        empty_is_0=empty_is_0, scores=scores, sequences=placed,
+    )  # fmt: skip
+
+
+def _emit_forward(
+    builder: Builder, operands: tuple[View, View, View], device: torch.device, scale: float | None, output: int | None,
+    with_lse: bool, **how: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Emit an attention of these operands and properties (see Attention), with a result that lies as traced."""
+    q, _, v = operands
     strides = traced_strides(builder.result(output))
-    out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
-    lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
-    builder.emit(
-        Attention(
-            builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
-            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores, sequences=placed,
-        )
-    )
-    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+    out = whole(builder.new_buffer((*q.sizes[:3], v.sizes[3]), q.dtype, device, strides))
+    lse = whole(builder.new_buffer(q.sizes[:3], torch.float32, device)) if with_lse else None
+    factor, origins = None if scale is None else float(scale), (builder.origin,)
+    builder.emit(Attention(builder.name("attention"), *operands, out, factor, lse=lse, origins=origins, **how))
+    return stored(out, device), stored(lse, device) if lse is not None else None
 
 
 def _operand(builder: Builder, tensor: Tensor, place: int) -> View:
@@ -263,18 +270,9 @@ def _scored(
 ) -> tuple[Tensor, Tensor | None]:
     """Emit the attention of scores that are computed. Its result is number `output` of the node's, and the log-sum-exp the next;
     or, if that is None, the only one."""
-    operands = q_view, k_view, v_view = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
+    operands = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
     loop = _loop_of(builder, operands, scores)
-    strides = traced_strides(builder.result(output))
-    out = builder.new_buffer((*q_view.sizes[:3], v_view.sizes[3]), q.dtype, q.device, strides)
-    lse = builder.new_buffer(q_view.sizes[:3], torch.float32, q.device) if output is not None else None
-    builder.emit(
-        Attention(
-            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
-            lse=whole(lse) if lse is not None else None, origins=(builder.origin,), scores=loop,
-        )
-    )  # fmt: skip
-    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+    return _emit_forward(builder, operands, q.device, scale, output, output is not None, empty_is_0=empty_is_0, scores=loop)
 
 
 def _loop_of(
@@ -344,7 +342,7 @@ def _lower_forward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, .
             builder, q, k, v, _bias(given), given["scale"], _causal(operator, given), with_lse=1 in used, output=0
         )
         if lse is not None and operator is CPU_FLASH:
-            lse = computed(lse.sizes, lse.dtype, lse.device, functools.partial(_without_infinity, lse))
+            lse = with_empty_rows(lse, 0.0)  # as the CPU's backward pass expects
         return (out, lse, *[None] * (len(operator._schema.returns) - 2))
 
     return lowering
@@ -358,11 +356,15 @@ def _causal(operator: OpOverload, given: Mapping[str, Any]) -> str:
     return "" if not given["is_causal"] else "bottom right" if operator in FROM_BOTTOM_RIGHT else "top left"
 
 
-def _without_infinity(lse: Tensor, point: Point) -> Node:
-    """The log-sum-exp with 0 for a row that attends to no key, as the CPU backward pass expects."""
-    value = lse.at(point)
-    empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
-    return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), value)
+def with_empty_rows(lse: Tensor, number: float) -> Tensor:
+    """The log-sum-exp with this number for a row that attends to no key."""
+
+    def at(point: Point) -> Node:
+        value = lse.at(point)
+        empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
+        return expr.op("where", torch.float32, empty, expr.const(number, torch.float32), value)
+
+    return computed(lse.sizes, lse.dtype, lse.device, at)
 
 
 for _operator in FORWARD:
