@@ -69,5 +69,5 @@ def test_amounts_of_a_closure_are_symbols_and_the_pad_is_one_loop(mode: str) -> 
         torch.testing.assert_close(call(x), want, rtol=0, atol=0)
         assert call(x).stride() == want.stride()
         explained = polytile.explain(call, x)
-    assert [row.how for row in explained.operators] == ["generated"]
+    assert {row.how for row in explained.operators} <= {"generated", "view"}
     assert len({decision.kernel for decision in explained.decisions}) == 1
